@@ -20,15 +20,15 @@ func TestOpenExplainsWhatCUDAReturns(t *testing.T) {
 	remedies := map[string]bool{}
 	for code, says := range map[cudart.Code][]string{
 		cudart.ErrMemoryAllocation:           {"memory", "is full", "nvidia-smi", "container's limit"},
-		cudart.ErrInitializationError:        {"could not be initialized", "/dev/nvidia*", "fork"},
+		cudart.ErrInitializationError:        {"cannot be opened", "/dev/nvidia*", "fork"},
 		cudart.ErrStubLibrary:                {"stub", "linking only", "LD_LIBRARY_PATH", "/etc/ld.so.conf.d"},
 		cudart.ErrInsufficientDriver:         {"driver is older than the library", "update the driver", "580", "525", "450", "PINNED_CUDART"},
 		cudart.ErrDevicesUnavailable:         {"busy", "exclusive", "prohibited", "MIG"},
 		cudart.ErrInvalidDevice:              {"does not exist", "CUDA_VISIBLE_DEVICES", "nvidia-smi -L"},
 		cudart.ErrSystemNotReady:             {"not running", "nvidia-fabricmanager", "driver's version"},
-		cudart.ErrSystemDriverMismatch:       {"different versions", "after an upgrade", "reboot", "reload"},
+		cudart.ErrSystemDriverMismatch:       {"different versions", "after an upgrade", "reload"},
 		cudart.ErrCompatNotSupportedOnDevice: {"forward compatibility", "/usr/local/cuda/compat", "update the driver"},
-		cudart.ErrUnknown:                    {"gives no reason", "dmesg", "nvidia_uvm", "/dev/nvidia-uvm"},
+		cudart.ErrUnknown:                    {"suspend", "dmesg", "nvidia_uvm", "/dev/nvidia-uvm"},
 	} {
 		var open *cudart.OpenError
 		for _, function := range []string{"cudaDriverGetVersion", "cudaRuntimeGetVersion", "cudaGetDeviceCount"} {

@@ -18,6 +18,7 @@ const (
 	exitUnusable    = 3
 	exitIncomplete  = 4
 	exitWarnings    = 5
+	exitUnknown     = 6
 	exitUsage       = 64
 	exitOutput      = 74
 	exitInterrupted = 130
@@ -29,6 +30,7 @@ const exitHelp = `Exit codes:
   3    no usable GPU
   4    incomplete: ended by --timeout, with what was found until then
   5    warnings and no problems (with --fail-on problem 0)
+  6    unknown: nothing was found, and of a GPU nothing was measured
   64   wrong usage
   74   the output could not be written
   130  incomplete: interrupted, with what was found until then`
@@ -66,9 +68,12 @@ func (v verdictError) code() int {
 			return exitInterrupted
 		}
 		return exitIncomplete
-	case "", doctor.Healthy, doctor.Measured, doctor.Warnings:
+	case "", doctor.Healthy, doctor.Measured, doctor.Unknown, doctor.Warnings:
 		if slices.ContainsFunc(v.result.Findings, func(f doctor.Finding) bool { return f.Severity.AtLeast(v.failOn) }) {
 			return exitWarnings
+		}
+		if v.result.Verdict == doctor.Unknown {
+			return exitUnknown
 		}
 		return exitOK
 	}

@@ -304,8 +304,8 @@ func TestWatch(t *testing.T) {
 		if !lines {
 			require.Len(t, text, 3, stdout.String())
 			assert.Contains(t, text[0], "nothing to be mended")
-			assert.Contains(t, text[1], " + warning thp_off: transparent huge pages are off")
-			assert.Contains(t, text[2], " - warning thp_off: ")
+			assert.Contains(t, text[1], " + note thp_off: transparent huge pages are off")
+			assert.Contains(t, text[2], " - note thp_off: ")
 			continue
 		}
 		require.Len(t, text, 2, stdout.String())

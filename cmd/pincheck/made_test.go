@@ -63,7 +63,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 				return cfg
 			}())},
 		{name: "affinity to one core", id: "few_cpus", code: exitWarnings, seen: "Cpus_allowed_list is 3", machine: oneCPU},
-		{name: "THP off", id: "thp_off", code: exitWarnings, seen: "never", machine: with("thp-never", gpu(cudasim.Link{}))},
+		{name: "THP off", id: "thp_off", code: exitOK, seen: "never", machine: with("thp-never", gpu(cudasim.Link{}))},
 		{name: "a link at half width", id: "narrow_link", device: true, code: exitWarnings, seen: "current_link_width is 8",
 			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Way{Rate: 27}, DeviceToHost: cudasim.Way{Rate: 27}}))},
 		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "device to host",

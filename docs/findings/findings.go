@@ -14,6 +14,10 @@
 //   - Why: the cause, if it is known
 //   - Cost: what it costs the user, for "allow node *N*" and others see below
 //   - Do: the remedy
+//   - Last: what else can be done, and cannot be undone or stops the work of others (a reset, another boot,
+//     another card): it is printed only if the cause is certain
+//   - Sure: likely or possible, for a cause that is not certain where it is named; checks may say otherwise
+//   - Settle: what would tell this cause from others
 //
 // Where there are several causes the section is called "Causes", and each has a heading of the
 // third level with its name. Words in italics (*N*) stand for what pincheck has found; if it
@@ -48,6 +52,8 @@ type Cause struct {
 	Why  string
 	Cost string
 	Do   string
+
+	Last, Sure, Settle string
 }
 
 // Get returns the page of a finding. ok is false if there is none.
@@ -93,13 +99,13 @@ func (c Cause) With(values Values) Cause {
 			return word
 		})
 	}
-	c.Why, c.Cost, c.Do = put(c.Why), put(c.Cost), put(c.Do)
+	c.Why, c.Cost, c.Do, c.Last, c.Settle = put(c.Why), put(c.Cost), put(c.Do), put(c.Last), put(c.Settle)
 	return c
 }
 
 // Variables returns the words in italics.
 func (c Cause) Variables() (words []string) {
-	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do, -1) {
+	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.Last+"\n"+c.Settle, -1) {
 		if word := marked[1 : len(marked)-1]; marked[0] == '*' && !slices.Contains(words, word) {
 			words = append(words, word)
 		}
@@ -167,8 +173,8 @@ func parse(id, text string) (*Page, error) {
 			return wrong("%q in the section %s is no item of a cause", line, section)
 		default:
 			c := &p.Causes[len(p.Causes)-1]
-			if item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do}[label]; item == nil || *item != "" {
-				return wrong("%q: want Why, Cost and Do, once each", line)
+			if item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do, "Last": &c.Last, "Sure": &c.Sure, "Settle": &c.Settle}[label]; item == nil || *item != "" {
+				return wrong("%q: want Why, Cost, Do, Last, Sure and Settle, once each", line)
 			}
 			*item = rest
 		}
@@ -176,6 +182,9 @@ func parse(id, text string) (*Page, error) {
 	for i, c := range p.Causes {
 		if c.Do == "" {
 			return wrong("the cause %q has no remedy", c.Name)
+		}
+		if !slices.Contains([]string{"", "likely", "possible"}, c.Sure) {
+			return wrong("the cause %q is sure: %s", c.Name, c.Sure)
 		}
 		if slices.ContainsFunc(p.Causes[:i], func(other Cause) bool { return other.Name == c.Name }) {
 			return wrong("there are two causes %q", c.Name)

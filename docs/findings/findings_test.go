@@ -36,7 +36,7 @@ func TestPagesOfAnotherFormAreErrors(t *testing.T) {
 		{"# slow", "# fast", "does not begin"},
 		{"Warning: it", "Grave: it", "does not begin"},
 		{"- Why: it is", "Why: it is", "no item of a cause"},
-		{"- Why: it is", "- Reason: it is", "want Why, Cost and Do"},
+		{"- Why: it is", "- Reason: it is", "want Why, Cost, Do, Last"},
 		{"- Cost: all", "- Why: all", "once each"},
 		{"- Do: nothing", "- Cost: nothing", `"other" has no remedy`},
 		{"### other", "### heat", `two causes "heat"`},

@@ -6,6 +6,7 @@
 //	6.8.0-45-generic
 //	-- dev/nvidia0 (device) --
 //	-- dev/nvidia1 (device 0660 0:44) --
+//	-- dev/nvidia2 (device 0660 0:44 195) --
 //	-- sys/bus/pci/devices/0000:01:00.0 -> ../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0 --
 package hosttext
 
@@ -29,8 +30,8 @@ const (
 )
 
 // device matches "dev/nvidia0 (device)", and with a mode and an owner "dev/nvidia0 (device
-// 0660 0:44)". Without these it is open to everyone.
-var device = regexp.MustCompile(`^(.*) \(device(?: 0([0-7]{3}) (\d+):(\d+))?\)$`)
+// 0660 0:44)", and with its major number, too, "(device 0660 0:44 195)". Without these it is open to everyone.
+var device = regexp.MustCompile(`^(.*) \(device(?: 0([0-7]{3}) (\d+):(\d+)(?: (\d{1,6}))?)?\)$`)
 
 // Parse reads a captured host.
 func Parse(text string) (fstest.MapFS, error) {
@@ -67,7 +68,11 @@ func Parse(text string) (fstest.MapFS, error) {
 					return nil, fmt.Errorf("line %d: no owner: %s:%s", number, m[3], m[4])
 				}
 				entry.Mode = fs.ModeDevice | fs.ModeCharDevice | fs.FileMode(mode)
-				entry.Sys = linux.Owner{UID: uid, GID: gid}
+				owner := linux.Owner{UID: uid, GID: gid}
+				entry.Sys = owner
+				if major, err := strconv.Atoi(m[5]); err == nil && major > 0 {
+					entry.Sys = linux.Device{Owner: owner, Major: major}
+				}
 			}
 		}
 		if !fs.ValidPath(name) || name == "." {
@@ -111,8 +116,11 @@ func Format(comment string, host fstest.MapFS) string {
 			b.WriteString(opening + name + linkMark + string(entry.Data) + closing + "\n")
 		case entry.Mode&fs.ModeDevice != 0:
 			mark := " (device)"
-			if owner, ok := entry.Sys.(linux.Owner); ok {
-				mark = fmt.Sprintf(" (device %04o %d:%d)", entry.Mode.Perm(), owner.UID, owner.GID)
+			switch known := entry.Sys.(type) {
+			case linux.Owner:
+				mark = fmt.Sprintf(" (device %04o %d:%d)", entry.Mode.Perm(), known.UID, known.GID)
+			case linux.Device:
+				mark = fmt.Sprintf(" (device %04o %d:%d %d)", entry.Mode.Perm(), known.UID, known.GID, known.Major)
 			}
 			b.WriteString(opening + name + mark + closing + "\n")
 		default:

@@ -1,50 +1,50 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/docs/findings"
 )
 
-// What follows from a GPU that this process cannot reach: each later step fails too. A
-// driver that hangs does not follow from what is missing.
+// What CUDA fails with where it cannot reach a GPU at all: with no code if its library finds no driver.
 var (
-	startFailures = []string{
-		"stub_library", "driver_too_old", "driver_mismatch", "compat_library", "fabric_not_ready", "gpus_unavailable",
-		"driver_init_failed", "driver_unknown_error", "no_device", "open_out_of_memory", "mps_unavailable", "failed_open",
-		"hmm_breaks_start", "visible_devices_unknown", "hidden_gpu",
-	}
-	withoutModule = slices.Concat([]string{"no_device_nodes", "no_uvm", "no_driver_library"}, startFailures)
-	withoutNodes  = slices.Concat([]string{"no_driver_library", "no_uvm", "missing_gpus"}, startFailures)
-	withoutGPU    = slices.Concat([]string{
-		"no_c_library", "nouveau_holds_gpu", "vfio_holds_gpu", "container_gpu_void", "container_without_gpu",
-		"capabilities_without_compute", "no_kernel_module", "node_permission", "device_cgroup_denies",
-		"no_runtime_library", "library_unusable", "missing_gpus",
-	}, withoutModule)
+	notReached = []cudart.Code{cudart.Success, cudart.ErrNoDevice, cudart.ErrInvalidDevice, cudart.ErrUnknown,
+		cudart.ErrInitializationError, cudart.ErrOperatingSystem, cudart.ErrDevicesUnavailable, cudart.ErrNotPermitted}
+	// withoutDriver are those of a host without a driver: an old libcuda may say that it is too old.
+	withoutDriver = slices.Concat(notReached, []cudart.Code{cudart.ErrInsufficientDriver, cudart.ErrSystemDriverMismatch,
+		cudart.ErrSystemNotReady, cudart.ErrStubLibrary, cudart.ErrMemoryAllocation})
+	// withoutRuntime are findings of CUDA's own libraries, which matter after the driver does.
+	withoutRuntime = []string{"no_runtime_library", "library_unusable"}
 )
 
-// accessChecks find what keeps a process from reaching a GPU, from the machine to the
-// device node.
+// accessChecks find what keeps a process from reaching a GPU, from the machine to the device node.
+// What denies nodes that are there is in denied.go.
 var accessChecks = []Check{
-	{ID: "no_gpu", Suppresses: withoutGPU,
-		Host: unlessUsable(func(f *Facts) []Finding { return f.missing("gpu", "there is no NVIDIA GPU in this machine") })},
-	{ID: "gpu_off_bus", Suppresses: slices.Concat([]string{"missing_gpus", "driver_hangs", "driver_crashes"}, startFailures), Host: offBus},
-	{ID: "nouveau_holds_gpu", Suppresses: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(nouveau)},
-	{ID: "vfio_holds_gpu", Suppresses: slices.Concat([]string{"no_kernel_module"}, withoutModule), Host: unlessUsable(vfio)},
-	{ID: "no_kernel_module", Suppresses: slices.Concat(
-		[]string{"container_gpu_void", "container_without_gpu", "capabilities_without_compute"}, withoutModule),
-		Host: unlessUsable(func(f *Facts) []Finding {
-			return f.missing("kernel_module", "the NVIDIA kernel module is not loaded")
-		})},
-	{ID: "container_gpu_void", Suppresses: slices.Concat([]string{"container_without_gpu", "no_device_nodes"}, withoutNodes), Host: unlessUsable(gpuVoid)},
-	{ID: "container_without_gpu", Suppresses: slices.Concat([]string{"no_device_nodes"}, withoutNodes), Host: unlessUsable(containerWithoutGPU)},
-	{ID: "capabilities_without_compute", Suppresses: slices.Concat([]string{"no_driver_library", "no_uvm"}, startFailures), Host: unlessUsable(withoutCompute)},
-	{ID: "no_device_nodes", Suppresses: withoutNodes, Host: unlessUsable(noNodes)},
-	{ID: "no_uvm", Suppresses: startFailures, Host: unlessUsable(noUVM)},
-	{ID: "node_permission", Suppresses: startFailures, Host: unlessUsable(nodePermission)},
-	{ID: "device_cgroup_denies", Suppresses: startFailures, Host: unlessUsable(deviceCgroup)},
+	{ID: "no_gpu", Explains: withoutDriver, Suppresses: slices.Concat(withoutRuntime, []string{"missing_gpus"}), Host: unlessUsable(noGPU)},
+	{ID: "gpu_switched_off", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(switchedOff)},
+	{ID: "gpu_off_bus", Explains: notReached, Suppresses: []string{"missing_gpus", "driver_hangs", "driver_crashes"}, Host: offBus},
+	{ID: "nouveau_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(nouveau)},
+	{ID: "other_driver_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(otherDriver)},
+	{ID: "vfio_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(vfio)},
+	{ID: "gpu_too_old_for_driver", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(tooOld)},
+	{ID: "module_not_signed", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(notSigned)},
+	{ID: "no_kernel_module", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noModule)},
+	{ID: "container_gpu_void", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(gpuVoid)},
+	{ID: "systemd_denies_devices", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(systemdDenies)},
+	{ID: "container_without_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(containerWithoutGPU)},
+	{ID: "capabilities_without_compute", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(withoutCompute)},
+	{ID: "no_device_nodes", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noNodes)},
+	{ID: "no_uvm", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noUVM)},
+	{ID: "stale_device_node", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(staleNode)},
+	{ID: "lsm_denies", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(lsmDenies)},
+	{ID: "node_permission", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(nodePermission)},
+	{ID: "device_cgroup_denies", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(deviceCgroup)},
 }
 
 // unlessUsable is for checks of what would keep every GPU from being used: where one can
@@ -76,6 +76,14 @@ func (f *Facts) missing(id, summary string) []Finding {
 	return finding(Finding{Summary: summary, Evidence: []string{r.Detail}, Remedy: r.Remedy})
 }
 
+func noGPU(f *Facts) []Finding {
+	if f.NVML != nil && f.NVML.Count > 0 {
+		return nil // it is not on the bus that is shown
+	}
+	return f.missing("gpu", "there is no NVIDIA GPU in this machine")
+}
+
+// offBus leaves out GPUs that sleep: they answer nothing either. Others go on beside one that is lost.
 func offBus(f *Facts) []Finding {
 	if f.Host == nil {
 		return nil
@@ -83,13 +91,43 @@ func offBus(f *Facts) []Finding {
 	var out []Finding
 	for _, g := range f.Host.GPUs {
 		if g.OffBus {
-			out = append(out, Finding{
+			one := Finding{
 				Summary:  fmt.Sprintf("the GPU at %s fell off the bus", g.Address),
 				Evidence: []string{"/sys/bus/pci/devices/" + g.Address + "/config reads as ones only"},
-			})
+			}
+			switch {
+			case g.PowerState != "":
+				one.Evidence = append(one.Evidence, "power_state is "+g.PowerState)
+			case f.Host.Virt.VM || g.Driver == "":
+				one.Against = []string{"it may be switched off: this host does not show its power_state, or no driver holds it"}
+			}
+			out = append(out, one)
 		}
 	}
 	return out
+}
+
+// switchedOff finds GPUs without power that nothing wakes: no driver of NVIDIA holds them. What sleeps under
+// the driver wakes when it is used.
+func switchedOff(f *Facts) []Finding {
+	var evidence []string
+	for _, g := range f.Host.GPUs {
+		switch {
+		case g.SwitchedOff:
+			evidence = append(evidence, "/proc/acpi/bbswitch: "+g.Address+" OFF")
+		case g.Asleep && g.Driver != "nvidia" && !slices.Contains(forGuests, g.Driver) && !listed(f.Host, g):
+			evidence = append(evidence, fmt.Sprintf("%s is in power_state %s, and the driver nvidia does not hold it", g.Address, cmp.Or(g.PowerState, "suspended")))
+		}
+	}
+	if len(evidence) == 0 || len(evidence) < len(f.Host.GPUs) {
+		return nil
+	}
+	return finding(Finding{Summary: "the GPU is switched off to save power", Evidence: evidence})
+}
+
+// listed reports whether the kernel module lists a GPU: then it holds it.
+func listed(h *hostinfo.Host, g hostinfo.PCIDevice) bool {
+	return slices.ContainsFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return hostinfo.SamePCI(b.Address, g.Address) })
 }
 
 func nouveau(f *Facts) []Finding {
@@ -103,24 +141,131 @@ func nouveau(f *Facts) []Finding {
 	})
 }
 
+// forGuests are drivers that hold a device for a virtual machine.
+var forGuests = []string{"vfio-pci", "pci-stub", "pciback", "xen-pciback"}
+
+func otherDriver(f *Facts) []Finding {
+	bound := boundDriver(f.Host)
+	if bound == "" && f.Host.NVIDIA.HasModule("nova_core") {
+		bound = "nova_core"
+	}
+	if bound == "" || bound == "nvidia" || bound == "nouveau" || slices.Contains(forGuests, bound) || f.Host.Virt.Tegra {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("the driver %s holds the GPU, which has no CUDA", bound),
+		Evidence: []string{"/sys/bus/pci/devices/" + f.Host.GPUs[0].Address + "/driver is " + bound},
+		values:   findings.Values{"driver": bound},
+	})
+}
+
 func vfio(f *Facts) []Finding {
-	if f.Host.NVIDIA.DriverVersion != "" || boundDriver(f.Host) != "vfio-pci" {
+	bound := boundDriver(f.Host)
+	if f.Host.NVIDIA.DriverVersion != "" && f.Host.NVIDIA.HasGPUNode() || !slices.Contains(forGuests, bound) {
 		return nil
 	}
 	var evidence []string
 	for _, g := range f.Host.GPUs {
+		if g.Driver != bound {
+			return nil // the others are for this host
+		}
 		evidence = append(evidence, fmt.Sprintf("%s is bound to %s", g.Address, g.Driver))
 	}
 	return finding(Finding{
-		Summary:  "vfio-pci holds the GPU, which is to be passed to a virtual machine",
+		Summary:  bound + " holds the GPU, which is to be passed to a virtual machine",
 		Evidence: evidence,
 	})
 }
 
+// lastBranches are the drivers that are the last for GPUs up to a device id, and what these GPUs are called. The
+// ids of an architecture are not in one range, and those here are of the boards that are met.
+var lastBranches = []struct {
+	first, last int
+	name        string
+	branch      int
+}{
+	{0x06c0, 0x0e0f, "Fermi", 390}, {0x0e10, 0x103f, "Kepler", 470}, {0x1040, 0x117f, "Fermi", 390},
+	{0x1180, 0x11ff, "Kepler", 470}, {0x1200, 0x127f, "Fermi", 390}, {0x1280, 0x133f, "Kepler", 470},
+	{0x1340, 0x15ef, "Maxwell", 580}, {0x15f0, 0x15ff, "Pascal", 580}, {0x1600, 0x17ff, "Maxwell", 580},
+	{0x1b00, 0x1d7f, "Pascal", 580}, {0x1d80, 0x1dff, "Volta", 580},
+}
+
+// firstOpen is the first device id of Turing: the open kernel module serves no GPU before it.
+const firstOpen = 0x1e00
+
+// tooOld finds GPUs that the loaded driver no longer supports. Each has to be: one that is supported works.
+func tooOld(f *Facts) []Finding {
+	n := f.Host.NVIDIA
+	branch := versionOf(n.DriverVersion)
+	if len(branch) == 0 || f.NVML != nil && f.NVML.Count > 0 || len(f.Host.GPUs) == 0 {
+		return nil
+	}
+	var out Finding
+	for _, g := range f.Host.GPUs {
+		id, err := strconv.ParseInt(strings.TrimPrefix(g.DeviceID, "0x"), 16, 32)
+		i := slices.IndexFunc(lastBranches, func(b struct {
+			first, last int
+			name        string
+			branch      int
+		}) bool {
+			return int(id) >= b.first && int(id) <= b.last
+		})
+		switch {
+		case err != nil:
+			return nil
+		case i >= 0 && branch[0] > lastBranches[i].branch:
+			last := lastBranches[i]
+			out.values = findings.Values{"architecture": last.name, "branch": strconv.Itoa(last.branch)}
+			out.Evidence = append(out.Evidence, fmt.Sprintf("%s (10de:%04x) is of the architecture %s, whose last driver is %d; the driver here is %s", g.Address, id, last.name, last.branch, n.DriverVersion))
+		case n.OpenModule && id < firstOpen && i >= 0:
+			out.because = "open"
+			out.Evidence = append(out.Evidence, fmt.Sprintf("%s (10de:%04x) is older than Turing, and the open kernel module %s is loaded", g.Address, id, n.DriverVersion))
+		default:
+			return nil
+		}
+	}
+	out.Summary = "the loaded driver no longer supports this GPU"
+	if out.because == "open" {
+		out.Summary, out.values = "the open kernel module does not support this GPU", nil
+	}
+	return finding(out)
+}
+
+// notSigned needs the module's file, or a driver that was installed: without them nothing was refused.
+func notSigned(f *Facts) []Finding {
+	r, ok := f.requirement("kernel_module")
+	s, n := f.Host.Security, f.Host.NVIDIA
+	enforced := isTrue(s.SecureBoot) || slices.Contains(f.Host.Kernel.Parameters, "module.sig_enforce=1") || slices.Contains(f.Host.Kernel.Parameters, "module.sig_enforce")
+	if !ok || r.State != Missing || !enforced || f.Host.Virt.Container != "" || boundDriver(f.Host) != "" || n.ModuleFile == "" && len(n.Libraries) == 0 {
+		return nil
+	}
+	out := Finding{Summary: "the NVIDIA kernel module is not loaded, and Secure Boot is on", Evidence: []string{r.Detail}}
+	if isTrue(s.SecureBoot) {
+		out.Evidence = append(out.Evidence, "the firmware's variable SecureBoot is 1")
+	}
+	if s.Lockdown != "" {
+		out.Evidence = append(out.Evidence, "/sys/kernel/security/lockdown is "+s.Lockdown)
+	}
+	if n.ModuleFile != "" {
+		out.Evidence = append(out.Evidence, n.ModuleFile+" is there for this kernel")
+	} else {
+		out.Certainty = Possible // it may not be built
+	}
+	return finding(out)
+}
+
+func noModule(f *Facts) []Finding {
+	if f.NVML != nil && f.NVML.Count > 0 {
+		return nil
+	}
+	return f.missing("kernel_module", "the NVIDIA kernel module is not loaded")
+}
+
+// gpuVoid needs no sign of a container: the variable asks for one without a GPU, and there is none.
 func gpuVoid(f *Facts) []Finding {
 	value, set := f.Host.Env["NVIDIA_VISIBLE_DEVICES"]
-	hides := set && (value == "void" || value == "none" || value == "")
-	if !hides || f.Host.Virt.Container == "" || f.Host.NVIDIA.HasGPUNode() {
+	hides := set && (value == "void" || value == "none" || value == "" && f.Host.Virt.Container != "")
+	if !hides || f.Host.NVIDIA.HasGPUNode() {
 		return nil
 	}
 	return finding(Finding{
@@ -129,21 +274,37 @@ func gpuVoid(f *Facts) []Finding {
 	})
 }
 
+// containerWithoutGPU is for containers of hosts that have a GPU: their driver shows, or the container asks for
+// one, or the board is one with a GPU.
 func containerWithoutGPU(f *Facts) []Finding {
 	h := f.Host
-	if h.Virt.Container == "" || h.Virt.WSL || len(h.NVIDIA.Nodes) > 0 || h.NVIDIA.DriverVersion == "" {
+	if h.Virt.Container == "" || h.NVIDIA.HasGPUNode() || h.NVIDIA.HasNode("/dev/nvmap") || len(h.NVIDIA.Nodes) > 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the container was started without a GPU",
-		Evidence: []string{"the host has the driver " + h.NVIDIA.DriverVersion + " (/proc/driver/nvidia/version)", "there is no /dev/nvidia* in this container"},
-	})
+	asked := h.Env["NVIDIA_VISIBLE_DEVICES"]
+	out := Finding{Summary: "the container was started without a GPU"}
+	switch {
+	case h.NVIDIA.DriverVersion != "":
+		out.Evidence = []string{"the host has the driver " + h.NVIDIA.DriverVersion + " (/proc/driver/nvidia/version)"}
+	case h.Virt.Tegra:
+		out.because = "tegra"
+		out.Evidence = []string{"the board is " + cmp.Or(h.Virt.Board, "of the Tegra family")}
+	case h.Virt.Sandbox != "":
+		out.because = "sandbox"
+		out.Evidence = []string{"the kernel is that of " + h.Virt.Sandbox}
+	case asked != "" && h.PCICount == 0:
+		out.Evidence = []string{"NVIDIA_VISIBLE_DEVICES=" + asked}
+	default:
+		return nil
+	}
+	out.Evidence = append(out.Evidence, "there is no /dev/nvidia* in this container")
+	return finding(out)
 }
 
 func withoutCompute(f *Facts) []Finding {
 	value := f.Host.Env["NVIDIA_DRIVER_CAPABILITIES"]
-	if value == "" || f.Host.Virt.Container == "" {
-		return nil
+	if value == "" || f.Host.Virt.Container == "" || f.Opening != nil && f.Opening.DriverLibrary != "" {
+		return nil // a library for computing is there
 	}
 	for c := range strings.SplitSeq(value, ",") {
 		if c = strings.TrimSpace(c); c == "compute" || c == "all" {
@@ -164,70 +325,26 @@ func noNodes(f *Facts) []Finding {
 	return f.missing("device_nodes", "device nodes of the GPU are missing")
 }
 
+// noUVM tells a module that is not loaded from a node that was not passed into the container.
 func noUVM(f *Facts) []Finding {
 	n := f.Host.NVIDIA
-	if f.Host.Virt.WSL || !n.HasGPUNode() || !n.HasNode("/dev/nvidiactl") || n.HasNode("/dev/nvidia-uvm") && (len(n.Modules) == 0 || n.HasModule("nvidia_uvm")) {
+	loaded := n.HasModule("nvidia_uvm") || n.Majors["nvidia-uvm"] > 0
+	shown := len(n.Modules) > 0 || len(n.Majors) > 0
+	if f.Host.Virt.WSL || f.Host.Virt.Tegra || !n.HasGPUNode() || !n.HasNode("/dev/nvidiactl") || n.HasNode("/dev/nvidia-uvm") && (loaded || !shown) {
 		return nil
 	}
 	out := Finding{
 		Summary:  "there is no /dev/nvidia-uvm",
 		Evidence: []string{"/dev/nvidiactl and a GPU's node are there, /dev/nvidia-uvm is not"},
 	}
-	if n.HasNode("/dev/nvidia-uvm") {
+	switch {
+	case n.HasNode("/dev/nvidia-uvm"):
 		out.Summary = "the module nvidia_uvm is not loaded"
 		out.Evidence = []string{"/proc/modules has no nvidia_uvm"}
 		out.because = "not_loaded"
+	case loaded && f.Host.Virt.Container != "":
+		out.Evidence = append(out.Evidence, "the module nvidia_uvm is loaded (/proc/modules, /proc/devices)")
+		out.because = "not_passed"
 	}
 	return finding(out)
-}
-
-func nodePermission(f *Facts) []Finding {
-	var closed []string
-	for _, n := range f.Host.NVIDIA.Nodes {
-		switch {
-		case !needed(n.Path):
-		case strings.Contains(n.OpenError, "permission denied"):
-			closed = append(closed, n.Path+": "+n.OpenError)
-		case n.Closed && n.OpenError == "":
-			closed = append(closed, n.Path+" "+n.Mode)
-		}
-	}
-	if len(closed) == 0 {
-		return nil
-	}
-	out := Finding{
-		Summary: "this user may not open the GPU's device nodes", Evidence: closed,
-	}
-	if u := f.Host.User; u != nil {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("user %d, group %d, other groups %v", u.UID, u.GID, u.Groups))
-	}
-	return finding(out)
-}
-
-// needed reports whether CUDA opens a node.
-func needed(path string) bool {
-	return path == "/dev/nvidiactl" || path == "/dev/nvidia-uvm" || hostinfo.IsGPUNode(path)
-}
-
-func deviceCgroup(f *Facts) []Finding {
-	var evidence []string
-	for _, n := range f.Host.NVIDIA.Nodes {
-		if needed(n.Path) && strings.Contains(n.OpenError, "not permitted") {
-			evidence = append(evidence, n.Path+": "+n.OpenError)
-		}
-	}
-	allowed := f.Host.Cgroup.DevicesAllowed
-	const major = "195" // of /dev/nvidia0 and /dev/nvidiactl
-	if len(allowed) > 0 && f.Host.NVIDIA.HasGPUNode() && !slices.ContainsFunc(allowed, func(line string) bool {
-		fields := strings.Fields(line) // "c 195:* rw", "a *:* rwm"
-		return len(fields) >= 2 && (fields[0] == "a" || fields[0] == "c" && (strings.HasPrefix(fields[1], major+":") || strings.HasPrefix(fields[1], "*:")))
-	}) {
-		evidence = append(evidence, "devices.list allows "+strings.Join(allowed[:min(len(allowed), 6)], ", ")+", and not c "+major+":*")
-	}
-	if len(evidence) == 0 {
-		return nil
-	}
-	return finding(Finding{
-		Summary: "the device control group keeps this container from opening the GPU", Evidence: evidence,
-	})
 }

@@ -28,7 +28,7 @@ func (f *Facts) headroom() (left int, source string, ok bool) {
 	if f.Host == nil {
 		return 0, "", false
 	}
-	if available := f.Host.Memory.Available; available > 0 {
+	if available := f.Host.Memory.Usable(); available > 0 {
 		left, source, ok = available, "/proc/meminfo MemAvailable", true
 	}
 	if n, limited := f.Host.Cgroup.Headroom.Finite(); limited && (!ok || n < left) {
@@ -96,7 +96,7 @@ func pinnedByOthers(f *Facts) []Finding {
 	}
 	m := f.Host.Memory
 	pinned, texts := f.pinners()
-	if pinned = min(pinned, m.Total-m.Available); pinned <= m.Total/2 {
+	if pinned = min(pinned, m.Total-m.Usable()); pinned <= m.Total/2 {
 		return nil
 	}
 	return finding(Finding{
@@ -186,6 +186,7 @@ func hugetlbUnused(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
+		Severity: noteIf(m.Usable() > m.Total/4), // nothing is short
 		Summary:  fmt.Sprintf("%s are reserved as huge pages, and unused", units.Bytes(free)),
 		Evidence: []string{"/proc/meminfo HugePages_Free, /sys/devices/system/node/node*/hugepages", fmt.Sprintf("%s of %s are available to other programs", units.Bytes(m.Available), units.Bytes(m.Total))},
 	})
@@ -212,7 +213,7 @@ func swapping(f *Facts) []Finding {
 	}
 	m := f.Host.Memory
 	free, ok := m.SwapFree.Finite()
-	if !ok || m.Swap == 0 || free > m.Swap/2 || m.Available > m.Total/10 || m.Available == 0 {
+	if !ok || m.Swap == 0 || free > m.Swap/2 || m.Usable() > m.Total/10 || m.Available == 0 {
 		return nil
 	}
 	return finding(Finding{

@@ -50,12 +50,13 @@ func (d *Device) trial(name string, where ...result.Label) *result.Series {
 // usual.
 const maxLatency = 40e-6
 
-func slowSmallCopies(_ *Facts, d *Device) []Finding {
+func slowSmallCopies(f *Facts, d *Device) []Finding {
 	s := d.trial(TrialLatency)
 	if s == nil || s.Median <= maxLatency {
 		return nil
 	}
 	return finding(Finding{
+		Severity: noteIf(f.byDesign(d)),
 		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
 		Evidence: []string{fmt.Sprintf("median of %d; 5 to 15 µs are usual", len(s.Samples))},
 	})

@@ -161,11 +161,11 @@ var callChecks = []Check{
 	{ID: "uncorrectable_ecc", Device: uncorrectableECC},
 	{ID: "gpu_fault", Device: reported("gpu_fault", "the GPU stopped the work of this process")},
 	{ID: "nvlink_error", Device: reported("nvlink_error", "a link between GPUs failed")},
-	{ID: "compute_mode_prohibited", Suppresses: []string{"failed_call", "failed_round_trips"}, Device: computeMode(2)},
+	{ID: "compute_mode_prohibited", Explains: notReached, Suppresses: []string{"failed_call", "failed_round_trips"}, Host: unlessUsable(computeModes(2)), Device: computeMode(2)},
 	{ID: "failed_call", Host: failedDevices, Device: failedCall},
 	{ID: "gpu_full", Device: gpuFull},
 	{ID: "host_memory_short", Device: hostMemoryShort},
-	{ID: "compute_mode_exclusive", Device: computeMode(3)},
+	{ID: "compute_mode_exclusive", Explains: []cudart.Code{cudart.ErrDevicesUnavailable}, Host: unlessUsable(computeModes(3)), Device: computeMode(3)},
 }
 
 // reported returns a check of errors whose codes are its own.
@@ -256,6 +256,29 @@ func hostMemoryShort(f *Facts, d *Device) []Finding {
 		Summary:  fmt.Sprintf("only %s of host memory can be used here, too little for the whole examination", units.Bytes(left)),
 		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source),
 	})
+}
+
+// computeModes returns a check of the compute modes that NVML shows where CUDA shows no GPU. A GPU for one process
+// is closed if there is one; all have to be.
+func computeModes(mode int) func(*Facts) []Finding {
+	return func(f *Facts) []Finding {
+		if f.NVML == nil || len(f.NVML.GPUs) == 0 {
+			return nil
+		}
+		var evidence []string
+		for _, g := range f.NVML.GPUs {
+			closed := g.ComputeMode != nil && *g.ComputeMode == mode && (mode == 2 || len(g.Processes) > 0)
+			if !closed {
+				return nil
+			}
+			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has the compute mode %d, and %s", g.Index, mode, units.Things(len(g.Processes), "process", "processes")))
+		}
+		out := Finding{Severity: Problem, Summary: "the compute mode lets one process use a GPU, and each has one", Evidence: evidence}
+		if mode == 2 {
+			out.Summary, out.values = "the compute mode lets no process use a GPU", findings.Values{"N": strconv.Itoa(f.NVML.GPUs[0].Index)}
+		}
+		return finding(out)
+	}
 }
 
 // computeMode returns a check of the compute mode.

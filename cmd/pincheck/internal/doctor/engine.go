@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/docs/findings"
 )
 
@@ -14,6 +15,9 @@ type Check struct {
 	// Suppresses are the ids of findings that a finding of this check suppresses, because they
 	// follow from it: on the same GPU, or everywhere if the finding is about the host.
 	Suppresses []string
+	// Explains are the codes with which CUDA fails to start that it can be the cause of: it is a
+	// hypothesis then, of which compete keeps the surest. Success stands for no code.
+	Explains []cudart.Code
 	// Host and Device return what they find, without ID and device, and without what the page has.
 	Host   func(*Facts) []Finding
 	Device func(*Facts, *Device) []Finding
@@ -96,8 +100,66 @@ func Passed(f *Facts, found []Finding) []string {
 // Evaluate runs all checks. It returns the verdict, and the findings by severity, without
 // suppressed and ignored ones.
 func Evaluate(f *Facts, ignore ...string) (Verdict, []Finding) {
-	found := leaveOut(findAll(f), ignore)
+	found := leaveOut(compete(f, findAll(f)), ignore)
 	return verdict(f, found), found
+}
+
+// compete leaves of the hypotheses about why CUDA does not start the surest, and of equally sure ones the
+// first: the checks are in the order in which things depend on each other. The others become its followers, and
+// its alternatives if they are as sure, unless it is certain. What cannot be the cause of the code that CUDA
+// failed with does not take part: it is left out if it is a guess, and stays beside the winner if it is certain.
+func compete(f *Facts, all []Finding) []Finding {
+	code, failed := f.startCode()
+	if !failed {
+		return all
+	}
+	explains := map[string][]cudart.Code{}
+	for _, c := range Checks() {
+		explains[c.ID] = c.Explains
+	}
+	var hypotheses, kept []Finding
+	for _, one := range all {
+		switch codes := explains[one.ID]; {
+		case codes == nil || one.Device != nil || !one.Severity.AtLeast(Warning):
+			kept = append(kept, one)
+		case slices.Contains(codes, code):
+			hypotheses = append(hypotheses, one)
+		case one.Certainty == Certain:
+			kept = append(kept, one)
+		}
+	}
+	if len(hypotheses) == 0 {
+		return kept
+	}
+	slices.SortStableFunc(hypotheses, func(a, b Finding) int { return cmp.Compare(a.Certainty.rank(), b.Certainty.rank()) })
+	winner := hypotheses[0]
+	won := []Finding{}
+	for _, one := range hypotheses {
+		equal := one.Certainty == winner.Certainty
+		if one.ID == winner.ID && equal { // of several GPUs
+			won = append(won, one)
+			continue
+		}
+		won[0].follow(one.ID)
+		if equal && winner.Certainty != Certain {
+			won[0].Alternatives = append(won[0].Alternatives, one.ID+": "+one.Summary)
+		}
+	}
+	return append(won, kept...)
+}
+
+// startCode returns the code with which CUDA failed to start, Success for a failure without one. failed is
+// false if it started, and if that is not known.
+func (f *Facts) startCode() (code cudart.Code, failed bool) {
+	switch {
+	case len(f.Devices) > 0:
+		return cudart.Success, false
+	case f.Opening != nil:
+		return cudart.Code(f.Opening.Code), true
+	case f.CUDADevices != nil:
+		return cudart.ErrNoDevice, true
+	}
+	return cudart.Success, f.Requirements != nil
 }
 
 // findAll runs all checks on the facts.
@@ -142,9 +204,7 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 				continue
 			}
 			hidden[j] = true
-			if !slices.Contains(cause.Suppressed, other.ID) {
-				cause.Suppressed = append(cause.Suppressed, other.ID)
-			}
+			cause.follow(other.ID)
 		}
 	}
 	remaining := []Finding{}
@@ -180,13 +240,15 @@ func suppressedBy(id string, found func(id string) bool) (ids []string) {
 	return ids
 }
 
-// verdict returns the verdict for the remaining findings. A speed without an expected rate is no
-// proof of health.
+// verdict returns the verdict for the remaining findings. Health needs proof: of every GPU the bytes came back
+// right, and its speed was compared with a reference.
 func verdict(f *Facts, found []Finding) Verdict {
 	has := func(s Severity) bool {
 		return slices.ContainsFunc(found, func(one Finding) bool { return one.Severity == s })
 	}
-	unrated := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.measured() && !f.compared(&d) })
+	some := func(is func(*Device) bool) bool {
+		return slices.ContainsFunc(f.Devices, func(d Device) bool { return is(&d) })
+	}
 	switch {
 	case len(f.Devices) == 0:
 		return Unusable
@@ -194,7 +256,9 @@ func verdict(f *Facts, found []Finding) Verdict {
 		return Problems
 	case has(Warning):
 		return Warnings
-	case unrated:
+	case some(func(d *Device) bool { return !d.measured() && !d.proved() }):
+		return Unknown
+	case some(func(d *Device) bool { return !d.proved() || !f.compared(d) }):
 		return Measured
 	}
 	return Healthy
@@ -202,3 +266,10 @@ func verdict(f *Facts, found []Finding) Verdict {
 
 // finding returns one finding as a list, for checks that find one thing.
 func finding(f Finding) []Finding { return []Finding{f} }
+
+// follow notes that another finding follows from this one.
+func (f *Finding) follow(id string) {
+	if id != f.ID && !slices.Contains(f.Suppressed, id) {
+		f.Suppressed = append(f.Suppressed, id)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -186,7 +187,7 @@ const (
 
 // troubles make each check find something: make returns facts, change spoils those of a
 // healthy host.
-var troubles = []struct {
+type trouble struct {
 	id     string
 	make   func(*testing.T) *Facts
 	change func(*Facts)
@@ -194,7 +195,9 @@ var troubles = []struct {
 	before string   // a finding before it
 	sev    Severity // if it is not the check's
 	says   string   // part of its text
-}{
+}
+
+var troubles = []trouble{
 	{id: "no_gpu", make: func(t *testing.T) *Facts {
 		f := stopped(t, cudart.ErrNoLibrary)
 		gone(f)
@@ -284,7 +287,7 @@ var troubles = []struct {
 	}, says: "AARCH64"},
 	{id: "stub_library", make: start(cudart.ErrStubLibrary), says: "stubs directory"},
 	{id: "driver_too_old", make: start(cudart.ErrInsufficientDriver), says: "update the driver"},
-	{id: "driver_mismatch", make: start(cudart.ErrSystemDriverMismatch), says: "reboot"},
+	{id: "driver_mismatch", make: start(cudart.ErrSystemDriverMismatch), says: "reload the nvidia modules"},
 	{id: "compat_library", make: start(cudart.ErrCompatNotSupportedOnDevice), says: "cuda-compat"},
 	{id: "fabric_not_ready", make: start(cudart.ErrSystemNotReady), says: "nvidia-fabricmanager"},
 	{id: "gpus_unavailable", make: start(cudart.ErrDevicesUnavailable), says: "exclusive"},
@@ -327,6 +330,7 @@ var troubles = []struct {
 		other := f.Host.GPUs[0]
 		other.Address = "0000:00:07.0"
 		f.Host.GPUs = append(f.Host.GPUs, other)
+		f.Host.NVIDIA.Nodes = append(f.Host.NVIDIA.Nodes, hostinfo.Node{Path: "/dev/nvidia1"})
 	}, says: "0000:00:07.0"},
 	{id: "missing_gpus", change: func(f *Facts) { f.ExpectedGPUs = 8 }, says: "8"},
 	{id: "device_order", change: func(f *Facts) {
@@ -353,7 +357,7 @@ var troubles = []struct {
 		f.Devices[0].Bandwidth.Errors = []string{"GPU 0: compared afterwards: " + s.Mismatch}
 	}, says: "byte 7"},
 	{id: "failed_round_trips", change: func(f *Facts) { f.Devices[0].Verify.FailureCount = 1 }},
-	{id: "failed_round_trips", change: func(f *Facts) { f.Devices[0].Verify.Cases = 0 }, says: "no round trip"},
+	{id: "failed_round_trips", change: func(f *Facts) { f.Devices[0].Verify.Cases, f.Devices[0].Verify.VerifiedBytes = 0, 0 }, says: "no round trip"},
 	{id: "skipped_round_trips", change: func(f *Facts) {
 		f.Devices[0].Verify.CasesPlanned, f.Devices[0].Verify.SkippedCases = 20, 10
 		f.Devices[0].Verify.Skipped = []verify.Skip{{Cases: 10, Reason: "no memory"}}
@@ -404,7 +408,7 @@ var troubles = []struct {
 	}, also: []string{"skipped_round_trips"}},
 	{id: "pin_refused", change: func(f *Facts) { failing(f, pinFail+"cudaErrorInvalidValue (1): invalid argument") }, says: "NVRM"},
 	{id: "no_host_register", change: func(f *Facts) { f.Devices[0].Attributes.HostRegisterSupported = false }},
-	{id: "pin_over_2gib_leaks", change: func(f *Facts) { f.Host.Kernel.Release = "6.11.0-29-generic" }, says: "6.14"},
+	{id: "pin_over_2gib_leaks", change: func(f *Facts) { f.Host.Kernel.Release = "6.11.0-29-generic" }, says: "6.12 or later"},
 	{id: "leaked_pins", change: func(f *Facts) {
 		f.Host.Kernel.Release, f.Host.Memory.Total = "6.11.4-arch1", 128<<30
 		f.Host.Memory.Unowned = hostinfo.Limit{Known: true, N: 41 << 30}
@@ -437,7 +441,7 @@ var troubles = []struct {
 		f.Host.Virt.VM = false
 		f.Host.GPUs[0].Link.CurrentWidth = 8
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 27.7), series(result.DeviceToHost, 27.6)}
-	}, says: "reseat"},
+	}, says: "bifurcation"},
 	{id: "narrow_link", sev: Warning, change: func(f *Facts) { // also without a measurement; the instance may be made so
 		f.Host.GPUs[0].Link.CurrentWidth, f.Host.GPUs[0].Link.CurrentSpeed = 8, 2.5
 		f.Devices[0].Bandwidth = nil
@@ -666,6 +670,84 @@ var troubles = []struct {
 	}, says: "of it, 16 GiB, is pinned"},
 }
 
+// hypotheses are hosts on which CUDA does not start, for a cause that the code does not tell.
+var hypotheses = []trouble{
+	{id: "gpu_switched_off", make: noModuleLoaded, change: func(f *Facts) { f.Host.GPUs[0].PowerState, f.Host.GPUs[0].Asleep = "D3cold", true }, says: "D3cold"},
+	{id: "other_driver_holds_gpu", make: noModuleLoaded, change: func(f *Facts) { f.Host.GPUs[0].Driver = "nova_core" }, says: "blacklist nova_core"},
+	{id: "gpu_too_old_for_driver", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.GPUs[0].DeviceID = "0x102d" }, says: "470 is the last"},
+	{id: "gpu_too_old_for_driver", make: start(cudart.ErrNoDevice), change: func(f *Facts) {
+		f.Host.GPUs[0].DeviceID, f.Host.NVIDIA.OpenModule, f.Host.NVIDIA.DriverVersion = "0x1db6", true, "570.1"
+	}, says: "open kernel module"},
+	{id: "module_not_signed", make: noModuleLoaded, change: func(f *Facts) {
+		f.Host.Security.SecureBoot, f.Host.NVIDIA.ModuleFile = number(true), "/lib/modules/6/updates/dkms/nvidia.ko"
+	}, says: "mokutil"},
+	{id: "systemd_denies_devices", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Virt.Unit = "x.service"; refuse(f, eperm) }, says: "DeviceAllow"},
+	{id: "systemd_denies_devices", make: start(cudart.ErrNoDevice), change: func(f *Facts) {
+		f.Host.Virt.Unit, f.Host.Virt.PrivateDevices, f.Host.NVIDIA.Nodes = "x.service", true, nil
+	}, says: "PrivateDevices=no"},
+	{id: "stale_device_node", make: start(cudart.ErrUnknown), change: func(f *Facts) { refuse(f, enxio) }, says: "left over"},
+	{id: "stale_device_node", make: start(cudart.ErrUnknown), change: func(f *Facts) { // /dev/null in its place
+		container(f)
+		f.Host.NVIDIA.Nodes[0].Major = 1
+	}, says: "cdi generate"},
+	{id: "lsm_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Security.SELinux = number(true); refuse(f, eacces) }, says: "label=disable"},
+	{id: "lsm_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Security.Confinement = "docker-default (enforce)"; refuse(f, eacces) }, says: "apparmor=unconfined"},
+	{id: "wsl_no_driver", make: noLibcuda, change: func(f *Facts) { wsl(f) }, also: []string{"wsl_pin_limit"}, says: "wsl --shutdown"},
+	{id: "vgpu_guest_driver", make: noLibcuda, change: func(f *Facts) { f.NVML = virtual("GRID RTX2070-4Q") }, says: "guest driver"},
+	{id: "driver_library_off_path", make: noLibcuda, change: func(f *Facts) { f.Opening.DriverLibrary = "/run/opengl-driver/lib/libcuda.so.1" }, says: "LD_LIBRARY_PATH=/run/opengl-driver/lib"},
+	{id: "few_files", make: start(cudart.ErrOperatingSystem), change: func(f *Facts) { f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 24} }, says: "ulimit -n"},
+	{id: "few_files", change: func(f *Facts) {
+		f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 24}
+		failing(f, "cudaHostRegister: cudaErrorOperatingSystem (304): OS call failed")
+	}, says: "Max open files is 24"},
+	{id: "few_tasks", make: start(cudart.ErrOperatingSystem), change: func(f *Facts) {
+		f.Host.Cgroup.Tasks, f.Host.Cgroup.TasksMax = hostinfo.Limit{Known: true, N: 2047}, hostinfo.Limit{Known: true, N: 2048}
+	}, says: "pids-limit"},
+	{id: "address_space_limit", make: start(cudart.ErrMemoryAllocation), change: func(f *Facts) { f.Host.AddressSpace = hostinfo.Limit{Known: true, N: 46 << 30} }, says: "ulimit -v"},
+	{id: "confidential_not_ready", make: start(cudart.ErrSystemNotReady), change: func(f *Facts) { f.NVML = virtual("NVIDIA H100"); f.NVML.ConfidentialComputing = number(true) }, says: "-srs 1"},
+	{id: "confidential_vm_plain_gpu", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Virt.Confidential, f.NVML = "tdx", &nvml.Report{} }, says: "swiotlb"},
+	{id: "sandbox_refuses", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Virt.Sandbox, f.Host.Virt.Container = "gvisor", "gvisor" }, says: "nvproxy"},
+	{id: "wsl_gpu_blocked", make: start(cudart.ErrNoDevice), change: func(f *Facts) { wsl(f) }, also: []string{"wsl_pin_limit"}, says: "WDDM"},
+	{id: "vgpu_unlicensed", make: start(cudart.ErrDevicesUnavailable), change: func(f *Facts) { f.NVML = virtual("NVIDIA A10-24Q") }, says: "nvidia-gridd"},
+	{id: "vgpu_unlicensed", change: func(f *Facts) {
+		f.Devices[0].Name = "GRID A100-4-20C"
+		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 1.4), series(result.DeviceToHost, 1.5)}
+	}, says: "slowed down"},
+	{id: "gpu_not_initialized", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.NVML = &nvml.Report{} }, says: "RmInitAdapter"},
+	{id: "gpu_not_initialized", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.NVML, f.Host.GPUs[0].NoWindow = &nvml.Report{}, true }, says: "Above 4G Decoding"},
+	{id: "uvm_after_suspend", make: start(cudart.ErrUnknown), change: func(f *Facts) { f.Host.Kernel.Suspended = hostinfo.Limit{Known: true, N: 3} }, says: "rmmod nvidia_uvm"},
+}
+
+func noModuleLoaded(t *testing.T) *Facts {
+	f := stopped(t, cudart.ErrNoDriver)
+	f.Host.NVIDIA = hostinfo.NVIDIA{}
+	f.Host.GPUs[0].Driver = ""
+	f.Requirements = Require(f.Host, noDriver(cudart.DriverFacts{LibPath: "/usr/lib/libcuda.so.1"}))
+	return f
+}
+
+func noLibcuda(t *testing.T) *Facts {
+	f := WithoutLibrary(noDriver(cudart.DriverFacts{}), host(t, "h200-vm"))
+	f.Host.NVIDIA.Libraries = nil
+	return f
+}
+
+func wsl(f *Facts) {
+	f.Host.Virt.WSL, f.Host.GPUs, f.Host.NVIDIA = true, nil, hostinfo.NVIDIA{Nodes: []hostinfo.Node{{Path: "/dev/dxg"}}}
+}
+
+func virtual(name string) *nvml.Report {
+	return &nvml.Report{Count: 1, GPUs: []nvml.GPU{{Name: name}}}
+}
+
+// refuse makes the nodes of the GPU fail with an error.
+func refuse(f *Facts, text string) {
+	for i := range f.Host.NVIDIA.Nodes {
+		n := &f.Host.NVIDIA.Nodes[i]
+		n.Mode, n.OpenError = "Dcrw-rw-rw-", text
+	}
+}
+
 func start(code cudart.Code) func(*testing.T) *Facts {
 	return func(t *testing.T) *Facts {
 		return stopped(t, &cudart.Error{Op: "cudaGetDeviceCount", Code: code, Detail: "runtime 13.0"})
@@ -676,7 +758,7 @@ func start(code cudart.Code) func(*testing.T) *Facts {
 func TestEachCheckFindsItsTrouble(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for i, c := range troubles {
+	for i, c := range slices.Concat(troubles, hypotheses) {
 		name := fmt.Sprintf("%d %s", i, c.id)
 		tried[c.id] = true
 		f := well(t)
@@ -707,9 +789,10 @@ func TestEachCheckFindsItsTrouble(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Contains(t, strings.ReplaceAll(string(text), `\u0026`, "&"), c.says, name)
 		want := map[Severity]Verdict{Problem: Problems, Warning: Warnings, Note: Healthy}[one.Severity]
-		if c.id == "unjudged_copies" {
+		if c.id == "unjudged_copies" || want == Healthy && len(f.Devices) > 0 && !f.compared(&f.Devices[0]) {
 			want = Measured
 		}
+		assert.NotEmpty(t, one.Certainty, name)
 		if len(f.Devices) == 0 {
 			want = Unusable
 		}
@@ -861,7 +944,11 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 		change(f)
 		verdict, found := Evaluate(relink(f))
 		assert.Empty(t, ids(found), name)
-		assert.Equal(t, Healthy, verdict, name)
+		want := Healthy
+		if f.Devices[0].Bandwidth == nil {
+			want = Measured // its bytes came back right
+		}
+		assert.Equal(t, want, verdict, name)
 	}
 }
 
@@ -879,7 +966,7 @@ func TestCapturedHosts(t *testing.T) {
 		"h200-vm":               {},
 		"no-gpu-cgroup-v1":      {},
 		"vmd-cxl":               {},
-		"wsl2":                  {"thp_off"},
+		"wsl2":                  {},
 	}
 	files, err := filepath.Glob(filepath.Join("..", "..", "..", "..", "testdata", "hosts", "*.txtar"))
 	require.NoError(t, err)
@@ -955,7 +1042,7 @@ func TestPages(t *testing.T) {
 func TestFindingsNameCausesOfTheirPages(t *testing.T) {
 	t.Parallel()
 	named := 0
-	for _, c := range troubles {
+	for _, c := range slices.Concat(troubles, hypotheses) {
 		f := well(t)
 		if c.make != nil {
 			f = c.make(t)
@@ -1053,7 +1140,7 @@ func TestFindingsOfOneGPUAreItsOwn(t *testing.T) {
 // Facts are plain data: those that were read again from JSON are judged alike.
 func TestFactsSurviveJSON(t *testing.T) {
 	t.Parallel()
-	for _, c := range troubles {
+	for _, c := range slices.Concat(troubles, hypotheses) {
 		f := well(t)
 		if c.make != nil {
 			f = c.make(t)

@@ -431,8 +431,12 @@ func FromHost(host *hostinfo.Host) *Facts {
 }
 
 // own reports whether a GPU is one of this process. A container shows all GPUs of the host on the
-// PCI bus, and has the nodes of its own: which these are takes /proc/driver/nvidia/gpus.
+// PCI bus, and has the nodes of its own: which these are takes /proc/driver/nvidia/gpus. Of a job that chooses
+// some GPUs by numbers it is not known which.
 func own(host *hostinfo.Host, pci hostinfo.PCIDevice) bool {
+	if host.Env["SLURM_JOB_GPUS"] != "" || host.Env["SLURM_JOB_ID"] != "" && host.Env[visibleDevices] != "" {
+		return len(host.GPUs) == 1
+	}
 	nodes := 0
 	for _, n := range host.NVIDIA.Nodes {
 		if hostinfo.IsGPUNode(n.Path) {

@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"cmp"
+	"slices"
+	"strings"
 
 	"github.com/gopinned/pinned/docs/findings"
 )
@@ -36,6 +38,27 @@ func (s Severity) weight() int {
 	return len(Severities())
 }
 
+// Certainty is how sure a cause is.
+type Certainty string
+
+// The certainties, the surest first.
+const (
+	Certain  Certainty = "certain"
+	Likely   Certainty = "likely"
+	Possible Certainty = "possible"
+)
+
+// rank returns 0 for the surest.
+func (c Certainty) rank() int { return slices.Index([]Certainty{Certain, Likely, Possible}, c) }
+
+// weaker returns the next lower certainty.
+func (c Certainty) weaker() Certainty {
+	if c == Certain {
+		return Likely
+	}
+	return Possible
+}
+
 // Finding is the result of a check. A check returns summary and evidence, and names one of the
 // causes on the finding's page. Evaluate adds the texts of the page.
 type Finding struct {
@@ -49,6 +72,12 @@ type Finding struct {
 	Cause    string   `json:"cause,omitempty"` // why, as far as is known
 	Cost     string   `json:"cost,omitempty"`  // what it costs the user
 	Remedy   string   `json:"remedy,omitempty"`
+	// Certainty is how sure the cause is, Against what speaks against it, Alternatives are other findings
+	// that would explain the same as well, and Settle is what would tell.
+	Certainty    Certainty `json:"certainty"`
+	Against      []string  `json:"against,omitempty"`
+	Alternatives []string  `json:"alternatives,omitempty"`
+	Settle       string    `json:"settle,omitempty"`
 	// Suppressed are the ids of findings that follow from this one and are left out.
 	Suppressed []string `json:"followers,omitempty"`
 
@@ -57,15 +86,38 @@ type Finding struct {
 	values  findings.Values // for the words in italics of the cause
 }
 
+// Because returns the cause in words, with how sure it is and what speaks against it.
+func (f *Finding) Because() string {
+	why := f.Cause
+	switch {
+	case why == "":
+	case f.Certainty == Likely:
+		why = "probably: " + why
+	case f.Certainty == Possible:
+		why = "one of several: " + why
+	}
+	if len(f.Against) > 0 {
+		why = strings.TrimPrefix(why+"; ", "; ") + "but " + strings.Join(f.Against, ", and ")
+	}
+	return why
+}
+
 // describe adds what the page has of a finding.
 func (f *Finding) describe() {
 	c := causeOf(f.ID, f.because)
 	if f.means != (meaning{}) {
 		known := causeOf(f.means.page, f.means.cause)
-		c.Why, c.Do = known.Why, known.Do
+		c.Why, c.Do, c.Last, c.Sure, c.Settle = known.Why, known.Do, known.Last, known.Sure, known.Settle
 	}
 	c = c.With(f.values)
-	f.Cause, f.Cost, f.Remedy = c.Why, c.Cost, cmp.Or(f.Remedy, c.Do)
+	f.Certainty = cmp.Or(f.Certainty, Certainty(c.Sure), Certain)
+	if len(f.Against) > 0 {
+		f.Certainty = f.Certainty.weaker()
+	}
+	f.Cause, f.Cost, f.Remedy, f.Settle = c.Why, c.Cost, cmp.Or(f.Remedy, c.Do), c.Settle
+	if c.Last != "" && f.Certainty == Certain {
+		f.Remedy += "; " + c.Last
+	}
 	f.because, f.means, f.values = "", meaning{}, nil
 }
 
@@ -84,8 +136,9 @@ type Verdict string
 
 // The verdicts.
 const (
-	Healthy    Verdict = "healthy"    // evaluated, and nothing is wrong
-	Measured   Verdict = "measured"   // nothing failed, and speeds had no expected rate
+	Healthy    Verdict = "healthy"    // bytes and speed of every GPU were compared, and nothing is wrong
+	Measured   Verdict = "measured"   // nothing failed, and not all speeds could be compared
+	Unknown    Verdict = "unknown"    // nothing was found, and of a GPU nothing was measured
 	Warnings   Verdict = "warnings"   // there are warnings, and no problems
 	Problems   Verdict = "problems"   // there are problems
 	Unusable   Verdict = "unusable"   // no GPU can be used
@@ -95,5 +148,5 @@ const (
 
 // Verdicts returns all verdicts.
 func Verdicts() []Verdict {
-	return []Verdict{Healthy, Measured, Warnings, Problems, Unusable, Incomplete, Failed}
+	return []Verdict{Healthy, Measured, Unknown, Warnings, Problems, Unusable, Incomplete, Failed}
 }

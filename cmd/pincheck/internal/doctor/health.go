@@ -45,6 +45,9 @@ func remapPending(_ *Facts, d *Device) []Finding {
 	return finding(out)
 }
 
+// warm is below what any GPU is slowed down at for its heat, in degrees Celsius: 75 is the lowest target of a card.
+const warm = 70
+
 // slowing are the reasons that slow a GPU down against its purpose. Idle, application
 // clocks and the power limit are what it was set to.
 var slowing = []string{"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
@@ -64,8 +67,13 @@ func throttled(_ *Facts, d *Device) []Finding {
 	if t := d.Health.TemperatureC; t > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%d degrees Celsius", t))
 	}
-	if slices.Contains(reasons, "hw_power_brake_slowdown") {
+	switch t := d.Health.TemperatureC; {
+	case slices.Contains(reasons, "hw_power_brake_slowdown"):
 		out.because = "power_brake"
+	case t > 0 && t < warm && slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(r, "thermal") }):
+		out.because = "limit"
+	case t > 0 && t < warm || !slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(r, "thermal") }):
+		out.because = "signal"
 	}
 	return finding(out)
 }

@@ -2,19 +2,26 @@ package doctor
 
 import (
 	"fmt"
+	"path"
+	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // libraryChecks find what is wrong with the libraries that CUDA programs load.
 var libraryChecks = []Check{
-	{ID: "no_c_library", Suppresses: append([]string{"no_driver_library", "no_runtime_library", "library_unusable"}, startFailures...),
+	{ID: "no_c_library", Explains: withoutDriver, Suppresses: withoutRuntime,
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("c_library", "NVIDIA's libraries need glibc, and this system has musl")
 		})},
-	{ID: "no_driver_library", Suppresses: startFailures,
+	{ID: "wsl_no_driver", Explains: withoutDriver, Host: unlessUsable(wslNoDriver)},
+	{ID: "vgpu_guest_driver", Explains: withoutDriver, Host: unlessUsable(vgpuGuestDriver)},
+	{ID: "driver_library_off_path", Explains: withoutDriver, Host: unlessUsable(offPath)},
+	{ID: "no_driver_library", Explains: withoutDriver,
 		Host: unlessUsable(func(f *Facts) []Finding {
 			return f.missing("driver_library", "the driver's library libcuda.so.1 is missing")
 		})},
@@ -26,6 +33,85 @@ var libraryChecks = []Check{
 		})},
 	{ID: "stubs_in_library_path", Host: stubsInPath},
 	{ID: "several_runtimes", Host: severalRuntimes},
+}
+
+// versionOf returns the numbers of a version such as 580.159.04.
+func versionOf(text string) (numbers []int) {
+	for part := range strings.SplitSeq(text, ".") {
+		n, err := strconv.Atoi(part)
+		if err != nil {
+			return nil
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers
+}
+
+// loaded returns the libcuda that CUDA loads, if its version is known.
+func (f *Facts) loaded() (hostinfo.DriverLibrary, bool) {
+	if f.Opening == nil || f.Opening.DriverLibrary == "" {
+		return hostinfo.DriverLibrary{}, false
+	}
+	var found []hostinfo.DriverLibrary
+	for _, l := range f.Host.NVIDIA.Libraries {
+		if path.Dir(l.Path) == path.Dir(f.Opening.DriverLibrary) {
+			found = append(found, l)
+		}
+	}
+	if i := slices.IndexFunc(found, func(l hostinfo.DriverLibrary) bool { return l.Linked }); i >= 0 {
+		return found[i], true
+	}
+	if len(found) != 1 {
+		return hostinfo.DriverLibrary{}, false
+	}
+	return found[0], true
+}
+
+// isCompat reports whether a library is of a package for compatibility: cuda-compat.
+func isCompat(file string) bool { return strings.Contains(path.Dir(file), "compat") }
+
+// loaderDirs are directories that the dynamic loader searches without being told.
+var loaderDirs = []string{"/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu",
+	"/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu"}
+
+// offPath finds a libcuda.so.1 in a directory that nothing searches: containers and NixOS have it in one of
+// their own.
+func offPath(f *Facts) []Finding {
+	if f.Opening == nil || f.Opening.Code != 0 {
+		return nil // it was loaded
+	}
+	file := f.Opening.DriverLibrary
+	var known []string
+	for _, l := range f.Host.NVIDIA.Libraries {
+		known = append(known, l.Path)
+	}
+	if file == "" && len(known) > 0 {
+		file = known[0]
+	}
+	dir := path.Dir(file)
+	searched := slices.Contains(loaderDirs, dir) || slices.Contains(strings.Split(f.Host.Env["LD_LIBRARY_PATH"], ":"), dir) ||
+		slices.ContainsFunc(f.Host.NVIDIA.Libraries, func(l hostinfo.DriverLibrary) bool { return path.Dir(l.Path) == dir && l.Searched })
+	if file == "" || searched || isCompat(file) {
+		return nil
+	}
+	out := Finding{
+		Summary:  fmt.Sprintf("libcuda.so.1 is in %s, which the loader does not search", dir),
+		Evidence: []string{file, fmt.Sprintf("LD_LIBRARY_PATH is %q", f.Host.Env["LD_LIBRARY_PATH"])},
+		values:   findings.Values{"DIR": dir},
+	}
+	if r, ok := f.requirement("kernel_module"); ok && r.State == Missing {
+		return nil // it would find no driver either
+	}
+	return finding(out)
+}
+
+// wslNoDriver finds a WSL into which Windows has put no library: its driver is not there, or not for this GPU.
+func wslNoDriver(f *Facts) []Finding {
+	r, ok := f.requirement("driver_library")
+	if !ok || r.State != Missing || !f.Host.Virt.WSL || f.Host.Virt.Container != "" {
+		return nil
+	}
+	return finding(Finding{Summary: "Windows' NVIDIA driver put no libcuda.so.1 into /usr/lib/wsl/lib", Evidence: []string{r.Detail, "kernel " + f.Host.Kernel.Release}})
 }
 
 // unusable are words of the errors of files that are there and cannot be a library of
@@ -63,6 +149,7 @@ func stubsInPath(f *Facts) []Finding {
 	for dir := range strings.SplitSeq(f.Host.Env["LD_LIBRARY_PATH"], ":") {
 		if strings.HasSuffix(strings.TrimRight(dir, "/"), "/stubs") {
 			return finding(Finding{
+				Severity: noteIf(len(f.Devices) > 0), // another library came first
 				Summary:  "LD_LIBRARY_PATH names the toolkit's directory of stubs",
 				Evidence: []string{"LD_LIBRARY_PATH has " + dir},
 			})

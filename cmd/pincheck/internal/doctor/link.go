@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -85,9 +86,13 @@ func (f *Facts) pci(d *Device) (pci hostinfo.PCIDevice, shown bool) {
 	return f.Host.GPU(d.PCIBusID)
 }
 
-// made returns the link for which card and slot are made; zero if unknown.
+// made returns the link for which card and slot are made; zero if unknown, as of a slot that does not show its
+// maximum.
 func (f *Facts) made(d *Device) hostinfo.PCIe {
-	pci, _ := f.pci(d)
+	pci, shown := f.pci(d)
+	if !shown || len(pci.Upstream) > 0 && pci.Upstream[0].Best().Rate() == 0 {
+		return hostinfo.PCIe{}
+	}
 	return pci.Made()
 }
 
@@ -95,7 +100,12 @@ func (f *Facts) made(d *Device) hostinfo.PCIe {
 // slept again, carries less than what was measured: it counts as it is made.
 func (f *Facts) underLoad(d *Device) hostinfo.PCIe {
 	l := d.Link
-	if l == nil || l.Rate == 0 || d.fastest() > impossible*l.Rate {
+	switch {
+	case l == nil:
+		return f.made(d)
+	case l.Rate == 0: // it does not show, and may be less than it is made for
+		return hostinfo.PCIe{}
+	case d.fastest() > impossible*l.Rate:
 		return f.made(d)
 	}
 	return l.Now()
@@ -106,6 +116,9 @@ func (f *Facts) underLoad(d *Device) hostinfo.PCIe {
 func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 	if f.ExpectedRate > 0 {
 		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth"}
+	}
+	if f.confidential() || f.Host != nil && f.Host.Virt.Confidential != "" {
+		return nil // copies go through encrypted bounce buffers, of which no figure is known
 	}
 	e := reference.Expect(d.Name, f.underLoad(d), s)
 	path := 0.0
@@ -136,11 +149,47 @@ func asMade(l hostinfo.PCIe) string { return fmt.Sprintf("card and slot are made
 // linkSeverity is that of a link below its maximum. A virtual machine does not show the
 // slot, which may be made for less, as in small instances of a cloud.
 func (f *Facts) linkSeverity(d *Device) Severity {
-	if pci, ok := f.pci(d); ok && f.Host.Virt.VM && len(pci.Upstream) == 0 {
-		return Warning
+	pci, ok := f.pci(d)
+	switch {
+	case !ok || !f.Host.Virt.VM || len(pci.Upstream) > 0:
+		return Problem
+	case f.nameOf(d) == "" || soldNarrow.MatchString(f.nameOf(d)):
+		return Note
 	}
-	return Problem
+	return Warning
 }
+
+// pageTables reports whether the GPU uses the host's page tables, as those that are coherent with it do; nil is
+// unknown.
+func (d *Device) pageTables() *bool {
+	if d.Attributes == nil {
+		return nil
+	}
+	return &d.Attributes.UsesHostPageTables
+}
+
+// nameOf returns what a GPU is called: by CUDA, or else by the kernel module or NVML. Empty is unknown.
+func (f *Facts) nameOf(d *Device) string {
+	if d.Name != "" {
+		return d.Name
+	}
+	for _, b := range f.Host.NVIDIA.Boards {
+		if hostinfo.SamePCI(b.Address, d.PCIBusID) {
+			return b.Model
+		}
+	}
+	if f.NVML != nil {
+		for _, g := range f.NVML.GPUs {
+			if hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
+				return g.Name
+			}
+		}
+	}
+	return ""
+}
+
+// soldNarrow matches GPUs that clouds give half of the lanes: whole ones, and fractions of them.
+var soldNarrow = regexp.MustCompile(`\b(?:L4|T4|A10G?|P4|M60)\b`)
 
 // narrowLink needs no load: the width of a link is the same when it is idle.
 func narrowLink(f *Facts, d *Device) []Finding {
@@ -159,7 +208,7 @@ func narrowLink(f *Facts, d *Device) []Finding {
 // slowLink needs load: an idle link is trained down.
 func slowLink(f *Facts, d *Device) []Finding {
 	made, l := f.made(d), d.Link
-	if l == nil || !d.measured() || l.Speed == 0 || l.Speed >= made.Speed || d.misread() {
+	if l == nil || !d.measured() || l.Rate == 0 || l.Speed >= made.Speed || d.misread() {
 		return nil
 	}
 	return finding(Finding{
@@ -205,7 +254,7 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		if f.ExpectedRate > 0 {
 			low, slowBelow = 1, 1 // it is a limit, not what others reached
 		}
-		if e == nil || e.Value <= 0 || s.Median >= low*e.Value {
+		if e == nil || e.Value <= 0 || s.Median <= 0 || s.Median >= low*e.Value {
 			continue
 		}
 		if s.Median < slowBelow*e.Value {
@@ -226,6 +275,10 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		Evidence: slow,
 		values:   findings.Values{"several times": units.Times(1 / max(smallest, 0.01))},
 	}
+	if made := f.made(d); f.ExpectedRate > 0 && made.Speed > 0 && f.ExpectedRate > made.Rate() {
+		out.because = "beyond_link"
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%v carries %s at most", made, units.Rate(made.Rate())))
+	}
 	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
 	}
@@ -235,7 +288,7 @@ func slowCopies(f *Facts, d *Device) []Finding {
 	return finding(out)
 }
 
-func asymmetricCopies(_ *Facts, d *Device) []Finding {
+func asymmetricCopies(f *Facts, d *Device) []Finding {
 	var slow, fast *result.Series
 	all := d.copies()
 	for i := range all {
@@ -247,10 +300,17 @@ func asymmetricCopies(_ *Facts, d *Device) []Finding {
 			fast = s
 		}
 	}
-	if slow == fast || slow.Median >= lopsided*fast.Median || slow.Labels.Get(result.Direction) == fast.Labels.Get(result.Direction) {
+	if slow == nil {
+		return nil
+	}
+	if e := f.expected(d, slow); e != nil && f.ExpectedRate == 0 && slow.Median >= lowShare*e.Value {
+		return nil // it is made so
+	}
+	if slow == fast || slow.Median <= 0 || slow.Median >= lopsided*fast.Median || slow.Labels.Get(result.Direction) == fast.Labels.Get(result.Direction) {
 		return nil
 	}
 	return finding(Finding{
+		Severity: noteIf(f.byDesign(d)),
 		Summary:  fmt.Sprintf("copies %s are much slower than %s", directionText(slow), directionText(fast)),
 		Evidence: []string{fmt.Sprintf("%s against %s", units.Rate(slow.Median), units.Rate(fast.Median))},
 		values:   findings.Values{"several times": units.Times(fast.Median / max(slow.Median, 0.001))},
@@ -260,10 +320,12 @@ func asymmetricCopies(_ *Facts, d *Device) []Finding {
 func impossibleRate(f *Facts, d *Device) []Finding {
 	made := f.made(d)
 	rate := made.Rate()
-	if rate == 0 || d.fastest() <= impossible*rate || reference.Coherent(d.Name) {
+	if f.Host == nil || rate == 0 || d.fastest() <= impossible*rate || f.nameOf(d) == "" || reference.Coherent(f.nameOf(d)) || isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated {
 		return nil
 	}
 	return finding(Finding{
+		// Virtual machines show made-up links, and Thunderbolt's bridges one of 2.5 GT/s.
+		Severity: noteIf(f.Host.Virt.VM || made.Speed <= 2.5),
 		Summary:  fmt.Sprintf("copies are faster than the link: %s of %s", units.Rate(d.fastest()), units.Rate(rate)),
 		Evidence: []string{fmt.Sprintf("the host shows %v at most", made)},
 	})

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -45,6 +46,7 @@ func slowPinning(f *Facts, d *Device) []Finding {
 	}
 	switch {
 	case cuda.Median < minCUDARate:
+		out.Severity = noteIf(f.byDesign(d))
 		out.Summary = fmt.Sprintf("pinning memory is slow: %s", units.Rate(cuda.Median))
 		if f.Host != nil {
 			if share, ok := hugeShare(f); ok {
@@ -108,7 +110,13 @@ func thpOff(f *Facts) []Finding {
 	if f.Host == nil || f.Host.Memory.THP.Enabled != "never" {
 		return nil
 	}
+	// It costs something if pinning is slow.
+	slow := slices.ContainsFunc(f.Devices, func(d Device) bool {
+		s := d.trial(TrialPinRate, result.Label{Key: result.Method, Value: TrialCUDA})
+		return s != nil && s.Median < minCUDARate
+	})
 	return finding(Finding{
+		Severity: noteIf(!slow),
 		Summary:  "transparent huge pages are off",
 		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/enabled is never"},
 	})

@@ -2,10 +2,12 @@ package doctor
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -29,6 +31,7 @@ func confidentialComputing(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
+		Severity: noteIf(f.confidential() || f.Host != nil && f.Host.Virt.Confidential != ""), // as it is made
 		Summary:  "cudaHostRegister is not supported here, as with confidential computing",
 		Evidence: texts[:min(len(texts), 2)],
 	})
@@ -47,25 +50,34 @@ func pinRefused(f *Facts, d *Device) []Finding {
 	return finding(out)
 }
 
-// leaky reports whether a kernel is one of 6.11 to 6.13, in which a failed pin of more
-// than 2 GiB is never undone.
-func leaky(h *hostinfo.Host) bool {
-	release := h.Kernel.Release
-	return strings.HasPrefix(release, "6.11.") || strings.HasPrefix(release, "6.12.") || strings.HasPrefix(release, "6.13.")
+// unmended matches the kernels in which a failed pin of more than 2 GiB is never undone: 6.11, and 6.12 before it
+// was released (94efde1d1539 came between 6.12-rc7 and 6.12).
+var unmended = regexp.MustCompile(`^6\.11\.|^6\.12(\.0)?-rc[1-7]\b|^6\.12(\.0)?-0\.rc[1-7]\.`)
+
+// leaky reports whether a kernel is one of these. Where the GPU uses the host's page tables nothing is pinned.
+func (f *Facts) leaky() bool {
+	return unmended.MatchString(f.Host.Kernel.Release) && !slices.ContainsFunc(f.names(), reference.Coherent) && !slices.ContainsFunc(f.Devices, func(d Device) bool {
+		return d.Attributes != nil && d.Attributes.UsesHostPageTables
+	})
 }
 
 func pinOver2GiB(f *Facts) []Finding {
-	if f.Host == nil || !leaky(f.Host) || f.Host.NVIDIA.DriverVersion == "" {
+	if f.Host == nil || !f.leaky() || f.Host.NVIDIA.DriverVersion == "" {
 		return nil
 	}
+	severity := Severity("") // the page's
+	if !slices.ContainsFunc(f.names(), func(name string) bool { return name != "" }) {
+		severity = Note // of a GPU that is not known to pin at all
+	}
 	return finding(Finding{
+		Severity: severity,
 		Summary:  "this kernel may refuse to pin more than 2 GiB by one call, and leak the memory each time",
-		Evidence: []string{"kernel " + f.Host.Kernel.Release + " (6.11 to 6.13 are affected; distributions may have mended theirs under the same number)"},
+		Evidence: []string{"kernel " + f.Host.Kernel.Release + " (6.11 is affected; distributions may have mended theirs under the same number)"},
 	})
 }
 
 func leakedPins(f *Facts) []Finding {
-	if f.Host == nil || !leaky(f.Host) {
+	if f.Host == nil || !f.leaky() {
 		return nil
 	}
 	m := f.Host.Memory
@@ -79,11 +91,12 @@ func leakedPins(f *Facts) []Finding {
 	})
 }
 
-func noHostRegister(_ *Facts, d *Device) []Finding {
+func noHostRegister(f *Facts, d *Device) []Finding {
 	if d.Attributes == nil || d.Attributes.HostRegisterSupported {
 		return nil
 	}
 	return finding(Finding{
+		Severity: noteIf(f.byDesign(d)),
 		Summary:  "this GPU cannot use memory that a program has allocated itself",
 		Evidence: []string{"attribute HostRegisterSupported is 0"},
 	})

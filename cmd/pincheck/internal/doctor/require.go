@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
@@ -83,9 +84,11 @@ func requireGPU(h *hostinfo.Host, container bool) Requirement {
 		r.Detail = h.NVIDIA.Boards[0].Address + " " + h.NVIDIA.Boards[0].Model
 	case h.NVIDIA.HasNode("/dev/dxg"):
 		r.Detail = "/dev/dxg (WSL)"
+	case h.Virt.Tegra:
+		r.Detail = "part of the chip: " + cmp.Or(h.Virt.Board, "Tegra")
 	case h.NVIDIA.HasGPUNode():
 		r.State, r.Detail = Uncertain, "not on the PCI bus shown here, though there is a device node for one"
-	case h.PCICount == 0:
+	case h.PCICount == 0, h.Virt.Sandbox != "", h.Virt.WSL:
 		r.State, r.Detail = Uncertain, "the PCI bus is not shown (/sys/bus/pci/devices)"
 	default:
 		r.State = Missing
@@ -113,6 +116,14 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 		r.Detail = "nvidia holds the GPU; its version does not show (/proc/driver/nvidia/version)"
 	case h.Virt.WSL:
 		r.Detail = "not needed under WSL, where Windows' driver serves"
+	case h.Virt.Tegra:
+		r.Detail = "the chip's own: nvgpu"
+	case h.Virt.Sandbox != "":
+		r.State, r.Detail = Uncertain, "the sandbox ("+h.Virt.Sandbox+") does not show it"
+	case h.NVIDIA.HasModule("nvidia") && container:
+		r.Detail = "nvidia is in /proc/modules; its version does not show (/proc/driver/nvidia/version)"
+	case h.NVIDIA.HasGPUNode() && h.NVIDIA.HasNode("/dev/nvidiactl") && container:
+		r.State, r.Detail = Uncertain, "not shown in this container, which has the GPU's nodes"
 	default:
 		r.State = Missing
 		r.Detail = "no /proc/driver/nvidia/version"
@@ -163,6 +174,10 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 		}
 	}
 	if len(absent) == 0 {
+		return r
+	}
+	if h.Virt.Tegra && (h.NVIDIA.HasNode("/dev/nvmap") || !container) {
+		r.Detail = strings.TrimSpace("of the chip: " + r.Detail)
 		return r
 	}
 	r.State = Missing

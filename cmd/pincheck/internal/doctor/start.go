@@ -2,32 +2,64 @@ package doctor
 
 import (
 	"fmt"
+	"path"
+	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/docs/findings"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A startCode is a check of the error with which CUDA failed to start.
 type startCode struct {
 	id    string
 	codes []cudart.Code
+	// also are other codes that its cause can lead to, and look is the check where the code alone does not
+	// tell: nil for those of which it does.
+	also []cudart.Code
+	look func(*Facts) []Finding
 }
 
 // startCodes are the codes that name a state of the host. Their pages have the same cause and remedy
 // as the errors of package cudart.
 var startCodes = []startCode{
-	{"stub_library", []cudart.Code{cudart.ErrStubLibrary}},
-	{"driver_too_old", []cudart.Code{cudart.ErrInsufficientDriver}},
-	{"driver_mismatch", []cudart.Code{cudart.ErrSystemDriverMismatch}},
-	{"compat_library", []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}},
-	{"fabric_not_ready", []cudart.Code{cudart.ErrSystemNotReady}},
-	{"gpus_unavailable", []cudart.Code{cudart.ErrDevicesUnavailable}},
-	{"open_out_of_memory", []cudart.Code{cudart.ErrMemoryAllocation}},
-	{"mps_unavailable", []cudart.Code{cudart.ErrMpsConnectionFailed, cudart.ErrMpsRpcFailure,
+	{id: "stub_library", codes: []cudart.Code{cudart.ErrStubLibrary}},
+	{id: "compat_library", codes: []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}, look: compat,
+		also: []cudart.Code{cudart.ErrSystemDriverMismatch, cudart.ErrNoDevice, cudart.ErrUnknown, cudart.ErrInitializationError, cudart.ErrInsufficientDriver}},
+	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, look: mismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
+	{id: "driver_too_old", codes: []cudart.Code{cudart.ErrInsufficientDriver}},
+	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, look: fabric},
+	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, look: unavailable},
+	{id: "open_out_of_memory", codes: []cudart.Code{cudart.ErrMemoryAllocation}},
+	{id: "mps_unavailable", codes: []cudart.Code{cudart.ErrMpsConnectionFailed, cudart.ErrMpsRpcFailure,
 		cudart.ErrMpsServerNotReady, cudart.ErrMpsMaxClientsReached, cudart.ErrMpsMaxConnectionsReached, cudart.ErrMpsClientTerminated}},
-	{"driver_init_failed", []cudart.Code{cudart.ErrInitializationError}},
-	{"driver_unknown_error", []cudart.Code{cudart.ErrUnknown}},
+	{id: "driver_init_failed", codes: []cudart.Code{cudart.ErrInitializationError}},
+	{id: "driver_unknown_error", codes: []cudart.Code{cudart.ErrUnknown}},
+}
+
+// otherCodes are those without a page of their own with which CUDA fails to start; 127 is a failure of the
+// runtime itself.
+var otherCodes = []cudart.Code{cudart.Success, cudart.ErrOperatingSystem, cudart.ErrNotPermitted, cudart.ErrNotSupported,
+	cudart.ErrInvalidValue, cudart.ErrDeviceAlreadyInUse, cudart.Code(127), cudart.ErrCallRequiresNewerDriver}
+
+// codeChecks are those of startCodes.
+func codeChecks() (all []Check) {
+	for _, s := range startCodes {
+		explains := slices.Concat(s.codes, s.also)
+		all = append(all, Check{ID: s.id, Explains: explains, Host: unlessUsable(func(f *Facts) []Finding {
+			if f.Opening == nil || !slices.Contains(explains, cudart.Code(f.Opening.Code)) {
+				return nil
+			}
+			if s.look != nil {
+				return s.look(f)
+			}
+			return finding(f.start())
+		})})
+	}
+	return all
 }
 
 // startChecks find why CUDA does not start on a host that has what it needs.
@@ -36,51 +68,180 @@ var startChecks = slices.Concat(
 		{ID: "driver_hangs", Suppresses: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"},
 			Host: hung, Device: hungDevice},
 		{ID: "driver_crashes", Suppresses: []string{"failed_open"}, Host: crashed, Device: crashedDevice},
-		{ID: "hmm_breaks_start", Suppresses: []string{"driver_hangs", "driver_init_failed", "driver_unknown_error"}, Host: unlessUsable(hmm)},
+	},
+	limitChecks,
+	guestChecks,
+	[]Check{
+		{ID: "hmm_breaks_start", Explains: []cudart.Code{cudart.Success, cudart.ErrInitializationError, cudart.ErrUnknown, cudart.ErrSystemNotReady},
+			Suppresses: []string{"driver_hangs"}, Host: unlessUsable(hmm)},
+		{ID: "uvm_after_suspend", Explains: []cudart.Code{cudart.ErrInitializationError, cudart.ErrUnknown, cudart.ErrOperatingSystem}, Host: unlessUsable(afterSuspend)},
 	},
 	codeChecks(),
-	[]Check{{ID: "failed_open", Host: unlessUsable(failedOpen)}},
+	[]Check{{ID: "failed_open", Explains: otherCodes, Host: unlessUsable(failedOpen)}},
 )
 
-func codeChecks() (all []Check) {
-	for _, s := range startCodes {
-		all = append(all, Check{ID: s.id, Host: unlessUsable(func(f *Facts) []Finding {
-			if f.Opening == nil || !slices.Contains(s.codes, cudart.Code(f.Opening.Code)) {
-				return nil
-			}
-			return finding(f.start(s))
-		})})
-	}
-	return all
+// start makes the finding of the code with which CUDA failed to start.
+func (f *Facts) start() Finding {
+	return Finding{Summary: fmt.Sprintf("CUDA does not start: %v", cudart.Code(f.Opening.Code)), Evidence: []string{f.Opening.Error}}
 }
 
-// start makes the finding of a code with which CUDA failed to start.
-func (f *Facts) start(s startCode) Finding {
-	code := cudart.Code(f.Opening.Code)
-	out := Finding{Summary: fmt.Sprintf("CUDA does not start: %v", code), Evidence: []string{f.Opening.Error}}
-	if code == cudart.ErrSystemDriverMismatch {
-		for _, l := range f.Host.NVIDIA.Libraries {
-			out.Evidence = append(out.Evidence, fmt.Sprintf("%s beside kernel module %s", l.Path, f.Host.NVIDIA.DriverVersion))
+// mismatch compares the versions of the kernel module and of the library that was loaded. Where that is one for
+// compatibility, compat says more.
+func mismatch(f *Facts) []Finding {
+	out := f.start()
+	module := f.Host.NVIDIA.DriverVersion
+	if f.Opening.Code == int(cudart.ErrInsufficientDriver) {
+		// An old libcuda in front of the driver's: the runtime says that the driver is too old.
+		lib, ok := f.loaded()
+		if !ok || module == "" || lib.Version == module || isCompat(lib.Path) {
+			return nil
+		}
+		out.Summary = fmt.Sprintf("%s is of driver %s, and the kernel module of %s", lib.Path, lib.Version, module)
+		out.because, out.values = "other_library", findings.Values{"LIBRARY": lib.Path}
+		return finding(out)
+	}
+	for _, l := range f.Host.NVIDIA.Libraries {
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s beside kernel module %s", l.Path, module))
+	}
+	switch lib, ok := f.loaded(); {
+	case ok && lib.Version == module:
+		out.Against = []string{fmt.Sprintf("%s, which was found first, is of the module's version", lib.Path)}
+		out.Certainty = Likely
+	case ok && slices.ContainsFunc(f.Host.NVIDIA.Libraries, func(l hostinfo.DriverLibrary) bool { return l.Version == module }):
+		out.because, out.values = "other_library", findings.Values{"LIBRARY": lib.Path}
+	case !ok || f.Host.Virt.Container != "":
+		out.Certainty = Likely
+	}
+	return finding(out)
+}
+
+// compat finds libraries of cuda-compat in front of the driver's. An older one than the kernel module cannot
+// work, and a newer one not with every GPU.
+func compat(f *Facts) []Finding {
+	out := f.start()
+	if f.Opening.Code == int(cudart.ErrCompatNotSupportedOnDevice) {
+		return finding(out)
+	}
+	module := f.Host.NVIDIA.DriverVersion
+	lib, ok := f.loaded()
+	if !ok || !isCompat(lib.Path) {
+		i := slices.IndexFunc(f.Host.NVIDIA.Libraries, func(l hostinfo.DriverLibrary) bool { return isCompat(l.Path) && l.Searched })
+		if ok || i < 0 {
+			return nil
+		}
+		lib, out.Certainty = f.Host.NVIDIA.Libraries[i], Likely
+	}
+	if module == "" || lib.Version == module {
+		return nil
+	}
+	out.Evidence = append(out.Evidence, fmt.Sprintf("%s is of version %s, and the kernel module of %s", lib.Path, lib.Version, module))
+	out.Summary, out.because = fmt.Sprintf("the compat library %s is newer than the driver, and comes first", lib.Path), "newer"
+	if slices.Compare(versionOf(lib.Version), versionOf(module)) < 0 {
+		out.Summary, out.because = fmt.Sprintf("the compat library %s is older than the driver, and comes first", lib.Path), "older"
+		if out.Certainty == "" && f.Opening.Code == int(cudart.ErrSystemDriverMismatch) {
+			out.Certainty = Certain
 		}
 	}
-	return out
+	out.values = findings.Values{"DIR": path.Dir(lib.Path)}
+	return finding(out)
+}
+
+// names lists what GPUs are called, by NVML, by the kernel module, or by CUDA.
+func (f *Facts) names() (names []string) {
+	if f.NVML != nil {
+		for _, g := range f.NVML.GPUs {
+			names = append(names, g.Name)
+		}
+	}
+	if f.Host != nil {
+		for _, b := range f.Host.NVIDIA.Boards {
+			names = append(names, b.Model)
+		}
+	}
+	for _, d := range f.Devices {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// switched matches GPUs on boards with NVSwitch, and switchless those that have none.
+var (
+	switched   = regexp.MustCompile(`SXM|HGX|HBM3|\b(?:H20|H200|H800|B200|B300|GB200|GB300)\b`)
+	switchless = regexp.MustCompile(`PCIe|NVL\b|GeForce|RTX|GH200|Tesla [TP]|\b(?:L4|L40S?|A10G?|A16|A30|A40|T4)\b`)
+	// nvlink5 are GPUs whose switches are managed over InfiniBand's driver.
+	nvlink5 = regexp.MustCompile(`\b(?:B200|B300|GB200|GB300)\b`)
+)
+
+// fabric is one of four causes of 802. Without NVSwitch it is none.
+func fabric(f *Facts) []Finding {
+	out := f.start()
+	matches := func(what *regexp.Regexp) bool { return slices.ContainsFunc(f.names(), what.MatchString) }
+	n := f.Host.NVIDIA
+	has := n.NVSwitches > 0 || n.HasNode("/dev/nvidia-nvswitchctl") || matches(switched)
+	switch {
+	case n.NVSwitches == 0 && matches(switchless):
+		out.Against, out.Certainty = []string{"such a GPU is on no NVSwitch"}, Possible
+	case has && matches(nvlink5) && f.Host.InfiniBand == 0 && !n.HasModule("mlx5_ib") && f.Host.Virt.Container == "":
+		out.because = "infiniband"
+		out.Evidence = append(out.Evidence, "/sys/class/infiniband is empty, and the module mlx5_ib is not loaded")
+	}
+	if n.NVSwitches > 0 {
+		out.Evidence = append(out.Evidence, units.Things(n.NVSwitches, "NVSwitch is here", "NVSwitches are here"))
+	}
+	return finding(out)
+}
+
+func unavailable(f *Facts) []Finding {
+	out := f.start()
+	if f.NVML != nil {
+		for _, g := range f.NVML.GPUs {
+			if n := len(g.Processes); n > 0 {
+				out.Evidence = append(out.Evidence, fmt.Sprintf("NVML: GPU %d has %s", g.Index, units.Things(n, "process", "processes")))
+			}
+		}
+	}
+	return finding(out)
 }
 
 // notReturned is in the errors of calls that had not returned at their limit.
 const notReturned = "has not returned"
 
-// hmm is open-gpu-kernel-modules #901: with HMM on, CUDA fails to start on kernels of
-// Enterprise Linux 9.
+// hmm is known of two kinds: on kernels of Enterprise Linux 9 with the open module (open-gpu-kernel-modules
+// #901), and as error 802 with KASLR on some kernels, without any NVSwitch (release notes of CUDA 12.9).
 func hmm(f *Facts) []Finding {
 	h := f.Host
-	started := f.Opening == nil || !slices.Contains([]cudart.Code{cudart.ErrInitializationError, cudart.ErrUnknown}, cudart.Code(f.Opening.Code)) && !strings.Contains(f.Opening.Error, notReturned)
-	if started || !strings.Contains(h.Kernel.Release, ".el9") || !h.NVIDIA.OpenModule || h.NVIDIA.HMMDisabled == nil || *h.NVIDIA.HMMDisabled {
+	if f.Opening == nil || !h.NVIDIA.OpenModule || h.NVIDIA.HMMDisabled == nil || *h.NVIDIA.HMMDisabled {
 		return nil
 	}
-	return finding(Finding{
+	el9 := strings.Contains(h.Kernel.Release, ".el9")
+	out := Finding{
 		Summary: "CUDA does not start, as is known of heterogeneous memory management (HMM) on this kernel",
 		Evidence: []string{f.Opening.Error, "kernel " + h.Kernel.Release + ", open kernel module " + h.NVIDIA.DriverVersion,
 			"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm is N"},
+	}
+	switch code := cudart.Code(f.Opening.Code); {
+	case code == cudart.ErrSystemNotReady:
+		if slices.Contains(h.Kernel.Parameters, "nokaslr") || h.NVIDIA.NVSwitches > 0 || f.confidential() || !slices.ContainsFunc(f.names(), switchless.MatchString) {
+			return nil
+		}
+		out.because = "kaslr"
+		out.Evidence = append(out.Evidence, "no NVSwitch is here, and nokaslr is not among the kernel's parameters")
+	case !el9 || code != cudart.ErrInitializationError && code != cudart.ErrUnknown && !strings.Contains(f.Opening.Error, notReturned):
+		return nil
+	}
+	return finding(out)
+}
+
+// afterSuspend finds nvidia_uvm without its state: NVML works, the nodes open, and the host was suspended since
+// boot.
+func afterSuspend(f *Facts) []Finding {
+	times, known := f.Host.Kernel.Suspended.Finite()
+	if !known || times == 0 || !f.called() || f.Host.Virt.WSL || len(f.NodeErrors) > 0 || f.NVML != nil && f.NVML.Count == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  "nvidia_uvm does not work after a suspend and resume",
+		Evidence: []string{f.Opening.Error, fmt.Sprintf("/sys/power/suspend_stats/success is %d", times)},
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
@@ -15,15 +16,76 @@ import (
 // visibilityChecks find GPUs that are there and that CUDA does not show, or shows under
 // another number.
 var visibilityChecks = []Check{
-	{ID: "hidden_gpu", Suppresses: []string{"no_device", "failed_open", "missing_gpus"}, Host: unlessUsable(hiddenGPU)},
-	{ID: "visible_devices_unknown", Suppresses: []string{"no_device", "failed_open", "missing_gpus"}, Host: visibleDevicesUnknown},
-	{ID: "mig_without_instance", Suppresses: []string{"no_device", "gpus_unavailable", "failed_open", "missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
-	{ID: "no_device", Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
+	{ID: "hidden_gpu", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(hiddenGPU)},
+	{ID: "visible_devices_unknown", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: visibleDevicesUnknown},
+	{ID: "mig_without_instance", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
+	{ID: "no_device", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
 	{ID: "missing_gpus", Host: missingGPUs},
 	{ID: "device_order", Host: deviceOrder},
 }
 
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
+// A choice is what CUDA makes of CUDA_VISIBLE_DEVICES: it takes the entries up to the first that names no GPU, and
+// no GPU at all if one is named twice.
+type choice struct {
+	named int    // GPUs that the entries name
+	bad   string // the entry at which CUDA stops
+	why   string // a cause of the page visible_devices_unknown
+}
+
+// chosen reads CUDA_VISIBLE_DEVICES as CUDA does. What the host does not show is taken to be there.
+func (f *Facts) chosen(value string) (c choice) {
+	count := gpuCount(f.Host)
+	if _, failed := f.startCode(); !failed { // nothing says that CUDA found none: what shows may be a part
+		count = max(count, len(f.Host.GPUs), len(f.Host.NVIDIA.Boards))
+	}
+	var boards, seen []string
+	for _, b := range f.Host.NVIDIA.Boards {
+		boards = append(boards, b.UUID)
+	}
+	for entry := range strings.SplitSeq(value, ",") {
+		entry = strings.TrimSpace(entry)
+		stop := func(why string) choice { return choice{c.named, entry, why} }
+		n, err := strconv.Atoi(entry)
+		switch {
+		case slices.Contains(seen, entry):
+			return choice{0, entry, "twice"}
+		case err == nil && n < 0:
+			return stop("negative")
+		case err == nil && count > 0 && n >= count && !f.mig():
+			return stop("missing")
+		case err == nil:
+		case strings.HasPrefix(entry, "GPU-"):
+			// The module masks UUIDs that it does not know yet with question marks.
+			// All have to be listed: one that is not may be it.
+			if len(boards) >= max(1, len(f.Host.GPUs), count) && !slices.ContainsFunc(boards, func(uuid string) bool {
+				return strings.HasPrefix(uuid, entry) || uuid == "" || strings.Contains(uuid, "?")
+			}) {
+				return stop("missing")
+			}
+		case strings.HasPrefix(entry, "MIG-"):
+			if code, failed := f.startCode(); f.noMIG() || failed && c.named == 0 && (code == cudart.ErrNoDevice || code == cudart.ErrInvalidDevice) {
+				return stop("mig")
+			}
+		default:
+			return stop("no_name")
+		}
+		seen = append(seen, entry)
+		c.named++
+	}
+	return c
+}
+
+// noMIG reports whether NVML shows that no GPU has an instance.
+func (f *Facts) noMIG() bool {
+	if f.NVML == nil || len(f.NVML.GPUs) == 0 || len(f.NVML.GPUs) < f.NVML.Count {
+		return false
+	}
+	return !slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool {
+		return g.MIG == nil || *g.MIG && (g.MIGInstances == nil || *g.MIGInstances > 0)
+	})
+}
 
 func hiddenGPU(f *Facts) []Finding {
 	value, set := f.Host.Env[visibleDevices]
@@ -36,11 +98,15 @@ func hiddenGPU(f *Facts) []Finding {
 	})
 }
 
-// hidesDevices reports whether a value of CUDA_VISIBLE_DEVICES hides all devices: if it
-// is empty, or starts with an ordinal below 0.
+// hidesDevices reports whether a value of CUDA_VISIBLE_DEVICES hides all devices, as one does that is empty, that
+// starts with an ordinal below 0, or with a word for none.
 func hidesDevices(v string) bool {
-	v = strings.TrimSpace(v)
-	return v == "" || strings.HasPrefix(v, "-") || strings.EqualFold(v, "NoDevFiles")
+	first, _, _ := strings.Cut(v, ",")
+	switch first = strings.ToLower(strings.TrimSpace(first)); first {
+	case "", "none", "void", "nodevfiles", "null":
+		return true
+	}
+	return strings.HasPrefix(first, "-")
 }
 
 func visibleDevicesUnknown(f *Facts) []Finding {
@@ -51,16 +117,32 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	if !set || hidesDevices(value) {
 		return nil
 	}
-	unknown := unknownDevice(value, f.Host)
-	if unknown == "" && (f.Opening == nil || cudart.Code(f.Opening.Code) != cudart.ErrInvalidDevice) {
-		return nil
+	c := f.chosen(value)
+	asked := f.Opening != nil && cudart.Code(f.Opening.Code) == cudart.ErrInvalidDevice
+	if c.bad == "" && !asked || c.why == "negative" || c.named > 0 && len(f.Devices) > c.named {
+		return nil // it ends the list, or CUDA shows that it is there
 	}
 	out := Finding{
 		Summary:  "CUDA_VISIBLE_DEVICES names a GPU that does not exist",
 		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
+		because:  c.why,
 	}
-	if unknown != "" {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", unknown, units.Things(gpuCount(f.Host), "GPU", "GPUs")))
+	switch c.why {
+	case "missing":
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", c.bad, units.Things(gpuCount(f.Host), "GPU", "GPUs")))
+	case "twice":
+		out.Summary = "CUDA_VISIBLE_DEVICES names a GPU twice"
+	case "no_name":
+		out.Summary = fmt.Sprintf("CUDA_VISIBLE_DEVICES has %q, which is no GPU's number or UUID", c.bad)
+	case "mig":
+		out.Summary = "CUDA_VISIBLE_DEVICES names a MIG instance that does not exist"
+		if f.noMIG() {
+			out.Evidence = append(out.Evidence, "NVML: no GPU has an instance")
+		} else {
+			out.Certainty = Likely
+		}
+	case "":
+		out.because = "missing"
 	}
 	if n := len(f.Devices); n > 0 {
 		out.Severity, out.because, out.values = Warning, "some", findings.Values{"N GPUs": units.Things(n, "GPU", "GPUs")}
@@ -68,34 +150,9 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	return finding(out)
 }
 
-// unknownDevice returns the first entry that names none of the host's GPUs, or "". What
-// the host does not show is not judged, nor are MIG instances.
-func unknownDevice(value string, h *hostinfo.Host) string {
-	count := gpuCount(h)
-	for entry := range strings.SplitSeq(value, ",") {
-		entry = strings.TrimSpace(entry)
-		if n, err := strconv.Atoi(entry); err == nil {
-			if count > 0 && n >= count {
-				return entry
-			}
-			continue
-		}
-		if !strings.HasPrefix(entry, "GPU-") || len(h.NVIDIA.Boards) == 0 {
-			continue
-		}
-		if !slices.ContainsFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool {
-			// The module masks UUIDs that it does not know yet with question marks.
-			return strings.HasPrefix(b.UUID, entry) || b.UUID == "" || strings.Contains(b.UUID, "?")
-		}) {
-			return entry
-		}
-	}
-	return ""
-}
-
-// gpuCount returns how many GPUs this process should see without CUDA_VISIBLE_DEVICES. 0
-// is unknown. A container sees all GPUs of the host on the PCI bus, but has nodes of its
-// own only.
+// gpuCount returns how many GPUs this process should see without CUDA_VISIBLE_DEVICES. 0 is unknown. The nodes
+// count, as far as the driver holds GPUs for them: containers and jobs have those of their own only, and show all
+// GPUs of the host on the PCI bus.
 func gpuCount(h *hostinfo.Host) (n int) {
 	if h.Virt.WSL {
 		return 0
@@ -107,14 +164,22 @@ func gpuCount(h *hostinfo.Host) (n int) {
 	}
 	bound := 0
 	for _, g := range h.GPUs {
-		if g.Driver == "nvidia" {
+		if g.Driver == "nvidia" && !excluded(h, g) {
 			bound++
 		}
 	}
-	if bound > 0 && (h.Virt.Container == "" || bound < n) {
+	if n == 0 && h.Virt.Container == "" {
 		return bound // nodes are made when they are first used
 	}
+	if bound > 0 {
+		return min(n, bound)
+	}
 	return n
+}
+
+// excluded reports whether the driver was told to leave a GPU alone.
+func excluded(h *hostinfo.Host, g hostinfo.PCIDevice) bool {
+	return slices.ContainsFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return b.Excluded && hostinfo.SamePCI(b.Address, g.Address) })
 }
 
 func noDevice(f *Facts) []Finding {
@@ -126,6 +191,10 @@ func noDevice(f *Facts) []Finding {
 	}
 	if f.Opening != nil {
 		out.Evidence = []string{f.Opening.Error}
+	}
+	if boards := f.Host.NVIDIA.Boards; len(boards) > 0 && !slices.ContainsFunc(boards, func(b hostinfo.Board) bool { return !b.Excluded }) {
+		out.Summary, out.because = "the driver was told to leave all GPUs alone", "excluded"
+		out.Evidence = append(out.Evidence, "/proc/driver/nvidia/gpus/"+boards[0].Address+"/information: GPU Excluded is Yes")
 	}
 	for _, g := range f.Host.GPUs {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("PCI %s is bound to %q", g.Address, g.Driver))
@@ -151,7 +220,7 @@ func missingGPUs(f *Facts) []Finding {
 	}
 	want, source := f.ExpectedGPUs, "--expect-gpus"
 	if want == 0 {
-		if f.Host == nil || f.mig() {
+		if f.Host == nil || f.mig() || f.Host.Virt.Tegra || f.Host.Env["SLURM_JOB_GPUS"] != "" {
 			return nil
 		}
 		if _, chosen := f.Host.Env[visibleDevices]; chosen {
@@ -165,6 +234,11 @@ func missingGPUs(f *Facts) []Finding {
 	out := Finding{
 		Summary:  fmt.Sprintf("%s %s, and there should be %d", shows, units.Things(have, "GPU", "GPUs"), want),
 		Evidence: []string{fmt.Sprintf("%s; %s: %d", count, source, want)},
+	}
+	if f.ExpectedGPUs == 0 && f.NVML != nil && f.NVML.Count >= want && !slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool { return g.Error != "" }) {
+		// Nothing is lost: a job, a program or a limit that does not show chooses.
+		out.Severity, out.because = Note, "chosen"
+		out.Evidence = append(out.Evidence, fmt.Sprintf("NVML shows %d", f.NVML.Count))
 	}
 	if f.Host != nil && len(f.Devices) == have {
 		for _, g := range f.Host.GPUs {
@@ -182,6 +256,9 @@ func missingGPUs(f *Facts) []Finding {
 // mig reports whether a device is a MIG instance: CUDA shows one instance a process then,
 // whatever the number of GPUs.
 func (f *Facts) mig() bool {
+	if f.NVML != nil && slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool { return isTrue(g.MIG) }) {
+		return true
+	}
 	return slices.ContainsFunc(f.Devices, func(d Device) bool {
 		return strings.HasPrefix(d.UUID, "MIG-") || strings.Contains(d.Name, " MIG ") || d.Health != nil && d.Health.MIG != nil && *d.Health.MIG
 	})

@@ -27,6 +27,10 @@ type Cgroup struct {
 	Headroom Limit `json:"headroom_bytes"`
 	// CPUQuota is in CPUs: 2.5 is two and a half. 0 means no quota, or unknown.
 	CPUQuota float64 `json:"cpu_quota,omitempty"`
+	// Tasks are the processes and threads of the group that is nearest to its limit of them, and
+	// TasksMax that limit (pids.max).
+	Tasks    Limit `json:"tasks,omitzero"`
+	TasksMax Limit `json:"tasks_max,omitzero"`
 	// DevicesAllowed are the lines of devices.list (version 1): "c 195:* rw". Version 2
 	// does not show which devices may be opened.
 	DevicesAllowed []string `json:"devices_allowed,omitempty"`
@@ -34,6 +38,7 @@ type Cgroup struct {
 
 func readCgroup(f files) Cgroup {
 	g := Cgroup{CPUQuota: readCPUQuota(f), DevicesAllowed: readDevicesAllowed(f)}
+	g.Tasks, g.TasksMax = readTasks(f)
 	groups, _ := linux.ReadCgroupMemory(f.fsys)
 	m, ok := linux.Tightest(groups, 0)
 	if !ok {
@@ -59,6 +64,22 @@ func readCPUQuota(f files) float64 {
 		}
 	}
 	return smallest
+}
+
+// readTasks reads the group with the fewest tasks left. Where none has a limit both are unknown.
+func readTasks(f files) (tasks, most Limit) {
+	groups, _ := linux.ReadCgroups(f.fsys, "pids")
+	for _, g := range groups {
+		limit, errLimit := linux.ReadInt(f.fsys, g.Dir+"/pids.max")
+		used, errUsed := linux.ReadInt(f.fsys, g.Dir+"/pids.current")
+		if errLimit != nil || errUsed != nil || limit < 0 || used < 0 {
+			continue
+		}
+		if !most.Known || limit-used < most.N-tasks.N {
+			tasks, most = limitOf(used), limitOf(limit)
+		}
+	}
+	return tasks, most
 }
 
 // readDevicesAllowed reads the list of the process's own group.

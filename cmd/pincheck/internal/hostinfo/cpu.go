@@ -20,6 +20,7 @@ type CPU struct {
 	AllowedMems    string  `json:"allowed_mems,omitempty"`  // Mems_allowed_list: NUMA nodes for memory
 	Quota          float64 `json:"quota_cpus,omitempty"`    // the cgroup's limit in CPUs, 0 for none
 	HypervisorFlag bool    `json:"hypervisor_flag,omitempty"`
+	encrypted      string  // tdx or sev, of a virtual machine with encrypted memory
 }
 
 // Usable returns how many CPUs' worth of time the process can have: the number of
@@ -68,6 +69,9 @@ func readCPU(f files, g Cgroup) CPU {
 	return c
 }
 
+// confidentialFlags are those of a CPU in a virtual machine whose memory is encrypted.
+var confidentialFlags = []string{"tdx_guest", "sev_snp", "sev_es", "sev"}
+
 // parseCPUInfo parses /proc/cpuinfo of x86 and arm64. arm64 has no model name; the
 // implementer and part numbers take its place.
 func parseCPUInfo(text string) CPU {
@@ -100,6 +104,9 @@ func parseCPUInfo(text string) CPU {
 		case "flags":
 			for flag := range strings.FieldsSeq(value) {
 				c.HypervisorFlag = c.HypervisorFlag || flag == "hypervisor"
+				if slices.Contains(confidentialFlags, flag) {
+					c.encrypted, _, _ = strings.Cut(flag, "_")
+				}
 			}
 		case "CPU implementer":
 			implementer = value

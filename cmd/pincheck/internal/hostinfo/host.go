@@ -17,8 +17,12 @@ type Host struct {
 	Memory Memory `json:"memory"`
 	Cgroup Cgroup `json:"cgroup"`
 	// MemLock is the soft RLIMIT_MEMLOCK. It limits mlock and RDMA, not CUDA.
-	MemLock Limit      `json:"memlock_bytes"`
-	NUMA    []NUMANode `json:"numa_nodes,omitempty"`
+	MemLock Limit `json:"memlock_bytes"`
+	// AddressSpace is the soft RLIMIT_AS (ulimit -v), in bytes, and OpenFiles the soft RLIMIT_NOFILE.
+	AddressSpace Limit      `json:"address_space_bytes,omitzero"`
+	OpenFiles    Limit      `json:"open_files,omitzero"`
+	Security     Security   `json:"security,omitzero"`
+	NUMA         []NUMANode `json:"numa_nodes,omitempty"`
 	// User is what the kernel checks before this process may open a device; nil if unknown.
 	User *User `json:"user,omitempty"`
 	// Mounts are the file systems that data can be loaded from, and what reads of them are
@@ -39,15 +43,17 @@ type Host struct {
 // that affect CUDA. Read never fails: what cannot be read is unknown.
 func Read(fsys fs.FS, environ []string) *Host {
 	f := files{fsys}
+	limits := parseLimits(f.text("proc/self/limits"))
 	h := &Host{
 		Kernel:   readKernel(f),
 		Distro:   readDistro(f),
 		Libc:     readLibc(f),
 		Memory:   readMemory(f),
 		Cgroup:   readCgroup(f),
-		MemLock:  parseLimits(f.text("proc/self/limits"))["Max locked memory"],
+		MemLock:  limits["Max locked memory"],
+		Security: readSecurity(f),
 		NUMA:     readNUMA(f),
-		NVIDIA:   readNVIDIA(f),
+		NVIDIA:   readNVIDIA(f, environ),
 		PCICount: len(f.names(linux.PCIDevices)),
 		GPUs:     readGPUs(f),
 		Env:      keepEnv(environ),
@@ -55,6 +61,9 @@ func Read(fsys fs.FS, environ []string) *Host {
 		Mounts:   readMounts(f),
 
 		InfiniBand: len(f.names("sys/class/infiniband")),
+
+		AddressSpace: limits["Max address space"],
+		OpenFiles:    limits["Max open files"],
 	}
 	h.CPU = readCPU(f, h.Cgroup)
 	h.Virt = readVirt(f, environ)
@@ -65,7 +74,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 var reportedVariables = []string{
 	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
 	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PINNED_CUDART",
-	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "SLURM_JOB_ID", "SLURM_JOB_GPUS",
 }
 
 func keepEnv(environ []string) map[string]string {

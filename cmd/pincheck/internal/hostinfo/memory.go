@@ -1,6 +1,11 @@
 package hostinfo
 
-import "github.com/gopinned/pinned/internal/linux"
+import (
+	"strconv"
+	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
 
 // Memory is the host's memory (/proc/meminfo), without regard to control groups.
 type Memory struct {
@@ -20,6 +25,10 @@ type Memory struct {
 	// Unowned is memory that is neither free nor counted for any use: drivers have
 	// some, and memory that was leaked is here.
 	Unowned Limit `json:"unowned_bytes,omitzero"`
+	// ZFSCache is the cache of ZFS (ARC), of which ZFSFree is given back under pressure: MemAvailable
+	// counts neither.
+	ZFSCache int `json:"zfs_cache_bytes,omitempty"`
+	ZFSFree  int `json:"zfs_reclaimable_bytes,omitempty"`
 	// MaxMappings is vm.max_map_count: the mappings that a process may have.
 	MaxMappings Limit `json:"max_map_count,omitzero"`
 	// Free is how fragmented the free memory is; empty if the kernel does not show it.
@@ -90,7 +99,8 @@ func readMemory(f files) Memory {
 		m.Overcommit = &n
 	}
 	m.SwapFree, m.CommitLimit, m.Committed = pagesOf(info, "SwapFree"), pagesOf(info, "CommitLimit"), pagesOf(info, "Committed_AS")
-	m.Unowned = unowned(info)
+	m.ZFSCache, m.ZFSFree = readARC(f)
+	m.Unowned = unowned(info, m.ZFSCache)
 	if n, err := linux.ReadInt(f.fsys, "proc/sys/vm/max_map_count"); err == nil && n >= 0 {
 		m.MaxMappings = limitOf(n)
 	}
@@ -110,15 +120,44 @@ func readMemory(f files) Memory {
 var counted = []string{"MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "KernelStack",
 	"PageTables", "SecPageTables", "Percpu", "VmallocUsed", "Hugetlb", "Unaccepted", "Balloon"}
 
-// unowned returns the memory that no field of meminfo counts. Kernels before 5.0 do not
-// say enough.
-func unowned(info linux.Meminfo) Limit {
+// readARC reads the size of the cache of ZFS, and what of it is above its minimum.
+func readARC(f files) (size, above int) {
+	least := 0
+	for line := range strings.Lines(f.text("proc/spl/kstat/zfs/arcstats")) {
+		fields := strings.Fields(line) // name type data
+		if len(fields) != 3 {
+			continue
+		}
+		n, err := strconv.Atoi(fields[2])
+		switch {
+		case err != nil || n < 0:
+		case fields[0] == "size":
+			size = n
+		case fields[0] == "c_min":
+			least = n
+		}
+	}
+	return size, max(0, size-least)
+}
+
+// Usable returns what programs can have: MemAvailable, and caches that it does not count. 0 is
+// unknown.
+func (m Memory) Usable() int {
+	if m.Available == 0 {
+		return 0
+	}
+	return min(m.Available+m.ZFSFree, max(m.Total, m.Available))
+}
+
+// unowned returns the memory that no field of meminfo counts, and that is not cache either. Kernels
+// before 5.0 do not say enough.
+func unowned(info linux.Meminfo, cache int) Limit {
 	for _, name := range []string{"MemTotal", "MemFree", "AnonPages", "Slab", "Percpu"} {
 		if _, ok := info[name]; !ok {
 			return Limit{}
 		}
 	}
-	left := info["MemTotal"]
+	left := max(0, info["MemTotal"]-cache)
 	for _, name := range counted {
 		left -= min(left, info[name])
 	}

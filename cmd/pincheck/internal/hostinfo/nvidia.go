@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/linux"
@@ -17,12 +18,20 @@ type NVIDIA struct {
 	OpenModule bool `json:"open_module,omitempty"`
 	// Nodes are the device files: /dev/nvidia0, /dev/nvidiactl, …
 	Nodes []Node `json:"device_nodes,omitempty"`
-	// Modules are the loaded kernel modules of NVIDIA, and nouveau.
+	// Modules are the loaded kernel modules of NVIDIA, other drivers of its GPUs, and mlx5_ib.
 	Modules []string `json:"kernel_modules,omitempty"`
 	// Boards are the GPUs in /proc/driver/nvidia/gpus.
 	Boards []Board `json:"boards,omitempty"`
 	// Libraries are the files of libcuda that were found in the usual directories.
 	Libraries []DriverLibrary `json:"driver_libraries,omitempty"`
+	// Majors are the major numbers of the modules' device nodes (/proc/devices): nvidia 195, nvidia-uvm 509.
+	Majors map[string]int `json:"majors,omitempty"`
+	// ModuleFile is the kernel module for the running kernel; empty if there is none, or it does not show.
+	ModuleFile string `json:"module_file,omitempty"`
+	// NVSwitches is how many switches of NVLink are on the PCI bus or have a node.
+	NVSwitches int `json:"nvswitches,omitempty"`
+	// LicenceServer is that a vGPU has a licence server or a token (gridd.conf); nil if the file does not show.
+	LicenceServer *bool `json:"vgpu_licence_server,omitempty"`
 	// HMMDisabled is the parameter uvm_disable_hmm of nvidia_uvm; nil if it is not shown.
 	HMMDisabled *bool `json:"hmm_disabled,omitempty"`
 }
@@ -33,6 +42,8 @@ type Node struct {
 	Mode string `json:"mode,omitempty"` // Dcrw-rw-rw-
 	// Closed is that its mode and its owner keep this user from opening it.
 	Closed bool `json:"closed,omitempty"`
+	// Major is that of its number: the module of that number answers. 0 is unknown.
+	Major int `json:"major,omitempty"`
 	// OpenError is why it could not be opened where that was tried: "permission denied",
 	// "operation not permitted".
 	OpenError string `json:"open_error,omitempty"`
@@ -42,6 +53,10 @@ type Node struct {
 type DriverLibrary struct {
 	Path    string `json:"path"`
 	Version string `json:"version"` // of the driver: 580.159.04
+	// Searched is that LD_LIBRARY_PATH or /etc/ld.so.conf.d names its directory.
+	Searched bool `json:"searched,omitempty"`
+	// Linked is that libcuda.so.1 beside it leads to it.
+	Linked bool `json:"linked,omitempty"`
 }
 
 // Board is a GPU that the kernel module lists.
@@ -50,6 +65,8 @@ type Board struct {
 	Model   string `json:"model,omitempty"`
 	UUID    string `json:"uuid,omitempty"`
 	Minor   string `json:"device_minor,omitempty"` // the N of /dev/nvidiaN
+	// Excluded is that the driver was told to leave it alone.
+	Excluded bool `json:"excluded,omitempty"`
 }
 
 // IsGPUNode reports whether a path is the device file of a GPU: /dev/nvidia0 and so on.
@@ -79,13 +96,17 @@ func (n NVIDIA) HasModule(name string) bool {
 	return slices.Contains(n.Modules, name)
 }
 
-func readNVIDIA(f files) NVIDIA {
+func readNVIDIA(f files, environ []string) NVIDIA {
 	n := NVIDIA{Nodes: readNodes(f), Modules: parseModules(f.text("proc/modules")), Boards: readBoards(f)}
 	n.DriverVersion, n.OpenModule = parseDriverVersion(f.text("proc/driver/nvidia/version"))
 	if n.DriverVersion == "" {
 		n.DriverVersion = f.line("sys/module/nvidia/version")
 	}
-	n.Libraries = readDriverLibraries(f)
+	n.Libraries = readDriverLibraries(f, environ)
+	n.Majors = readMajors(f)
+	n.ModuleFile = readModuleFile(f)
+	n.NVSwitches = countSwitches(f)
+	n.LicenceServer = readLicence(f)
 	switch value := f.line("sys/module/nvidia_uvm/parameters/uvm_disable_hmm"); value {
 	case "Y", "N", "1", "0":
 		disabled := value == "Y" || value == "1"
@@ -98,14 +119,55 @@ func readNVIDIA(f files) NVIDIA {
 // those that container runtimes mount.
 var driverDirs = []string{
 	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib",
-	"usr/local/nvidia/lib64", "usr/local/cuda/compat",
+	"usr/local/nvidia/lib64", "usr/local/cuda/compat", "usr/lib/aarch64-linux-gnu/tegra", "usr/lib/aarch64-linux-gnu/nvidia",
+	"run/opengl-driver/lib", ".singularity.d/libs", "usr/lib64/nvidia", "usr/lib/nvidia", "opt/cuda/compat",
 }
 
-func readDriverLibraries(f files) (out []DriverLibrary) {
-	for _, dir := range driverDirs {
+// searched returns the directories that the loader searches beside its own: those of LD_LIBRARY_PATH, and
+// those that /etc/ld.so.conf.d adds to its cache.
+func searched(f files, environ []string) (dirs []string) {
+	paths, _ := lookupEnv(environ, "LD_LIBRARY_PATH")
+	all := strings.Split(paths, ":")
+	for _, name := range f.names("etc/ld.so.conf.d") {
+		all = append(all, strings.Split(f.text("etc/ld.so.conf.d/"+name), "\n")...)
+	}
+	for _, dir := range all {
+		dir = strings.Trim(strings.TrimSpace(dir), "/")
+		if dir != "" && fs.ValidPath(dir) && !slices.Contains(dirs, dir) && len(dirs) < maxSearched {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// maxSearched is more directories than hosts have.
+const maxSearched = 64
+
+func readDriverLibraries(f files, environ []string) (out []DriverLibrary) {
+	dirs := slices.Clone(driverDirs)
+	extra := searched(f, environ)
+	for _, dir := range extra {
+		if !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	for _, name := range f.names("usr/local") { // cuda-12.9
+		if compat := "usr/local/" + name + "/compat"; strings.HasPrefix(name, "cuda") && !slices.Contains(dirs, compat) {
+			dirs = append(dirs, compat)
+		}
+	}
+	// Flatpak has the driver's libraries in a directory of their version.
+	for _, triple := range []string{"x86_64-linux-gnu", "aarch64-linux-gnu"} {
+		for _, name := range f.names("usr/lib/" + triple + "/GL") {
+			if strings.HasPrefix(name, "nvidia-") {
+				dirs = append(dirs, "usr/lib/"+triple+"/GL/"+name+"/lib")
+			}
+		}
+	}
+	for _, dir := range dirs {
 		for _, name := range f.names(dir) {
 			if version, ok := strings.CutPrefix(name, "libcuda.so."); ok && versionNumber.MatchString(version) {
-				out = append(out, DriverLibrary{Path: "/" + dir + "/" + name, Version: version})
+				out = append(out, DriverLibrary{Path: "/" + dir + "/" + name, Version: version, Searched: slices.Contains(extra, dir), Linked: f.realPath(dir+"/libcuda.so.1") == dir+"/"+name})
 			}
 		}
 	}
@@ -119,13 +181,14 @@ func readNodes(f files) []Node {
 		_, isGPU := numbered(name, "nvidia")
 		switch {
 		case isGPU, name == "nvidiactl", name == "nvidia-uvm", name == "nvidia-uvm-tools",
-			name == "nvidia-modeset", name == "nvidia-nvswitchctl", name == "dxg":
+			name == "nvidia-modeset", name == "nvidia-nvswitchctl", name == "dxg", name == "nvmap", name == "nvhost-gpu":
 		default:
 			continue
 		}
 		node := Node{Path: "/dev/" + name}
 		if info, err := fs.Stat(f.fsys, "dev/"+name); err == nil {
 			node.Mode = info.Mode().String()
+			node.Major = linux.MajorOf(info)
 			if owner, ok := linux.OwnerOf(info); ok && errUser == nil {
 				node.Closed = !user.MayOpen(info.Mode(), owner)
 			}
@@ -154,12 +217,79 @@ func parseDriverVersion(text string) (version string, open bool) {
 	return "", false
 }
 
+// otherModules are other drivers of NVIDIA GPUs, and that of RDMA, which the fabric of NVLink 5 needs.
+var otherModules = []string{"nouveau", "nova_core", "nvgpu", "mlx5_ib"}
+
+// readMajors parses the character devices of /proc/devices: "195 nvidia-frontend".
+func readMajors(f files) (majors map[string]int) {
+	characters, _, _ := strings.Cut(f.text("proc/devices"), "Block devices:")
+	for line := range strings.Lines(characters) {
+		fields := strings.Fields(line)
+		if len(fields) != 2 || !strings.HasPrefix(fields[1], "nvidia") {
+			continue
+		}
+		if n, err := strconv.Atoi(fields[0]); err == nil && n > 0 {
+			if majors == nil {
+				majors = map[string]int{}
+			}
+			majors[fields[1]] = n
+		}
+	}
+	return majors
+}
+
+// moduleDirs are where packages put kernel modules, below /lib/modules/RELEASE.
+var moduleDirs = []string{"updates/dkms", "updates", "extra", "extra/nvidia", "weak-updates/nvidia", "kernel/drivers/video",
+	"kernel/drivers/video/nvidia", "kernel/nvidia", "misc"}
+
+func readModuleFile(f files) string {
+	release := f.line("proc/sys/kernel/osrelease")
+	if release == "" || strings.Contains(release, "/") {
+		return ""
+	}
+	for _, dir := range moduleDirs {
+		for _, suffix := range []string{"", ".xz", ".zst", ".gz"} {
+			if name := "lib/modules/" + release + "/" + dir + "/nvidia.ko" + suffix; f.exists(name) {
+				return "/" + name
+			}
+		}
+	}
+	return ""
+}
+
+// countSwitches counts the bridges of NVIDIA that are neither PCI Express nor a GPU, or their nodes.
+func countSwitches(f files) (n int) {
+	for _, name := range f.names(linux.PCIDevices) {
+		dir := linux.PCIDevices + "/" + name
+		if f.line(dir+"/vendor") == vendorNVIDIA && strings.HasPrefix(f.line(dir+"/class"), "0x0680") {
+			n++
+		}
+	}
+	nodes := 0
+	for _, name := range f.names("dev") {
+		if _, ok := numbered(name, "nvidia-nvswitch"); ok {
+			nodes++
+		}
+	}
+	return max(n, nodes)
+}
+
+// readLicence reads whether a vGPU has where to get its licence from.
+func readLicence(f files) *bool {
+	text := f.text("etc/nvidia/gridd.conf")
+	if text == "" {
+		return nil
+	}
+	served := parseAssignments(text)["ServerAddress"] != "" || len(f.names("etc/nvidia/ClientConfigToken")) > 0
+	return &served
+}
+
 // parseModules returns the modules in /proc/modules that are for NVIDIA GPUs.
 func parseModules(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {
 		name, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name == "nouveau" || name == "nvidia" || strings.HasPrefix(name, "nvidia_") {
+		if name == "nvidia" || strings.HasPrefix(name, "nvidia_") || slices.Contains(otherModules, name) {
 			out = append(out, name)
 		}
 	}
@@ -176,6 +306,8 @@ func readBoards(f files) []Board {
 			Model:   info["Model"],
 			UUID:    info["GPU UUID"],
 			Minor:   info["Device Minor"],
+
+			Excluded: info["GPU Excluded"] == "Yes",
 		})
 	}
 	return out

@@ -25,6 +25,14 @@ type PCIDevice struct {
 	Upstream []Link `json:"upstream,omitempty"`
 	// OffBus is that the device answers nothing: its configuration space reads as ones.
 	OffBus bool `json:"off_bus,omitempty"`
+	// PowerState is D0 for a device that is on, D3cold for one without power; empty if unknown. Asleep is
+	// that the kernel or bbswitch has switched it off: it answers nothing, and wakes when it is used, or when
+	// bbswitch switches it on (SwitchedOff).
+	PowerState  string `json:"power_state,omitempty"`
+	Asleep      bool   `json:"asleep,omitempty"`
+	SwitchedOff bool   `json:"switched_off,omitempty"`
+	// NoWindow is that the firmware gave a window of its memory (BAR) no address.
+	NoWindow bool `json:"no_memory_window,omitempty"`
 	// Errors are those that the kernel has counted on the link (AER); nil if it does not.
 	Errors *LinkErrors `json:"link_errors,omitempty"`
 	// IOMMU is the type of its IOMMU group: DMA, DMA-FQ, identity; empty if unknown.
@@ -109,6 +117,7 @@ const vendorNVIDIA = "0x10de"
 
 func readGPUs(f files) []PCIDevice {
 	var out []PCIDevice
+	switchedOff := bbswitch(f)
 	for _, name := range f.names(linux.PCIDevices) {
 		address, err := linux.ParsePCIAddress(name)
 		dir := address.Dir()
@@ -127,10 +136,14 @@ func readGPUs(f files) []PCIDevice {
 			CPUs:     cpus.String(),
 			Link:     readLink(f, dir),
 			Upstream: readUpstream(f, dir),
-			OffBus:   offBus(f, dir),
+			NoWindow: noWindow(f, dir),
 			Errors:   readLinkErrors(f, dir),
 			IOMMU:    f.line(dir + "/iommu_group/type"),
 		}
+		d.PowerState = f.line(dir + "/power_state")
+		d.SwitchedOff = slices.Contains(switchedOff, name)
+		d.Asleep = d.SwitchedOff || d.PowerState == "D3cold" || f.line(dir+"/power/runtime_status") == "suspended"
+		d.OffBus = !d.Asleep && offBus(f, dir)
 		if driver, err := fs.ReadLink(f.fsys, dir+"/driver"); err == nil {
 			d.Driver = path.Base(driver)
 		}
@@ -159,8 +172,31 @@ func readUpstream(f files, dir string) []Link {
 	}
 }
 
+// bbswitch lists the GPUs that the module bbswitch of laptops has switched off: "0000:01:00.0 OFF".
+func bbswitch(f files) (off []string) {
+	for line := range strings.Lines(f.text("proc/acpi/bbswitch")) {
+		if fields := strings.Fields(line); len(fields) == 2 && fields[1] == "OFF" {
+			off = append(off, fields[0])
+		}
+	}
+	return off
+}
+
+// noWindow reports whether BAR 1, the window of a GPU's memory, has no address. The file resource has a
+// line of start, end and flags for each BAR; BAR 0 has the registers, and one that is known to be set
+// shows that the lines can be trusted.
+func noWindow(f files, dir string) bool {
+	lines := strings.Split(f.text(dir+"/resource"), "\n")
+	const none = "0x0000000000000000"
+	if len(lines) < 2 {
+		return false
+	}
+	registers, window := strings.Fields(lines[0]), strings.Fields(lines[1])
+	return len(registers) == 3 && len(window) == 3 && registers[0] != none && window[0] == none && window[1] == none
+}
+
 // offBus reads the vendor and the device from the configuration space, which the kernel
-// asks the device for each time. All bits are 1 if no device answers.
+// asks the device for each time. All bits are 1 if no device answers: one that sleeps does not either.
 func offBus(f files, dir string) bool {
 	config := f.text(dir + "/config")
 	return len(config) >= 4 && config[:4] == "\xff\xff\xff\xff"

@@ -69,3 +69,42 @@ func TestRecorder(t *testing.T) {
 	assert.NotZero(t, host["dev/nvidia0"].Mode&fs.ModeDevice)
 	assert.NotContains(t, host, "dev/sda")
 }
+
+// Files that name hosts, or have bytes that no text has, are recorded as a reader reads them.
+func TestRecordingsReadTheSameAgain(t *testing.T) {
+	t.Parallel()
+	const secureBoot = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+	host := fstest.MapFS{
+		"etc/nvidia/gridd.conf":                  {Data: []byte("FeatureType=1\nServerAddress=licence.example.com\n")},
+		secureBoot:                               {Data: []byte{6, 0, 0, 0, 1}},
+		"proc/self/attr/current":                 {Data: []byte("system_u:system_r:container_t:s0:c1,c2\x00")},
+		"proc/device-tree/model":                 {Data: []byte("NVIDIA Jetson AGX Thor Developer Kit\x00")},
+		"proc/cmdline":                           {Data: []byte("root=/dev/secret nokaslr\n")},
+		"proc/devices":                           {Data: []byte("Character devices:\n195 nvidia\n509 nvidia-uvm\n\nBlock devices:\n8 sd\n")},
+		"proc/spl/kstat/zfs/arcstats":            {Data: []byte("13 1 0x01 147\nname type data\nhits 4 5\nsize 4 9000\nc_min 4 1000\n")},
+		"proc/self/limits":                       {Data: []byte("Max address space         46000  unlimited  bytes\nMax open files            24  1048576  files\n")},
+		"sys/power/suspend_stats/success":        {Data: []byte("3\n")},
+		"sys/bus/pci/devices/0000:01:00.0/class": {Data: []byte("0x030000\n")},
+	}
+	rec := hostinfo.Record(host)
+	live := hostinfo.Read(rec, nil)
+	text := hosttext.Format("", rec.Host())
+	for _, secret := range []string{"licence.example.com", "/dev/secret"} {
+		assert.NotContains(t, text, secret)
+	}
+	again, err := hosttext.Parse(text)
+	require.NoError(t, err)
+	assert.Equal(t, live, hostinfo.Read(again, nil))
+
+	assert.True(t, *live.Security.SecureBoot)
+	assert.Equal(t, "container_t", live.Security.Confinement)
+	assert.True(t, live.Virt.Tegra)
+	assert.Equal(t, []string{"nokaslr"}, live.Kernel.Parameters)
+	assert.Equal(t, map[string]int{"nvidia": 195, "nvidia-uvm": 509}, live.NVIDIA.Majors)
+	assert.True(t, *live.NVIDIA.LicenceServer)
+	assert.Equal(t, 9000, live.Memory.ZFSCache)
+	assert.Equal(t, 8000, live.Memory.ZFSFree)
+	assert.Equal(t, 24, live.OpenFiles.N)
+	assert.Equal(t, 46000, live.AddressSpace.N)
+	assert.Equal(t, 3, live.Kernel.Suspended.N)
+}

@@ -2,12 +2,19 @@ package hostinfo
 
 import (
 	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/linux"
 )
 
 // Kernel is the running kernel.
 type Kernel struct {
 	Release string `json:"release,omitempty"` // as uname -r: 6.8.0-45-generic
+	// Parameters are those of its command line that affect GPUs: nokaslr, iommu=pt.
+	Parameters []string `json:"parameters,omitempty"`
+	// Suspended is how often the host was suspended since boot, and resumed.
+	Suspended Limit `json:"suspended,omitzero"`
 }
 
 // Distro is the distribution in the root directory: in a container, the container's.
@@ -25,8 +32,22 @@ type Libc struct {
 	Loader  string `json:"loader,omitempty"`  // /lib64/ld-linux-x86-64.so.2
 }
 
+// kernelParameters are the parameters that are kept. Others may hold secrets.
+var kernelParameters = []string{"nokaslr", "swiotlb", "iommu", "intel_iommu", "amd_iommu", "pci", "pcie_aspm",
+	"module.sig_enforce", "lockdown", "nouveau.modeset", "mem_encrypt"}
+
 func readKernel(f files) Kernel {
-	return Kernel{Release: f.line("proc/sys/kernel/osrelease")}
+	k := Kernel{Release: f.line("proc/sys/kernel/osrelease")}
+	for word := range strings.FieldsSeq(f.line("proc/cmdline")) {
+		name, _, _ := strings.Cut(word, "=")
+		if slices.Contains(kernelParameters, name) {
+			k.Parameters = append(k.Parameters, word)
+		}
+	}
+	if n, err := linux.ReadInt(f.fsys, "sys/power/suspend_stats/success"); err == nil && n >= 0 {
+		k.Suspended = limitOf(n)
+	}
+	return k
 }
 
 func readDistro(f files) Distro {

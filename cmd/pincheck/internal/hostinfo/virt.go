@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/linux"
@@ -17,6 +18,17 @@ type Virt struct {
 	// a container runtime; empty if no container is detected.
 	Container string `json:"container,omitempty"`
 	WSL       bool   `json:"wsl,omitempty"`
+	// Sandbox is gvisor where that kernel serves the process: it shows neither the PCI bus nor modules.
+	Sandbox string `json:"sandbox,omitempty"`
+	// Tegra is that the GPU is part of the chip, as in a Jetson: it is on no bus, and another driver
+	// serves it. Board is the device tree's model.
+	Tegra bool   `json:"tegra,omitempty"`
+	Board string `json:"board,omitempty"`
+	// Confidential is tdx or sev in a virtual machine whose memory is encrypted.
+	Confidential string `json:"confidential,omitempty"`
+	// Unit is the systemd service that the process is in, whose /dev is its own with PrivateDevices.
+	Unit           string `json:"systemd_unit,omitempty"`
+	PrivateDevices bool   `json:"private_devices,omitempty"`
 }
 
 func readVirt(f files, environ []string) Virt {
@@ -25,12 +37,64 @@ func readVirt(f files, environ []string) Virt {
 		WSL:       strings.Contains(release, "microsoft") || f.exists("dev/dxg"),
 		Container: readContainer(f, environ),
 	}
+	v.Sandbox = readSandbox(f)
+	if v.Container == "" {
+		v.Container = v.Sandbox
+	}
 	v.Hypervisor = readHypervisor(f)
+	v.Board = strings.Trim(f.line("proc/device-tree/model"), "\x00")
+	v.Tegra = strings.Contains(v.Board, "Jetson") || strings.Contains(f.text("sys/firmware/devicetree/base/compatible"), "nvidia,tegra") ||
+		f.exists("etc/nv_tegra_release") || f.exists("dev/nvmap") || strings.Contains(release, "tegra")
 	if v.WSL {
 		v.Hypervisor = "wsl"
 	}
 	v.VM = v.WSL || v.Hypervisor != "" || parseCPUInfo(f.text("proc/cpuinfo")).HypervisorFlag
+	if v.VM {
+		v.Confidential = readConfidential(f)
+	}
+	v.Unit = readUnit(f)
+	mounts, _ := linux.ReadMounts(f.fsys)
+	v.PrivateDevices = v.Unit != "" && v.Container == "" && slices.ContainsFunc(mounts, func(m linux.Mount) bool {
+		return m.Point == "/dev" && m.Type == "tmpfs" // the host's is a devtmpfs
+	})
 	return v
+}
+
+// readSandbox knows gVisor by its kernel, whose version does not change.
+func readSandbox(f files) string {
+	version := f.line("proc/version")
+	if strings.Contains(version, "Sun Jan 10 15:06:54 PST 2016") || strings.Contains(strings.ToLower(version), "gvisor") ||
+		version == "" && f.line("proc/sys/kernel/osrelease") == "4.4.0" {
+		return "gvisor"
+	}
+	return ""
+}
+
+// readConfidential returns how the memory of a virtual machine is encrypted. The host's CPUs have the
+// flags of SEV too.
+func readConfidential(f files) string {
+	flags := parseCPUInfo(f.text("proc/cpuinfo")).encrypted
+	switch {
+	case flags == "tdx" || f.exists("dev/tdx_guest"):
+		return "tdx"
+	case flags == "sev" || f.exists("dev/sev-guest"):
+		return "sev"
+	}
+	return ""
+}
+
+// readUnit returns the service in the path of the control group. The manager of a user's services, in which
+// programs of a desktop are, is none.
+func readUnit(f files) string {
+	members, _ := linux.ReadCgroupMembers(f.fsys)
+	for _, m := range members {
+		for part := range strings.SplitSeq(m.Path, "/") {
+			if strings.HasSuffix(part, ".service") && !strings.HasPrefix(part, "user@") {
+				return part
+			}
+		}
+	}
+	return ""
 }
 
 // virtualVendors are words in the firmware's vendor or product of virtual machines. Bare
@@ -64,6 +128,17 @@ var cgroupRuntimes = []struct{ part, name string }{
 	{"containerd", "containerd"},
 }
 
+// containerSigns are what other runtimes leave in the environment, or in the root directory.
+var containerSigns = []struct{ variable, file, name string }{
+	{"APPTAINER_CONTAINER", ".singularity.d", "apptainer"},
+	{"SINGULARITY_CONTAINER", "singularity", "apptainer"},
+	{"FLATPAK_ID", ".flatpak-info", "flatpak"},
+	{"ENROOT_ROOTFS", "", "enroot"},
+}
+
+// containerRoots are file systems that the root directories of containers lie on.
+var containerRoots = []string{"overlay", "fuse.fuse-overlayfs", "fuse.squashfuse_ll", "fuse.squashfuse"}
+
 func readContainer(f files, environ []string) string {
 	if _, ok := lookupEnv(environ, "KUBERNETES_SERVICE_HOST"); ok {
 		return "kubernetes"
@@ -93,6 +168,19 @@ func readContainer(f files, environ []string) string {
 			return r.name
 		}
 	}
-	name, _ := lookupEnv(environ, "container")
-	return name
+	if name, ok := lookupEnv(environ, "container"); ok {
+		return name
+	}
+	for _, c := range containerSigns {
+		_, set := lookupEnv(environ, c.variable)
+		if set && c.variable != "" || c.file != "" && f.exists(c.file) {
+			return c.name
+		}
+	}
+	for _, m := range mounts {
+		if m.Point == "/" && slices.Contains(containerRoots, m.Type) {
+			return "container"
+		}
+	}
+	return ""
 }

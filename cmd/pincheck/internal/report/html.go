@@ -42,7 +42,7 @@ func htmlRun(r *Result) pageRun {
 		if f.Device != nil {
 			subject = fmt.Sprintf("GPU %d: ", *f.Device)
 		}
-		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: joinedWith("; ", append(slices.Clone(f.Evidence), f.Cause, f.Cost)...), Remedy: f.Remedy})
+		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: joinedWith("; ", append(slices.Clone(f.Evidence), f.Because(), f.Settle, f.Cost)...), Remedy: f.Remedy})
 	}
 	if r.Facts == nil {
 		return run

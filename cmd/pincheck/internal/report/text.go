@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
@@ -448,8 +449,14 @@ func (p *page) findings(all []doctor.Finding) {
 		for i, e := range f.Evidence {
 			p.sub([]string{"seen", "    "}[min(i, 1)], e)
 		}
-		if f.Cause != "" {
-			p.sub("why ", f.Cause)
+		if why := f.Because(); why != "" {
+			p.sub("why ", why)
+		}
+		for i, other := range f.Alternatives {
+			p.sub([]string{"or  ", "    "}[min(i, 1)], other)
+		}
+		if f.Settle != "" {
+			p.sub("tell", f.Settle)
 		}
 		if f.Cost != "" {
 			p.sub("cost", f.Cost)
@@ -489,6 +496,8 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 		label, text = "Healthy", healthyText(r)
 	case doctor.Measured:
 		label, text = "Measured", measuredText(r)
+	case doctor.Unknown:
+		label, text, c = "Unknown", unknownText(r), yellow
 	case doctor.Warnings:
 		label, text, c = "Warnings", problemsText(r), yellow
 	case doctor.Problems:
@@ -558,10 +567,30 @@ func affected(r *Result, s doctor.Severity) string {
 	return " (" + joinedWith(" and ", parts...) + ")"
 }
 
+// unknownText says of which GPUs nothing was measured.
+func unknownText(r *Result) string {
+	var gpus []string
+	for i := range r.Devices {
+		if d := &r.Devices[i]; d.Verify == nil && d.Bandwidth == nil {
+			gpus = append(gpus, strconv.Itoa(d.Ordinal))
+		}
+	}
+	text := "nothing was found, and nothing was measured"
+	if len(gpus) > 0 && len(gpus) < len(r.Devices) {
+		text += " of GPU " + joined(gpus...)
+	}
+	return text
+}
+
 // measuredText says what there is, and that it was not judged.
 func measuredText(r *Result) string {
 	if len(r.Benches) == 0 {
-		return healthyText(r) + "; copies were not judged: no reference known"
+		for i := range r.Devices {
+			if r.Devices[i].Bandwidth != nil {
+				return healthyText(r) + "; the speed was not judged of each GPU: no reference known"
+			}
+		}
+		return healthyText(r) + "; the speed was not measured"
 	}
 	all, expected := 0, 0
 	for i := range r.Benches {

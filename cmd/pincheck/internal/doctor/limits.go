@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// shortOf are the codes of a process that is short of something that the kernel gives: which, the codes do
+// not say.
+var shortOf = []cudart.Code{cudart.Success, cudart.ErrMemoryAllocation, cudart.ErrInitializationError, cudart.ErrNoDevice,
+	cudart.ErrOperatingSystem, cudart.ErrUnknown}
+
+// failedOnGPU are findings of calls that fail for want of what limitChecks look at.
+var failedOnGPU = []string{"pin_refused", "failed_call", "failed_round_trips", "host_memory_short", "gpu_full", "driver_crashes"}
+
+// limitChecks find limits of the process that look like other errors. A limit alone is none: they ask for
+// something that failed.
+var limitChecks = []Check{
+	{ID: "few_files", Explains: shortOf, Suppresses: failedOnGPU, Host: fewFiles},
+	{ID: "few_tasks", Explains: shortOf, Suppresses: failedOnGPU, Host: fewTasks},
+	{ID: "address_space_limit", Explains: shortOf, Suppresses: failedOnGPU, Host: addressSpace},
+}
+
+// failures lists the errors of starting CUDA and of calls on GPUs that one of these codes or words is in.
+func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) {
+	var all []string
+	if f.called() && len(f.Devices) == 0 {
+		all = append(all, f.Opening.Error)
+	}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		all = slices.Concat(all, d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Trials))
+		if d.Verify != nil {
+			for _, one := range d.Verify.Failures {
+				all = append(all, one.Error)
+			}
+		}
+	}
+	for _, text := range all {
+		named := slices.ContainsFunc(words, func(word string) bool { return strings.Contains(strings.ToLower(text), word) })
+		if code := codeIn(text); named || code != cudart.Success && slices.Contains(codes, code) {
+			texts = append(texts, text)
+		}
+	}
+	return texts
+}
+
+// leastFiles is fewer than CUDA opens: about 30 for one GPU, and more for each other one.
+const leastFiles = 64
+
+func fewFiles(f *Facts) []Finding {
+	if f.Host == nil {
+		return nil
+	}
+	_, full := f.denied(emfile)
+	limit, finite := f.Host.OpenFiles.Finite()
+	failed := f.failures(shortOf, emfile)
+	if len(full) == 0 && (!finite || limit > leastFiles || len(failed) == 0) {
+		return nil
+	}
+	out := Finding{Summary: "the process may open too few files", Evidence: slices.Concat(full, failed[:min(len(failed), 2)])}
+	if finite {
+		out.Summary = fmt.Sprintf("the process may open %d files only", limit)
+		out.Evidence = append(out.Evidence, fmt.Sprintf("/proc/self/limits: Max open files is %d", limit))
+	}
+	return finding(out)
+}
+
+// fewTasksLeft is fewer threads than CUDA starts.
+const fewTasksLeft = 8
+
+func fewTasks(f *Facts) []Finding {
+	if f.Host == nil {
+		return nil
+	}
+	most, finite := f.Host.Cgroup.TasksMax.Finite()
+	tasks, _ := f.Host.Cgroup.Tasks.Finite()
+	failed := f.failures(shortOf, "resource temporarily unavailable", "pthread_create")
+	if !finite || most-tasks > fewTasksLeft || len(failed) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("the control group has %d of the %d tasks (processes and threads) that it may have", tasks, most),
+		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("pids.current is %d, pids.max %d", tasks, most)),
+	})
+}
+
+// leastAddresses is less address space than CUDA reserves on large hosts: that of all memory of the host and its
+// GPUs, several times.
+const leastAddresses = 1 << 40
+
+func addressSpace(f *Facts) []Finding {
+	if f.Host == nil {
+		return nil
+	}
+	limit, finite := f.Host.AddressSpace.Finite()
+	failed := f.failures([]cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrOperatingSystem, cudart.ErrInitializationError, cudart.ErrUnknown}, "cannot allocate memory")
+	if !finite || limit >= leastAddresses || len(failed) == 0 {
+		return nil
+	}
+	out := Finding{
+		Summary:  fmt.Sprintf("the address space of the process is limited to %s (ulimit -v)", units.Bytes(limit)),
+		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("/proc/self/limits: Max address space is %d, and the host has %s of memory", limit, units.Bytes(f.Host.Memory.Total))),
+	}
+	if limit > 2*f.Host.Memory.Total {
+		out.Against = []string{"it is more than twice the host's memory"}
+	}
+	return finding(out)
+}
