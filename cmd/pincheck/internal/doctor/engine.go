@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/docs/findings"
 )
@@ -39,7 +40,10 @@ func groups() []group {
 			return len(f.Devices) > 0 && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !has(&d) })
 		}
 	}
-	host := func(f *Facts) bool { return f.Host != nil }
+	// An unreadable file is no proof: what a group looks at has to show.
+	host := func(shows func(*hostinfo.Host) bool) func(*Facts) bool {
+		return func(f *Facts) bool { return f.Host != nil && shows(f.Host) }
+	}
 	copied := devices((*Device).measured)
 	return []group{
 		{"access to the GPU", accessChecks, devices(func(*Device) bool { return true })},
@@ -48,16 +52,16 @@ func groups() []group {
 		{"GPUs that are visible", visibilityChecks, devices(func(*Device) bool { return true })},
 		{"bytes", byteChecks, devices((*Device).proved)},
 		{"calls", callChecks, copied},
-		{"limits of pinning", refusedChecks, host},
+		{"limits of pinning", refusedChecks, host(func(h *hostinfo.Host) bool { return h.Kernel.Release != "" && h.Memory.MaxMappings.Known })},
 		{"health", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
 		{"link", linkChecks, func(f *Facts) bool {
 			return copied(f) && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !f.compared(&d) })
 		}},
 		{"small and pageable copies", copyChecks, devices(func(d *Device) bool { return d.Trials != nil })},
-		{"NUMA and CPUs", numaChecks, host},
+		{"NUMA and CPUs", numaChecks, host(func(h *hostinfo.Host) bool { return len(h.NUMA) > 0 && h.CPU.Allowed != "" })},
 		{"speed of pinning", pinningChecks, devices(func(d *Device) bool { return d.Trials != nil })},
-		{"files", loadChecks, host},
-		{"memory budget", budgetChecks, host},
+		{"files", loadChecks, host(func(h *hostinfo.Host) bool { return len(h.Mounts) > 0 })},
+		{"memory budget", budgetChecks, host(func(h *hostinfo.Host) bool { return h.Memory.Total > 0 && h.Memory.Available > 0 })},
 		{"memory of programs", wasteChecks, func(f *Facts) bool { return len(f.Processes) > 0 }},
 	}
 }
