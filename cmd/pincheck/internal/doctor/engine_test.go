@@ -707,7 +707,8 @@ var hypotheses = []trouble{
 	{id: "confidential_not_ready", make: start(cudart.ErrSystemNotReady), change: func(f *Facts) { f.NVML = virtual("NVIDIA H100"); f.NVML.ConfidentialComputing = number(true) }, says: "-srs 1"},
 	{id: "confidential_vm_plain_gpu", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Virt.Confidential, f.NVML = "tdx", &nvml.Report{} }, says: "swiotlb"},
 	{id: "sandbox_refuses", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Virt.Sandbox, f.Host.Virt.Container = "gvisor", "gvisor" }, says: "nvproxy"},
-	{id: "wsl_gpu_blocked", make: start(cudart.ErrNoDevice), change: func(f *Facts) { wsl(f) }, also: []string{"wsl_pin_limit"}, says: "WDDM"},
+	{id: "wsl_gpu_blocked", make: start(cudart.ErrNoDevice), change: func(f *Facts) { wsl(f); f.Opening.DriverLibrary = "/usr/lib/wsl/lib/libcuda.so.1" }, also: []string{"wsl_pin_limit"}, says: "WDDM"},
+	{id: "wsl_gpu_blocked", make: start(cudart.ErrNoDevice), change: func(f *Facts) { wsl(f) }, also: []string{"wsl_pin_limit"}, says: "toolkit alone"},
 	{id: "vgpu_unlicensed", make: start(cudart.ErrDevicesUnavailable), change: func(f *Facts) { f.NVML = virtual("NVIDIA A10-24Q") }, says: "nvidia-gridd"},
 	{id: "vgpu_unlicensed", change: func(f *Facts) {
 		f.Devices[0].Name = "GRID A100-4-20C"

@@ -99,10 +99,14 @@ func wslBlocked(f *Facts) []Finding {
 	if !f.Host.Virt.WSL || !f.called() || f.Opening.DriverLibrary == "" || !f.Host.NVIDIA.HasNode("/dev/dxg") {
 		return nil
 	}
-	return finding(Finding{
+	out := Finding{
 		Summary:  "Windows gives no GPU to WSL",
 		Evidence: []string{f.Opening.Error, "/dev/dxg and " + f.Opening.DriverLibrary + " are there"},
-	})
+	}
+	if !strings.HasPrefix(f.Opening.DriverLibrary, "/usr/lib/wsl/") && f.Host.Virt.Container == "" { // which gets it elsewhere
+		out.Summary, out.because = "a Linux driver's libcuda.so.1 is loaded under WSL, in place of Windows'", "linux_driver"
+	}
+	return finding(out)
 }
 
 // vgpuName matches names of virtual GPUs: NVIDIA A10-24Q, GRID A100-4-20C. The letter is the licence.
