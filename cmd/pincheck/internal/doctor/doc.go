@@ -12,5 +12,16 @@
 // and nowhere else; [Evaluate] reads them from the page and puts in the values of the finding.
 // A new check is an entry in one of the lists of checks and a page.
 //
-// What a check cannot read is unknown: it returns no finding then.
+// What a check cannot read is unknown: it returns no finding then. What platforms hide or are made for is in
+// guests.go (byDesign) and hostinfo.Virt.
+//
+// # Hypotheses
+//
+// When CUDA does not start many things can be the cause of one error code. Each is a check with the codes that
+// it can lead to (Explains): the machine and its nodes (access.go, denied.go), libraries (library.go), limits of
+// the process (limits.go), virtual machines and sandboxes (guests.go), the codes themselves (start.go), and what
+// hides GPUs (visibility.go). The page says how sure a cause is (Sure), the check may say otherwise (Certainty),
+// and what contradicts it (Against) makes it less sure. The competition keeps the surest, and of equals the one
+// that is first in groups; see compete. To add one: an entry in a list, with its codes; a page; and a host in
+// testdata/hosts on which it is the cause, and one on which it looks so and is not.
 package doctor
