@@ -34,18 +34,29 @@ type shard struct {
 // differ in size.
 func (s *shard) popFree(class, n int) *block {
 	list := s.free[class]
-	for i, b := range slices.Backward(list) {
-		if b.Size >= n {
-			s.free[class] = slices.Delete(list, i, i+1)
-			s.cached -= b.Size
-			return b
+	for i := len(list) - 1; i >= 0; i-- {
+		b := list[i]
+		if b.Size < n {
+			continue
 		}
+		if i == len(list)-1 { // nearly always
+			list[i] = nil
+			s.free[class] = list[:i]
+		} else {
+			s.free[class] = slices.Delete(list, i, i+1)
+		}
+		s.cached -= b.Size
+		return b
 	}
 	return nil
 }
 
 func (s *shard) pushFree(b *block) {
-	s.free[b.Class] = append(s.free[b.Class], b)
+	list := s.free[b.Class]
+	if list == nil {
+		list = make([]*block, 0, 16) // 128 bytes, so that lists of two shards share no cache line
+	}
+	s.free[b.Class] = append(list, b)
 	s.cached += b.Size
 }
 
@@ -87,15 +98,26 @@ func (s *shard) release(b *block) {
 // it. A lease uses slack of its own shard first, then of others. If all of them together have
 // too little, there is a new peak.
 func (p *cache) raisePeak(bytes int) {
-	for i := range p.shards { // the locks are kept, as slack may come to a shard that was passed
+	take := func(s *shard) {
+		took := min(s.slack, bytes)
+		s.slack -= took
+		bytes -= took
+	}
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		take(s)
+		s.mu.Unlock()
+		if bytes == 0 {
+			return
+		}
+	}
+	// A shard that was passed may have slack by now: here all are locked at once.
+	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		took := min(s.slack, bytes)
-		s.slack -= took
-		if bytes -= took; bytes == 0 {
-			return
-		}
+		take(s)
 	}
 	p.peakInUse += bytes
 }
