@@ -135,11 +135,11 @@ func cannotRegister(dev *cudart.Device, a cudart.Attr, what string) error {
 //   - the GPU stands still while a call pins: see RATIONALE.md;
 //   - drivers from 580 on refuse 512 GiB and more, for want of one piece of
 //     kernel memory;
-//   - Linux 6.11 to 6.13 refuse more than 2 GiB, and leak what they refuse. There
-//     cudaHostAlloc does, too.
+//   - Linux 6.11 refuses more than 2 GiB, and leaks what it refuses (repaired before 6.12
+//     by 94efde1d1539). There cudaHostAlloc does, too.
 const (
 	maxSpan        = 16 << 30
-	maxSpanLinux6  = 1 << 30 // of Linux 6.11 to 6.13
+	maxSpanLinux6  = 1 << 30 // of Linux 6.11
 	maxAllocLinux6 = 2047 << 20
 	minSpan        = 64 << 20
 )
@@ -147,5 +147,5 @@ const (
 // leaksRefused reports whether a kernel of this release leaks the memory of a refused
 // call of more than 2 GiB.
 func leaksRefused(kernel linux.Release) bool {
-	return kernel.AtLeast(6, 11) && !kernel.AtLeast(6, 14)
+	return kernel == linux.Release{Major: 6, Minor: 11}
 }

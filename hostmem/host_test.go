@@ -40,7 +40,7 @@ func TestWhatEndsARefusal(t *testing.T) {
 	h.learned.Store(nil)
 	require.NoError(t, h.refused())
 	accepted(math.MaxInt)
-	require.Equal(t, maxSpanLinux6, h.limit(linux.Release{Major: 6, Minor: 12}), "the kernel's limit stays")
+	require.Equal(t, maxSpanLinux6, h.limit(linux.Release{Major: 6, Minor: 11}), "the kernel's limit stays")
 	h.attributes.Store(&attributes{shared: true})
 	remember(never)
 	require.NoError(t, h.refused(), "nothing is to be registered")

@@ -7,7 +7,7 @@ package hostmem
 //   - one registration, or one for each Options.Chunk;
 //   - if that is refused for its size or for the number of registrations: as few
 //     registrations as the driver accepts, from 16 GiB down to 64 MiB, each half as
-//     large as the one before. On Linux 6.11 to 6.13 they start at 1 GiB, because a
+//     large as the one before. On Linux 6.11 they start at 1 GiB, because a
 //     refused call of more than 2 GiB leaks its memory until the next boot;
 //   - if these are refused too, or registering is not supported at all, as on hosts
 //     with confidential computing and on some integrated GPUs: cudaHostAlloc, of the
