@@ -9,7 +9,7 @@ exec </dev/null
 all=(format tidy vet lint test race arm64 libcudart gpuscript)
 
 # Every target that must build and vet, with no C toolchain. The first two run, the others are
-# stubs that return errors.ErrUnsupported. The README lists the same targets.
+# stubs that return errors.ErrUnsupported. docs/platforms.md lists the same targets.
 targets=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 freebsd/amd64)
 # Targets that must not build, with one error that says why.
 refused=(linux/386 linux/arm windows/386)
@@ -78,7 +78,7 @@ check_vet() {
 		fi
 	done
 	for target in "${targets[@]}" "${refused[@]}" "$why_refused"; do
-		grep -qF "$target" README.md || { echo "README.md does not mention $target" >&2; return 1; }
+		grep -qF "$target" docs/platforms.md || { echo "docs/platforms.md does not mention $target" >&2; return 1; }
 	done
 	echo "$(go env GOHOSTOS)/$host with cgo"
 	CGO_ENABLED=1 go vet ./...

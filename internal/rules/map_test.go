@@ -1,5 +1,5 @@
 // Package rules tests what no compiler checks: that the map in CONTRIBUTING.md is true,
-// that the program and the snippets in the README compile, and that files which load C are
+// that the program in the README compiles, and that files which load C are
 // for Linux only.
 // It reads the sources of all platforms, on whichever it runs.
 package rules

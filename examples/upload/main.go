@@ -1,0 +1,79 @@
+// Command upload copies a slice to a GPU and back, and compares.
+//
+//	go run ./examples/upload        # on this machine's first GPU
+//	go run ./examples/upload -sim   # on a simulated one
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/transfer"
+)
+
+func main() {
+	log.SetFlags(0)
+	sim := flag.Bool("sim", false, "use a simulated GPU")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *sim); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, sim bool) (err error) {
+	options := cudart.Options{} // finds libcudart and loads it
+	if sim {
+		simulator, err := cudasim.New(cudasim.Config{})
+		if err != nil {
+			return err
+		}
+		defer simulator.Close()
+		options.Source = simulator
+	}
+	rt, err := cudart.Open(options)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rt.Close()) }()
+	dev, err := rt.Device(0)
+	if err != nil {
+		return err
+	}
+	copier, err := transfer.NewCopier(ctx, dev, transfer.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, copier.Close()) }()
+
+	data := make([]byte, 64<<20)
+	for i := range data {
+		data[i] = byte(i * 7)
+	}
+	mem, err := dev.Alloc(len(data))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, mem.Close()) }()
+	if err := copier.Upload(ctx, mem.Ptr(), data); err != nil {
+		return err
+	}
+	back := make([]byte, len(data))
+	if err := copier.Download(ctx, back, mem.Ptr()); err != nil {
+		return err
+	}
+	if !slices.Equal(data, back) {
+		return errors.New("the bytes that came back differ")
+	}
+	fmt.Printf("%v: %d bytes there and back, equal\n", dev, len(back))
+	return nil
+}
