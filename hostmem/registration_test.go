@@ -19,8 +19,8 @@ import (
 func TestSpanLimit(t *testing.T) {
 	t.Parallel()
 	for release, want := range map[linux.Release]int{
-		{Major: 6, Minor: 10}: maxSpan, {Major: 6, Minor: 11}: maxSpanLinux6, {Major: 6, Minor: 13}: maxSpanLinux6, {Major: 6, Minor: 14}: maxSpan,
-		{Major: 6, Minor: 8}: maxSpan, {Major: 5, Minor: 12}: maxSpan, {Major: 7, Minor: 12}: maxSpan, {}: maxSpan,
+		{Major: 6, Minor: 10}: maxSpan, {Major: 6, Minor: 11}: maxSpanLinux6, {Major: 6, Minor: 12}: maxSpan, {Major: 7, Minor: 11}: maxSpan,
+		{Major: 6, Minor: 8}: maxSpan, {Major: 5, Minor: 11}: maxSpan, {}: maxSpan,
 	} {
 		assert.Equal(t, want, new(host).limit(release), "%v", release)
 	}
