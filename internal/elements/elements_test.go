@@ -11,7 +11,7 @@ type half uint16
 
 type pair struct {
 	Key   uint32
-	value [2]float64
+	Value [2]float64
 	_     uint16
 }
 
