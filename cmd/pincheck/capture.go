@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -13,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/capture"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
@@ -29,8 +31,11 @@ func newCapture(o *options, sys system) *cobra.Command {
 an archive: ` + captureFile + `, unless --output names another file.
 pincheck --from FILE comes to the same findings, on any machine.
 
-Names of the host and its users, home directories, IP and MAC addresses and the
-UUIDs of GPUs are replaced. Serial numbers are not read.
+Passwords and tokens are replaced. So are names of the host and its users, home
+directories, IP and MAC addresses and the UUIDs of GPUs, unless --with-names is
+given. Serial numbers are not read.
+
+It exits as pincheck does, and as pincheck --from FILE will.
 
 ` + exitHelp,
 		Args: noArgs,
@@ -53,23 +58,33 @@ UUIDs of GPUs are replaced. Serial numbers are not read.
 	return cmd
 }
 
-// writeArchive writes the archive. An interrupted run has fewer facts in it.
+// captured is facts.json in an archive: the facts without the host, whose files are there, and the
+// errors of the run, without which --from would come to another verdict.
+type captured struct {
+	doctor.Facts
+	Errors []string `json:"errors,omitempty"`
+}
+
+// writeArchive writes the archive, and returns the verdict as check does. An interrupted run has
+// fewer facts in it.
 func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) error {
 	a := &capture.Archive{Host: recorder.Host()}
-	if s.result.Facts != nil || !s.result.Complete {
-		facts := doctor.Facts{Devices: []doctor.Device{}}
+	if s.result.Facts != nil || !s.result.Complete || len(s.result.Errors) > 0 {
+		facts := captured{doctor.Facts{Devices: []doctor.Device{}}, s.result.Errors}
 		if s.result.Facts != nil {
-			facts = *s.result.Facts
+			facts.Facts = *s.result.Facts
 			a.Environ = capture.Environ(facts.Host)
 		}
 		facts.Host = nil // the files are in the archive
 		facts.Stopped = s.result.Stopped
+		facts.ExpectedGPUs, facts.ExpectedRate = 0, 0 // are asked for anew
 		text, err := json.MarshalIndent(&facts, "", "  ")
 		if err != nil {
 			return outputError{err}
 		}
 		a.Facts = append(text, '\n')
 	}
+	a = a.WithoutSecrets()
 	if !withNames {
 		a = a.WithoutNames(s.names())
 	}
@@ -82,15 +97,12 @@ func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) erro
 		return outputError{fmt.Errorf("--output: %w", err)}
 	}
 	if !s.quiet {
-		fmt.Fprintf(s.cmd.ErrOrStderr(), "written: %s\n", s.output)
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "written: %s\n", printable.Line(s.output))
 	}
 	for _, text := range s.result.Errors {
-		fmt.Fprintf(s.cmd.ErrOrStderr(), "pincheck: %s\n", text)
+		complain(s.cmd.ErrOrStderr(), errors.New(text))
 	}
-	if s.result.Complete {
-		return nil
-	}
-	s.result.Conclude(false)
+	s.result.Conclude(true, s.ignore...)
 	return verdictError{s.result, s.failOn(), s.cmd.Context().Err() != nil}
 }
 
@@ -121,10 +133,17 @@ func (s *session) readArchive() error {
 	if err != nil {
 		return usagef("--from %s: %w", s.from, err)
 	}
-	facts, err := doctor.FromCapture(hostinfo.Read(a.Host, a.Environ), a.Facts)
+	facts, err := doctor.FromCapture(hostinfo.Read(a.Files(), a.Environ), a.Facts)
 	if err != nil {
 		return usagef("--from %s: %w", s.from, err)
 	}
+	var run struct{ Errors []string }
+	if len(a.Facts) > 0 {
+		if err := json.Unmarshal(a.Facts, &run); err != nil {
+			return usagef("--from %s: facts.json: %w", s.from, err)
+		}
+	}
+	s.change(func(r *report.Result) { r.Errors = append(r.Errors, run.Errors...) })
 	s.result.HostName = "" // it is another's
 	s.setFacts(facts)
 	if facts.Stopped != "" {

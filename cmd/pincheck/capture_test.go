@@ -52,7 +52,7 @@ func TestCaptureHasNoFilesOfProcesses(t *testing.T) {
 	host["proc/78/maps"] = &fstest.MapFile{Data: []byte("7e1000000000-7e1000400000 r-xp 00000000 00:01 7 /opt/secret/project\n")}
 	file := filepath.Join(t.TempDir(), "x.tar.gz")
 	got := call(t, sys, "capture", "-o", file, "--quiet")
-	require.Equal(t, exitOK, got.code, got.stderr)
+	require.Equal(t, exitWarnings, got.code, got.stderr)
 	whole := contents(t, file)
 	assert.NotContains(t, whole, "secret")
 	assert.NotContains(t, whole, "proc/77")
@@ -73,7 +73,7 @@ func TestCapture(t *testing.T) {
 	sys.hostname = func() (string, error) { return "gpu17.example.com", nil }
 	file := filepath.Join(t.TempDir(), "x.tar.gz")
 	got := call(t, sys, "capture", "-o", file, "--no-host-name")
-	require.Equal(t, exitOK, got.code, got.stderr)
+	require.Equal(t, exitProblems, got.code, got.stderr)
 	assert.Empty(t, got.stdout)
 	assert.Contains(t, got.stderr, "written: "+file)
 	live := resultOf(t, call(t, sys, "--quiet", "--format", "json"))
@@ -102,7 +102,7 @@ func TestCapture(t *testing.T) {
 		assert.NotContains(t, whole, name)
 	}
 	assert.Contains(t, whole, "/home/user-1/cuda/lib64/stubs")
-	require.Equal(t, exitOK, call(t, sys, "capture", "-o", file, "--with-names", "-q").code)
+	require.Equal(t, exitProblems, call(t, sys, "capture", "-o", file, "--with-names", "-q").code)
 	whole = contents(t, file)
 	assert.Contains(t, whole, "/home/alice/cuda/lib64/stubs")
 	assert.Contains(t, whole, "GPU-abcd0000")

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
@@ -98,18 +99,24 @@ func exitCode(err error, stderr io.Writer) int {
 	case errors.As(err, &verdict):
 		return verdict.code()
 	case errors.As(err, &ended):
-		fmt.Fprintf(stderr, "pincheck: %v\n", err)
+		complain(stderr, err)
 		if ended.interrupted {
 			return exitInterrupted
 		}
 		return exitIncomplete
 	case errors.As(err, &output):
-		fmt.Fprintf(stderr, "pincheck: %v\n", err)
+		complain(stderr, err)
 		return exitOutput
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "pincheck: %v\nTry 'pincheck --help'.\n", err)
+		complain(stderr, err)
+		fmt.Fprintln(stderr, "Try 'pincheck --help'.")
 		return exitUsage
 	}
-	fmt.Fprintf(stderr, "pincheck: %v\n", err)
+	complain(stderr, err)
 	return exitProblems
+}
+
+// complain prints an error, which may quote text from outside.
+func complain(stderr io.Writer, err error) {
+	fmt.Fprintf(stderr, "pincheck: %s\n", printable.Text(err.Error()))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
@@ -47,7 +48,7 @@ another --format the same results are written in that form.
 				err = o.produce(cmd, sys, "report", true, func(ctx context.Context, s *session) error { return s.all(ctx, !full) })
 			}
 			if written := (verdictError{}); (err == nil || errors.As(err, &written)) && o.output != "" && !o.quiet {
-				fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", o.output)
+				fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", printable.Line(o.output))
 			}
 			return err
 		},

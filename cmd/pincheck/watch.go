@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
@@ -107,7 +108,11 @@ func (w *watch) print(now time.Time, found []doctor.Finding, first bool) error {
 	}{{"ended", "-", old}, {"appeared", "+", fresh}} {
 		for _, one := range part.list {
 			if w.lines {
-				if err := json.NewEncoder(w.out).Encode(change{now, part.name, one}); err != nil {
+				line, err := json.Marshal(change{now, part.name, one})
+				if err == nil {
+					_, err = fmt.Fprintf(w.out, "%s\n", printable.JSON(line))
+				}
+				if err != nil {
 					return err
 				}
 				continue
@@ -116,7 +121,7 @@ func (w *watch) print(now time.Time, found []doctor.Finding, first bool) error {
 			if one.Device != nil {
 				subject = fmt.Sprintf("GPU %d: ", *one.Device)
 			}
-			if _, err := fmt.Fprintf(w.out, "%s %s %s %s: %s%s\n", now.Format(time.RFC3339), part.sign, one.Severity, one.ID, subject, one.Summary); err != nil {
+			if _, err := fmt.Fprintf(w.out, "%s %s %s %s: %s%s\n", now.Format(time.RFC3339), part.sign, one.Severity, one.ID, subject, printable.Line(one.Summary)); err != nil {
 				return err
 			}
 		}

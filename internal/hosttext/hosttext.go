@@ -33,7 +33,14 @@ const (
 // 0660 0:44)", and with its major number, too, "(device 0660 0:44 195)". Without these it is open to everyone.
 var device = regexp.MustCompile(`^(.*) \(device(?: 0([0-7]{3}) (\d+):(\d+)(?: (\d{1,6}))?)?\)$`)
 
-// Parse reads a captured host.
+// The limits of a captured host, which may be a stranger's.
+const (
+	MaxEntries = 5000
+	MaxPath    = 1024 // bytes of a path, and of the target of a link
+	maxParts   = 64   // of a path: real ones have 15
+)
+
+// Parse reads a captured host. It stops where a limit is exceeded.
 func Parse(text string) (fstest.MapFS, error) {
 	host := fstest.MapFS{}
 	var body *fstest.MapFile // of the entry being read; nil for those without one
@@ -74,6 +81,14 @@ func Parse(text string) (fstest.MapFS, error) {
 					entry.Sys = linux.Device{Owner: owner, Major: major}
 				}
 			}
+		}
+		switch target := string(entry.Data); {
+		case len(host) == MaxEntries:
+			return nil, fmt.Errorf("line %d: more than %d entries", number, MaxEntries)
+		case len(name) > MaxPath || len(target) > MaxPath:
+			return nil, fmt.Errorf("line %d: a path of %d bytes: longer than %d", number, max(len(name), len(target)), MaxPath)
+		case strings.Count(name, "/") >= maxParts || strings.Count(target, "/") >= maxParts:
+			return nil, fmt.Errorf("line %d: a path of more than %d parts", number, maxParts)
 		}
 		if !fs.ValidPath(name) || name == "." {
 			return nil, fmt.Errorf("line %d: %q is not a path below the root directory", number, name)

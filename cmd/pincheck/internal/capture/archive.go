@@ -9,6 +9,7 @@ package capture
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
@@ -16,14 +17,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"testing/fstest"
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/internal/hosttext"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -47,14 +47,21 @@ const (
 	environFile = "environ"
 )
 
-// The limits of what [Read] takes. Real archives have some 100 KB and 1,000 files.
+// The limits of an archive, which [Write] keeps and [Read] demands before it does the work. Real
+// archives have some 100 KB and 1,000 files. Those of host.txt are in package hosttext.
 const (
-	maxCompressed = 16 << 20
-	maxBytes      = 64 << 20 // decompressed
-	maxMembers    = 8
-	maxEntries    = 20_000 // of host.txt
-	maxPath       = 1024   // bytes
-	maxLinks      = 40     // one after the other
+	maxPacked = 4 << 20   // bytes of the file
+	maxHost   = 2 << 20   // of host.txt
+	maxFile   = 512 << 10 // of one file in it: Write keeps the whole lines up to there
+	maxFacts  = 2 << 20   // of facts.json
+	maxReadme = 64 << 10
+	// maxUnpacked is those with the headers of the tar file.
+	maxUnpacked = maxHost + maxFacts + maxReadme + 64<<10
+	maxDepth    = 32     // of objects and lists of facts.json in each other; real ones have 9
+	maxNested   = 4_000  // objects and lists of facts.json: what they take is far more than their text
+	maxValues   = 30_000 // of facts.json, of any kind
+	maxFollowed = 20_000 // links of host.txt, of all paths that begin with one
+	maxLinks    = 40     // one after the other
 )
 
 const readme = `What pincheck read on a host (pincheck capture). Diagnose it anywhere:
@@ -66,10 +73,16 @@ matter, and facts.json what CUDA and NVML returned and what was measured. Both a
 look at them before you pass them on.
 `
 
-// Write writes the archive.
+// Write writes the archive, unless Read would refuse it. Its texts show what commands a terminal as
+// package printable does: they are made to be looked at.
 func Write(w io.Writer, a *Archive) error {
 	host := make(fstest.MapFS, len(a.Host)+1)
 	for name, file := range a.Host {
+		if len(file.Data) > maxFile {
+			cut := *file
+			cut.Data = cut.Data[:bytes.LastIndexByte(cut.Data[:maxFile], '\n')+1]
+			file = &cut
+		}
 		host[name] = file
 	}
 	host[environFile] = &fstest.MapFile{Mode: 0o444, Data: []byte(strings.Join(a.Environ, "\n") + "\n")}
@@ -80,11 +93,14 @@ func Write(w io.Writer, a *Archive) error {
 		data []byte
 	}{
 		{readmeFile, []byte(readme)},
-		{hostFile, []byte(hosttext.Format("", host))},
-		{factsFile, a.Facts},
+		{hostFile, []byte(shown(hosttext.Format("", host)))},
+		{factsFile, printable.JSON(a.Facts)},
 	} {
 		if len(member.data) == 0 {
 			continue
+		}
+		if err := checkMember(member.name, member.data); err != nil {
+			return fmt.Errorf("capture: write: %w", err)
 		}
 		header := &tar.Header{Typeflag: tar.TypeReg, Name: member.name, Mode: 0o644, Size: int64(len(member.data)), ModTime: time.Unix(0, 0)}
 		if err := archive.WriteHeader(header); err != nil {
@@ -103,57 +119,88 @@ func Write(w io.Writer, a *Archive) error {
 	return nil
 }
 
+// shown is printable.Text, but for the byte of which the configuration of a device that is off the bus
+// consists.
+func shown(text string) string {
+	parts := strings.Split(text, "\xff")
+	for i := range parts {
+		parts[i] = printable.Text(parts[i])
+	}
+	return strings.Join(parts, "\xff")
+}
+
 // Read reads an archive, which may be hostile: what is not of the form that Write writes,
-// and what is larger than any host, is an error.
+// and what is larger than any host, is an error. Texts are as they are: who shows them renders them.
 func Read(r io.Reader) (*Archive, error) {
 	members, err := readMembers(r)
 	if err != nil {
 		return nil, fmt.Errorf("capture: read: %w", err)
 	}
-	a := &Archive{}
-	if facts := members[factsFile]; facts != nil {
-		if !json.Valid(facts) {
-			return nil, fmt.Errorf("capture: read: %s is no JSON", factsFile)
-		}
-		var all any
-		d := json.NewDecoder(bytes.NewReader(facts))
-		d.UseNumber()
-		if err := d.Decode(&all); err != nil {
-			return nil, fmt.Errorf("capture: read: %s: %w", factsFile, err)
-		}
-		if a.Facts, err = json.MarshalIndent(plain(all), "", "  "); err != nil {
-			return nil, fmt.Errorf("capture: read: %s: %w", factsFile, err)
-		}
-	}
 	text, ok := members[hostFile]
 	if !ok {
 		return nil, fmt.Errorf("capture: read: there is no %s: not an archive of pincheck capture", hostFile)
 	}
-	if a.Host, err = ParseHost(controls.ReplaceAllString(string(text), "?")); err != nil {
+	a := &Archive{Facts: members[factsFile]}
+	if a.Host, err = ParseHost(string(text)); err != nil {
 		return nil, fmt.Errorf("capture: read: %s: %w", hostFile, err)
 	}
 	a.Environ = a.takeEnviron()
 	return a, nil
 }
 
-// controls are characters that would command the terminal which shows them.
-var controls = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f\x{80}-\x{9f}]`)
+// checkMember checks the content of a member, which is no larger than its limit.
+func checkMember(name string, content []byte) error {
+	if limit := memberLimits[name]; len(content) > limit {
+		return tooLarge(name, limit)
+	}
+	if name != factsFile || len(content) == 0 {
+		return nil
+	}
+	if err := checkJSON(content); err != nil {
+		return fmt.Errorf("%s %w", name, err)
+	}
+	return nil
+}
 
-// plain replaces such characters in the texts of a JSON value.
-func plain(value any) any {
-	switch v := value.(type) {
-	case string:
-		return controls.ReplaceAllString(v, "?")
-	case []any:
-		for i := range v {
-			v[i] = plain(v[i])
+// memberLimits are the members that an archive may have, and how large they may be.
+var memberLimits = map[string]int{readmeFile: maxReadme, hostFile: maxHost, factsFile: maxFacts}
+
+func tooLarge(name string, limit int) error {
+	return fmt.Errorf("%s: more than %s", name, units.ExactBytes(limit))
+}
+
+// checkJSON counts, without decoding, what a JSON text would become, and then whether it is one.
+func checkJSON(text []byte) error {
+	depth, nested, values := 0, 0, 0
+	inString := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{', c == '[':
+			depth++
+			nested++
+		case c == '}', c == ']':
+			depth--
+		case c == ',':
+			values++
 		}
-	case map[string]any:
-		for name, field := range v {
-			v[name] = plain(field)
+		switch {
+		case depth > maxDepth:
+			return fmt.Errorf("is nested deeper than %d", maxDepth)
+		case nested > maxNested:
+			return fmt.Errorf("has more than %d objects and lists", maxNested)
+		case values+nested > maxValues:
+			return fmt.Errorf("has more than %d values", maxValues)
 		}
 	}
-	return value
+	if !json.Valid(text) {
+		return errors.New("is no JSON")
+	}
+	return nil
 }
 
 // ParseHost parses host.txt.
@@ -162,50 +209,36 @@ func ParseHost(text string) (fstest.MapFS, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(host) > maxEntries {
-		return nil, fmt.Errorf("%d files: more than %d", len(host), maxEntries)
-	}
+	followed := 0
 	for name, file := range host {
-		link := file.Mode&fs.ModeSymlink != 0
-		switch {
-		case len(name) > maxPath || link && len(file.Data) > maxPath:
-			return nil, fmt.Errorf("a path of %d bytes: longer than %d", max(len(name), len(file.Data)), maxPath)
-		case link && !ends(host, name):
-			return nil, fmt.Errorf("%.100s: links in a circle", name)
+		if len(file.Data) > maxFile {
+			return nil, fmt.Errorf("%.100q: more than %s", name, units.ExactBytes(maxFile))
+		}
+		if file.Mode&fs.ModeSymlink == 0 {
+			continue
+		}
+		n, ends := ends(host, name)
+		if !ends {
+			return nil, fmt.Errorf("%.100q: links in a circle", name)
+		}
+		if followed += n; followed > maxFollowed {
+			return nil, fmt.Errorf("more than %d links to links", maxFollowed)
 		}
 	}
 	return host, nil
 }
 
 // ends reports whether a link leads somewhere after at most maxLinks of them, as in the
-// kernel: MapFS follows links without end.
-func ends(host fstest.MapFS, name string) bool {
-	for range maxLinks {
-		next := follow(host, name)
+// kernel, and how many they were.
+func ends(host fstest.MapFS, name string) (links int, ok bool) {
+	for n := range maxLinks {
+		next, _ := follow(host, name)
 		if next == "" {
-			return true
+			return n, true
 		}
 		name = next
 	}
-	return false
-}
-
-// follow replaces the first link in a path by its target. It returns "" for a path without
-// one, and for one that leaves the host.
-func follow(host fstest.MapFS, name string) string {
-	for end := 0; end < len(name); end++ {
-		if end+1 < len(name) && name[end+1] != '/' {
-			continue
-		}
-		link, rest := name[:end+1], name[end+1:]
-		if file := host[link]; file != nil && file.Mode&fs.ModeSymlink != 0 {
-			if next := path.Join(path.Dir(link), string(file.Data)) + rest; fs.ValidPath(next) {
-				return next
-			}
-			return ""
-		}
-	}
-	return ""
+	return maxLinks, false
 }
 
 // takeEnviron takes the variables out of the files.
@@ -218,42 +251,65 @@ func (a *Archive) takeEnviron() []string {
 	return slices.DeleteFunc(strings.Split(string(file.Data), "\n"), func(s string) bool { return !strings.Contains(s, "=") })
 }
 
+// readMembers reads all of a file, to its checksum. Sizes are looked at before what they announce
+// is read.
 func readMembers(r io.Reader) (map[string][]byte, error) {
-	packed := &io.LimitedReader{R: r, N: maxCompressed + 1}
-	unpacked, err := gzip.NewReader(packed)
+	packed := &io.LimitedReader{R: r, N: maxPacked + 1}
+	buffered := bufio.NewReader(packed)
+	unpacked, err := gzip.NewReader(buffered)
 	if err != nil {
 		return nil, fmt.Errorf("not an archive of pincheck capture: %w", err)
 	}
-	limited := &io.LimitedReader{R: unpacked, N: maxBytes + 1}
+	unpacked.Multistream(false)
+	limited := &io.LimitedReader{R: unpacked, N: maxUnpacked + 1}
+	// Where a limit ended the reading, that is the error.
+	failed := func(err error) error {
+		switch {
+		case packed.N <= 0:
+			return fmt.Errorf("more than %s", units.ExactBytes(maxPacked))
+		case limited.N <= 0:
+			return fmt.Errorf("more than %s, decompressed", units.ExactBytes(maxUnpacked))
+		}
+		return err
+	}
 	archive := tar.NewReader(limited)
 	members := map[string][]byte{}
 	for {
 		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, failed(fmt.Errorf("not a tar file: %w", err))
+		}
+		limit, known := memberLimits[header.Name]
 		switch {
-		case packed.N <= 0:
-			return nil, fmt.Errorf("more than %s", units.ExactBytes(maxCompressed))
-		case limited.N <= 0:
-			return nil, fmt.Errorf("more than %s, decompressed", units.ExactBytes(maxBytes))
-		case errors.Is(err, io.EOF):
-			return members, nil
-		case err != nil:
-			return nil, fmt.Errorf("not a tar file: %w", err)
 		case header.Typeflag != tar.TypeReg:
 			return nil, fmt.Errorf("%.100q is no file: archives have neither links nor directories", header.Name)
-		case header.Name != readmeFile && header.Name != hostFile && header.Name != factsFile:
+		case !known:
 			return nil, fmt.Errorf("%.100q is in no archive of pincheck", header.Name)
-		case members[header.Name] != nil || len(members) == maxMembers:
+		case members[header.Name] != nil:
 			return nil, fmt.Errorf("%s comes twice", header.Name)
+		case header.Size > int64(limit):
+			return nil, tooLarge(header.Name, limit)
 		}
-		var b bytes.Buffer
-		if _, err := io.Copy(&b, archive); err != nil {
-			if limited.N <= 0 {
-				err = fmt.Errorf("more than %s, decompressed", units.ExactBytes(maxBytes))
-			}
-			return nil, fmt.Errorf("%s: %w", header.Name, err)
+		content := make([]byte, header.Size)
+		if _, err := io.ReadFull(archive, content); err != nil {
+			return nil, failed(fmt.Errorf("%s: %w", header.Name, err))
 		}
-		members[header.Name] = append([]byte{}, b.Bytes()...)
+		if err := checkMember(header.Name, content); err != nil {
+			return nil, err
+		}
+		members[header.Name] = content
 	}
+	// The checksum is behind the end of the tar file, and behind the checksum is nothing.
+	if _, err := io.Copy(io.Discard, limited); err != nil || limited.N <= 0 {
+		return nil, failed(fmt.Errorf("damaged: %w", err))
+	}
+	if _, err := buffered.ReadByte(); !errors.Is(err, io.EOF) {
+		return nil, failed(errors.New("there is more behind its end"))
+	}
+	return members, nil
 }
 
 // Environ returns the variables with which a host reads the same again.

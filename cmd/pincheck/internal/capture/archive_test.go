@@ -4,7 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"fmt"
+	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +19,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/capture"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/internal/hosttest"
 )
 
@@ -60,19 +64,56 @@ func file(name, body string) member {
 	return member{tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(body))}, body}
 }
 
-func pack(t *testing.T, members ...member) []byte {
+func pack(t testing.TB, members ...member) []byte { return zip(t, tarOf(t, members...)) }
+
+func tarOf(t testing.TB, members ...member) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	z := gzip.NewWriter(&b)
-	w := tar.NewWriter(z)
+	w := tar.NewWriter(&b)
 	for _, m := range members {
 		require.NoError(t, w.WriteHeader(&m.Header))
 		_, err := w.Write([]byte(m.body))
 		require.NoError(t, err)
 	}
 	require.NoError(t, w.Close())
+	return b.Bytes()
+}
+
+func zip(t testing.TB, data []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, err := z.Write(data)
+	require.NoError(t, err)
 	require.NoError(t, z.Close())
 	return b.Bytes()
+}
+
+// wrongChecksum changes the checksum at the end of a file.
+func wrongChecksum(packed []byte) []byte {
+	packed = bytes.Clone(packed)
+	packed[len(packed)-8] ^= 1
+	return packed
+}
+
+func noise(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(b) // it never fails
+	return string(b)
+}
+
+// chains are n chains of 39 links each, of which none goes in a circle.
+func chains(n int) string {
+	var b strings.Builder
+	for i := range n {
+		for j := range 39 {
+			fmt.Fprintf(&b, "-- c%d.%d -> c%d.%d --\n", i, j, i, j+1)
+		}
+		if b.Len() > 200_000 {
+			break
+		}
+	}
+	return b.String()
 }
 
 func TestHostileArchives(t *testing.T) {
@@ -97,12 +138,26 @@ func TestHostileArchives(t *testing.T) {
 		"facts":               {pack(t, good, file("facts.json", "{")), "facts.json is no JSON"},
 		"a path in the host":  {pack(t, file("host.txt", "-- ../../etc/passwd --\nx\n")), "not a path below the root"},
 		"a long path":         {pack(t, file("host.txt", "-- "+strings.Repeat("x", 5000)+" --\n")), "a path of 5000 bytes"},
-		"a link to itself":    {pack(t, file("host.txt", "-- c -> c --\n")), "c: links in a circle"},
-		"a link below itself": {pack(t, file("host.txt", "-- d -> d/d --\n")), "d: links in a circle"},
+		"a link to itself":    {pack(t, file("host.txt", "-- c -> c --\n")), `"c": links in a circle`},
+		"a link below itself": {pack(t, file("host.txt", "-- d -> d/d --\n")), `"d": links in a circle`},
 		"links in a circle":   {pack(t, file("host.txt", "-- x/e -> ../f/g --\n-- f -> x --\n-- x/g -> e --\n")), "links in a circle"},
-		"many files":          {pack(t, file("host.txt", manyFiles(20_001))), "more than 20000"},
-		"much, well packed":   {pack(t, file("host.txt", "-- a --\n"+strings.Repeat("0", 65<<20))), "more than 64 MiB, decompressed"},
-		"much, in the README": {pack(t, file("README.txt", strings.Repeat("0", 65<<20))), "more than 64 MiB, decompressed"},
+		"many files":          {pack(t, file("host.txt", manyFiles(5001))), "more than 5000"},
+		"deep facts":          {pack(t, good, file("facts.json", strings.Repeat("[", 33)+strings.Repeat("]", 33))), "facts.json is nested deeper than 32"},
+		"broad facts":         {pack(t, good, file("facts.json", "["+strings.Repeat("{},", 4_000)+"0]")), "more than 4000 objects"},
+		"long facts":          {pack(t, good, file("facts.json", "["+strings.Repeat("0,", 30_000)+"0]")), "more than 30000 values"},
+		"a deep path":         {pack(t, file("host.txt", "-- "+strings.Repeat("x/", 64)+"x --\n")), "more than 64 parts"},
+		"a deep link":         {pack(t, file("host.txt", "-- a -> "+strings.Repeat("x/", 64)+"x --\n")), "more than 64 parts"},
+		"chains of links":     {pack(t, file("host.txt", chains(128))), "more than 20000 links"},
+		"a wrong checksum":    {wrongChecksum(whole), "invalid checksum"},
+		"no checksum":         {whole[:len(whole)-8], "unexpected EOF"},
+		"a second archive":    {append(bytes.Clone(whole), whole...), "there is more behind its end"},
+		"text behind it":      {append(bytes.Clone(whole), "x"...), "there is more behind its end"},
+		"a large file":        {append(bytes.Clone(whole), make([]byte, 10<<20)...), "more behind its end"},
+		"incompressible":      {pack(t, good, file("facts.json", noise(10<<20))), "facts.json: more than 2 MiB"},
+		"a large tar file":    {zip(t, append(tarOf(t, good), make([]byte, 10<<20)...)), "(4.12 MiB), decompressed"},
+		"a size that lies":    {zip(t, tarOf(t, file("host.txt", "-- a --\n"+strings.Repeat("0", 1<<20)))[:1<<20]), "unexpected EOF"},
+		"much, well packed":   {pack(t, file("host.txt", "-- a --\n"+strings.Repeat("0", 65<<20))), "host.txt: more than 2 MiB"},
+		"much, in the README": {pack(t, file("README.txt", strings.Repeat("0", 65<<20))), "README.txt: more than 64 KiB"},
 	} {
 		_, err := capture.Read(bytes.NewReader(c.data))
 		require.ErrorContains(t, err, c.says, what)
@@ -118,14 +173,36 @@ func manyFiles(n int) string {
 	return b.String()
 }
 
-// What commands a terminal does not reach one.
+// An archive is made to be looked at: what is in it commands no terminal, and reads the same.
 func TestControlCharacters(t *testing.T) {
 	t.Parallel()
-	a, err := capture.Read(bytes.NewReader(pack(t, file("host.txt", "-- a --\n\x1b[2Jx\ty\u009b1m\r\n"), file("facts.json", `{"devices":[{"name":"\u001b]0;x\u0007","memory_total_bytes":9007199254740993}]}`))))
+	a := &capture.Archive{
+		Host:    fstest.MapFS{"a": {Data: []byte("\x1b[2Jx\ty\u009b1m\r\n")}, "sys/config": {Data: []byte("\xff\xff\xff\xff\n")}},
+		Environ: []string{"A=\x1b]52;c;x\a"},
+		Facts:   []byte(`{"devices":[{"name":"\u001b]0;x\u0007` + "\u009b\u202e" + `","memory_total_bytes":9007199254740993}]}`),
+	}
+	packed := write(t, a)
+	unpacked, err := gzip.NewReader(bytes.NewReader(packed))
 	require.NoError(t, err)
-	assert.Equal(t, "?[2Jx\ty?1m?\n", string(a.Host["a"].Data))
-	assert.JSONEq(t, `{"devices":[{"name":"?]0;x?","memory_total_bytes":9007199254740993}]}`, string(a.Facts))
-	assert.Contains(t, string(a.Facts), "9007199254740993")
+	archive := tar.NewReader(unpacked)
+	for {
+		header, err := archive.Next()
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err)
+		text, err := io.ReadAll(archive)
+		require.NoError(t, err)
+		shown := strings.ReplaceAll(string(text), "\xff", "")
+		assert.Equal(t, printable.Text(shown), shown, header.Name)
+	}
+	got, err := capture.Read(bytes.NewReader(packed))
+	require.NoError(t, err)
+	assert.Equal(t, "?[2Jx\ty?1m?\n", string(got.Host["a"].Data))
+	assert.Equal(t, "\xff\xff\xff\xff\n", string(got.Host["sys/config"].Data))
+	assert.Equal(t, []string{"A=?]52;c;x?"}, got.Environ)
+	assert.JSONEq(t, string(a.Facts), string(got.Facts))
+	assert.Contains(t, string(got.Facts), "9007199254740993")
 }
 
 // A link in a host leads to files of that host alone.
@@ -134,10 +211,10 @@ func TestLinksStayInside(t *testing.T) {
 	a, err := capture.Read(bytes.NewReader(pack(t, file("host.txt", "-- etc/os-release -> ../../../../../../../etc/hostname --\n-- b -> /etc/passwd --\n-- c -> b --\n"))))
 	require.NoError(t, err)
 	for _, name := range []string{"etc/os-release", "b", "c", "c/c"} {
-		_, err := fs.ReadFile(a.Host, name)
+		_, err := fs.ReadFile(a.Files(), name)
 		require.Error(t, err, name)
 	}
-	hostinfo.Read(a.Host, a.Environ)
+	hostinfo.Read(a.Files(), a.Environ)
 }
 
 // What was captured reads as the host did.
@@ -154,7 +231,44 @@ func TestCapturedHostsReadTheSame(t *testing.T) {
 		live := hostinfo.Read(rec, environ)
 		a, err := capture.Read(bytes.NewReader(write(t, &capture.Archive{Host: rec.Host(), Environ: capture.Environ(live)})))
 		require.NoError(t, err)
-		assert.Equal(t, live, hostinfo.Read(a.Host, a.Environ), name)
+		assert.Equal(t, live, hostinfo.Read(a.Files(), a.Environ), name)
+	}
+}
+
+// The file system of an archive is an fstest.MapFS, but for the time that it takes.
+func TestFilesAreThoseOfTheHost(t *testing.T) {
+	t.Parallel()
+	host, err := capture.ParseHost("-- a/b/c --\ntext\n-- a/l -> b --\n-- a/m -> l/c --\n-- up -> ../x --\n-- abs -> /a/b/c --\n-- to -> a/l/../b --\n-- dev/n (device 0660 0:44) --\n-- f --\n-- f/below --\n")
+	require.NoError(t, err)
+	files := (&capture.Archive{Host: host}).Files()
+	for _, name := range []string{".", "a", "a/b", "a/b/c", "a/l", "a/l/c", "a/m", "up", "abs", "to", "to/c", "dev", "dev/n", "dev/n/x", "f", "f/below", "none", "a/none", "../x", "/a", ""} {
+		text, err := fs.ReadFile(files, name)
+		wantText, wantErr := fs.ReadFile(host, name)
+		assert.Equal(t, wantErr == nil, err == nil, name)
+		assert.Equal(t, string(wantText), string(text), name)
+		info, err := fs.Stat(files, name)
+		wantInfo, wantErr := fs.Stat(host, name)
+		if assert.Equal(t, wantErr == nil, err == nil, name) && err == nil {
+			assert.Equal(t, wantInfo.Mode(), info.Mode(), name)
+			assert.Equal(t, wantInfo.Sys(), info.Sys(), name)
+		}
+		info, err = fs.Lstat(files, name)
+		wantInfo, wantErr = fs.Lstat(host, name)
+		if assert.Equal(t, wantErr == nil, err == nil, name) && err == nil {
+			assert.Equal(t, wantInfo.Mode(), info.Mode(), name)
+		}
+		target, err := fs.ReadLink(files, name)
+		wantTarget, wantErr := fs.ReadLink(host, name)
+		assert.Equal(t, wantErr == nil, err == nil, name)
+		assert.Equal(t, wantTarget, target, name)
+		names := func(fsys fs.FS) (all []string) {
+			entries, _ := fs.ReadDir(fsys, name)
+			for _, e := range entries {
+				all = append(all, e.Name()+" "+e.Type().String())
+			}
+			return all
+		}
+		assert.Equal(t, names(host), names(files), name)
 	}
 }
 
@@ -186,7 +300,7 @@ func FuzzHost(f *testing.F) {
 		for name := range host {
 			require.True(t, fs.ValidPath(name))
 		}
-		hostinfo.Read(host, nil)
+		hostinfo.Read((&capture.Archive{Host: host}).Files(), nil)
 		(&capture.Archive{Host: host}).WithoutNames(capture.Names{Hosts: []string{"a"}})
 	})
 }

@@ -3,7 +3,9 @@ package capture
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -33,25 +35,28 @@ func (a *Archive) WithoutNames(names Names) *Archive {
 	// Longer ones first: the short name of a host is part of its long one.
 	slices.SortStableFunc(s.names, func(x, y string) int { return len(y) - len(x) })
 
+	return a.with(s.scrub, func(text string) string { return text })
+}
+
+// with returns the archive with its texts, and the names of files, changed; mounts with another change.
+func (a *Archive) with(change, mounts func(string) string) *Archive {
 	out := &Archive{Host: make(fstest.MapFS, len(a.Host))}
-	out.Facts = []byte(s.scrub(string(a.Facts))) // first: it has the UUIDs in full
-	if len(a.Facts) == 0 {
-		out.Facts = nil
+	if len(a.Facts) > 0 {
+		out.Facts = changeJSON(a.Facts, change) // first: it has the UUIDs in full
 	}
-	var paths []string
-	for name := range a.Host {
-		paths = append(paths, name)
-	}
-	slices.Sort(paths)
-	for _, name := range paths {
+	for _, name := range slices.Sorted(maps.Keys(a.Host)) {
 		file := *a.Host[name]
 		if file.Mode&fs.ModeDevice == 0 {
-			file.Data = []byte(s.scrub(string(file.Data)))
+			text := string(file.Data)
+			if path.Base(name) == "mountinfo" {
+				text = mounts(text)
+			}
+			file.Data = []byte(change(text))
 		}
-		out.Host[s.scrub(name)] = &file
+		out.Host[change(name)] = &file
 	}
 	for _, entry := range a.Environ {
-		out.Environ = append(out.Environ, s.scrub(entry))
+		out.Environ = append(out.Environ, change(entry))
 	}
 	return out
 }
@@ -93,7 +98,8 @@ func (s *scrubber) addName(name, kind string) {
 var (
 	homePattern = regexp.MustCompile(`(/(?:home|Users|scratch/users)/)([^/\s:",]+)`)
 	// Servers of mounted file systems: nas.example.com:/export, //nas/share.
-	serverPattern = regexp.MustCompile(`(?m)((?:^|\s)(?://)?)([A-Za-z0-9][A-Za-z0-9._-]*)(:/|/)`)
+	serverPattern = regexp.MustCompile(`(?m)((?:^|\s|@)(?://)?)([A-Za-z0-9][A-Za-z0-9._-]*)(://|:/|/)`)
+	urlPattern    = regexp.MustCompile(`(://(?:[^\s/"'@]*@)?)([A-Za-z0-9][A-Za-z0-9.-]*)`)
 	uuidPattern   = regexp.MustCompile(`\b(GPU|MIG)-([0-9a-f]{4,8})((?:-[0-9a-f]{4}){3}-[0-9a-f]{12})?\b`)
 	ipv4Pattern   = regexp.MustCompile(`\d{1,3}(?:\.\d{1,3}){3}`)
 	ipv6Pattern   = regexp.MustCompile(`(?i)[0-9a-f]{1,4}:[0-9a-f:]*:[0-9a-f]{1,4}`)
@@ -117,13 +123,14 @@ func (s *scrubber) scrub(text string) string {
 	}
 	text = serverPattern.ReplaceAllStringFunc(text, func(server string) string {
 		m := serverPattern.FindStringSubmatch(server)
-		if strings.HasSuffix(m[1], "//") != (m[3] == "/") || slices.Contains(common, m[2]) {
+		if m[3] == "://" || strings.HasSuffix(m[1], "//") != (m[3] == "/") {
 			return server
 		}
-		if _, err := netip.ParseAddr(m[2]); err == nil {
-			return server // see below
-		}
-		return m[1] + s.replace(m[2], kindHost, func(n int) string { return fmt.Sprintf("host-%d", n) }) + m[3]
+		return m[1] + s.host(m[2]) + m[3]
+	})
+	text = urlPattern.ReplaceAllStringFunc(text, func(url string) string {
+		m := urlPattern.FindStringSubmatch(url)
+		return m[1] + s.host(m[2])
 	})
 	text = uuidPattern.ReplaceAllStringFunc(text, s.uuid)
 	text = macPattern.ReplaceAllStringFunc(text, func(mac string) string {
@@ -132,6 +139,16 @@ func (s *scrubber) scrub(text string) string {
 	text = s.addresses(text, ipv6Pattern, kindIPv6, func(n int) string { return fmt.Sprintf("2001:db8::%x", n) })
 	return s.addresses(text, ipv4Pattern, kindIPv4, func(n int) string { return fmt.Sprintf("192.0.%d.%d", 2+n/256%2, n%256) })
 }
+
+// host replaces the name of a server. Addresses are replaced as such.
+func (s *scrubber) host(name string) string {
+	if _, err := netip.ParseAddr(name); err == nil || slices.Contains(common, name) || hostGiven.MatchString(name) {
+		return name
+	}
+	return s.replace(name, kindHost, func(n int) string { return fmt.Sprintf("host-%d", n) })
+}
+
+var hostGiven = regexp.MustCompile(`^host-\d+$`)
 
 func (s *scrubber) replace(old string, kind int, with func(n int) string) string {
 	if s.given[old] == "" {

@@ -355,6 +355,9 @@ func (f *Facts) SetHost(h *hostinfo.Host) {
 	}
 }
 
+// maxDevices is how many GPUs a host of an archive may have: each is compared with each.
+const maxDevices = 128
+
 // FromCapture returns the facts of a host of which an archive was made, and text is the JSON
 // of those that were not read from its files. It may be hostile, or empty.
 func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
@@ -363,6 +366,13 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 		if err := json.Unmarshal(text, f); err != nil {
 			return nil, fmt.Errorf("doctor: facts.json: %w", err)
 		}
+	}
+	n := max(len(f.Devices), len(f.Probes), len(host.GPUs))
+	if f.NVML != nil {
+		n = max(n, len(f.NVML.GPUs))
+	}
+	if n > maxDevices {
+		return nil, fmt.Errorf("doctor: %d GPUs, or processes that examined them: more than %d", n, maxDevices)
 	}
 	if f.Devices == nil {
 		f.Devices = []Device{}

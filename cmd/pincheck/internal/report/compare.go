@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -31,6 +32,8 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 		}{SchemaVersion, "compare", tool, c}); err != nil {
 			return err
 		}
+		_, err := w.Write(printable.JSON(b.Bytes()))
+		return err
 	case Text:
 		t := &comparison{Comparison: c, Buffer: &b, style: s, width: max(s.width(), numbers+1), all: all}
 		t.write()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
@@ -141,6 +142,8 @@ func Write(w io.Writer, r *Result, f Format, s Style) error {
 		if err := e.Encode(r); err != nil {
 			return err
 		}
+		_, err := w.Write(printable.JSON(b.Bytes()))
+		return err
 	case Text:
 		writeText(&b, r, s)
 	case Prometheus:

@@ -4,8 +4,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"unicode"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -75,20 +75,8 @@ func clip(text string, width int) string {
 	return text
 }
 
-// plain makes one printable line of text from outside: paths, names and errors may
-// contain anything, also escape sequences.
-func plain(s string) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return ' '
-		case !unicode.IsPrint(r):
-			return '?'
-		}
-		return r
-	}, s)
-	return strings.Join(strings.Fields(s), " ")
-}
+// plain makes one printable line of text from outside.
+func plain(s string) string { return printable.Line(s) }
 
 // wrap breaks text into lines of at most width runes, at spaces, or inside a word that is
 // longer.
