@@ -49,8 +49,9 @@ func (p *page) sub(label, text string) {
 // plainf formats text and makes it printable.
 func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format, args...)) }
 
-// painted writes text beside a label, each in a color. Lines after the first have no label.
+// painted writes text beside a label, each in a color and made printable. Lines after the first have no label.
 func (p *page) painted(label string, labelColor ansiColor, text string, textColor ansiColor) {
+	label, text = plain(label), plain(text)
 	for i, line := range wrap(text, p.width()) {
 		if i > 0 {
 			label = ""
