@@ -26,7 +26,13 @@ var csvColumns = []string{
 func writeCSV(b *bytes.Buffer, r *Result) error {
 	w := csv.NewWriter(b)
 	if r.Command == "devices" || r.Command == "version" {
-		w.WriteAll(inventory(r)) // errors stay in w
+		rows := inventory(r)
+		for _, row := range rows {
+			for i := range row {
+				row[i] = plain(row[i])
+			}
+		}
+		w.WriteAll(rows) // errors stay in w
 		return w.Error()
 	}
 	w.Write(csvColumns) // errors stay in w
@@ -64,9 +70,6 @@ func inventory(r *Result) [][]string {
 		}
 		if l := d.Link; l != nil {
 			row[11], row[12], row[13] = strconv.FormatFloat(l.Speed, 'g', -1, 64), known(l.Width), strconv.FormatFloat(l.Rate, 'g', -1, 64)
-		}
-		for j := range row {
-			row[j] = plain(row[j])
 		}
 		rows = append(rows, row)
 	}
