@@ -1,23 +1,34 @@
 package report
 
 import (
-	"bytes"
-	"fmt"
-	"html"
-	"html/template"
-	"image/color"
-	"regexp"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
+	"unicode/utf8"
 )
+
+// A drawing is an SVG element, which the template plot writes. Its colours and its font are those of the
+// style sheet: a class such as c3 is the colour of the fourth line. One without a title is for decoration.
+type drawing struct {
+	Class, Title  string
+	Width, Height float64
+	Shapes        []shape
+	Texts         []plotText
+}
+
+// A shape is a path that is filled, or drawn as a line of a width.
+type shape struct {
+	Class, Path string
+	Stroke      float64
+	Dashes      string
+}
+
+// A plotText is text of a plot. Its class says on which side of X it is.
+type plotText struct {
+	X, Y        float64 // Y is its base line
+	Class, Text string
+}
 
 // A format is the size of a plot, in CSS pixels at its natural size.
 type format struct {
@@ -34,229 +45,341 @@ var (
 
 const (
 	textSize  = 12
+	valueSize = 11 // of the values at bars
+	rise      = 4  // from the middle of a text to its base line
 	lineWidth = 1.75
-	descent   = 3 // of text, below its line
 	barHeight = 15
 	barGap    = 12 // between groups
+	styles    = 8  // colours and markers
 )
 
-// Colours are written as roles, which the style sheet defines for light and dark.
-var (
-	roleInk  = role(0xe0)
-	roleDim  = role(0xe1)
-	roleGrid = role(0xe2)
-)
-
-const (
-	styles    = 8    // colours and glyphs
-	bandRole  = 0x80 // a colour of lines, translucent
-	faintRole = 0xa0 // the same, where there are many
-)
-
-// role is the colour that element replaces by the style sheet's variable.
-func role(n uint8) color.NRGBA { return color.NRGBA{0xc0, 0xfe, n, 0xff} }
-
-// styleColor returns the role of a line's style. Styles repeat after eight; then lines are dashed.
-func styleColor(style int) color.NRGBA {
+// styleClass returns the class of a style's colour. Styles repeat after eight; then lines are dashed.
+func styleClass(style int) string {
 	switch style {
 	case common:
-		return roleDim
+		return "dim"
 	case inked:
-		return roleInk
+		return "ink"
 	}
-	return role(uint8(style % styles))
+	return "c" + strconv.Itoa(style%styles)
 }
 
-var glyphs = [styles]draw.GlyphDrawer{
-	draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{},
-	draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{},
-}
+// A pen writes a path. Tenths of a pixel are exact enough.
+type pen struct{ strings.Builder }
 
-// glyph returns the marker of a line's style.
-func glyph(style int) draw.GlyphStyle {
-	return draw.GlyphStyle{Color: styleColor(style), Radius: 3, Shape: glyphs[style%styles]}
-}
-
-// stroke returns how the line of a style is drawn.
-func stroke(style int) draw.LineStyle {
-	s := draw.LineStyle{Color: styleColor(style), Width: lineWidth}
-	if style >= styles {
-		s.Dashes = []vg.Length{1, 3}
-	}
-	return s
-}
-
-// dashed returns how the reference of a style is drawn.
-func dashed(style int) draw.LineStyle {
-	return draw.LineStyle{Color: styleColor(style), Width: 1.5, Dashes: []vg.Length{6, 4}}
-}
-
-var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
-
-// textStyle returns a style for text that the page's font renders.
-func textStyle(c color.Color, size vg.Length, x draw.XAlignment, y draw.YAlignment) text.Style {
-	return text.Style{Color: c, Font: font.From(sans, size), XAlign: x, YAlign: y, Handler: plot.DefaultTextHandler}
-}
-
-// drawChart draws a chart as an SVG element.
-func drawChart(c chart, f format) template.HTML {
-	p := plot.New()
-	p.BackgroundColor = nil
-	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Min, a.Max = 0, 1
-		a.LineStyle = draw.LineStyle{Color: roleDim, Width: 1}
-		a.Tick.LineStyle = draw.LineStyle{Color: roleDim, Width: 1}
-		a.Tick.Length = 7 // the labels cover the ends
-	}
-	p.X.Padding, p.Y.Padding = 0, 6
-	p.X.Tick.Label = textStyle(roleDim, textSize, draw.XCenter, draw.YTop)
-	p.Y.Tick.Label = textStyle(roleDim, textSize, draw.XRight, draw.YCenter)
-	if c.groups != nil {
-		return drawBars(p, c, f)
-	}
-	return drawLines(p, c, f)
-}
-
-// drawLines draws lines with the range of their samples, over numbers.
-func drawLines(p *plot.Plot, c chart, f format) template.HTML {
-	p.X.Tick.Marker = c.x.ticks(f.marks)
-	p.Y.Tick.Marker = c.y.ticks(7)
-	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
-	g := plotter.NewGrid()
-	g.Vertical.Width = 0
-	g.Horizontal = draw.LineStyle{Color: roleGrid, Width: 1}
-	p.Add(g)
-	for _, y := range c.expected {
-		at := c.places(y.points)
-		if y.style == common {
-			at = plotter.XYs{{X: 0, Y: at[0].Y}, {X: 1, Y: at[0].Y}}
+func (p *pen) add(command byte, at ...float64) {
+	p.WriteByte(command)
+	for i, v := range at {
+		if i > 0 {
+			p.WriteByte(' ')
 		}
-		p.Add(&plotter.Line{XYs: at, LineStyle: dashed(y.style)})
+		p.WriteString(strconv.FormatFloat(tenths(v), 'f', -1, 64))
 	}
-	band := uint8(bandRole)
+}
+
+func tenths(v float64) float64 { return math.Round(10*v) / 10 }
+
+// polygon returns the path of a closed outline, or of an open line.
+func polygon(closed bool, points ...[2]float64) string {
+	var p pen
+	for i, at := range points {
+		p.add("ML"[min(i, 1)], at[0], at[1])
+	}
+	if closed {
+		p.WriteByte('Z')
+	}
+	return p.String()
+}
+
+// segment returns the path from one place to another.
+func segment(x1, y1, x2, y2 float64) string {
+	return polygon(false, [2]float64{x1, y1}, [2]float64{x2, y2})
+}
+
+// box returns the path of a rectangle.
+func box(x1, y1, x2, y2 float64) string {
+	return polygon(true, [2]float64{x1, y1}, [2]float64{x2, y1}, [2]float64{x2, y2}, [2]float64{x1, y2})
+}
+
+// markers returns the path of a style's marker at each place, and whether it is filled. Colours alone do not
+// tell lines apart for every reader, and not on every printer.
+func markers(style int, r float64, places ...[2]float64) (path string, filled bool) {
+	var p pen
+	kind := style % styles
+	for _, at := range places {
+		x, y := at[0], at[1]
+		switch kind {
+		case 0, 3: // disc, ring
+			p.add('M', x-r, y)
+			p.add('a', r, r, 0, 1, 0, 2*r, 0)
+			p.add('a', r, r, 0, 1, 0, -2*r, 0)
+			p.WriteByte('Z')
+		case 1, 4:
+			p.WriteString(box(x-r, y-r, x+r, y+r))
+		case 2, 5:
+			p.WriteString(polygon(true, [2]float64{x, y - 1.2*r}, [2]float64{x + 1.1*r, y + r}, [2]float64{x - 1.1*r, y + r}))
+		case 6:
+			p.WriteString(segment(x-r, y-r, x+r, y+r) + segment(x-r, y+r, x+r, y-r))
+		case 7:
+			p.WriteString(segment(x-1.2*r, y, x+1.2*r, y) + segment(x, y-1.2*r, x, y+1.2*r))
+		}
+	}
+	return p.String(), kind < 3
+}
+
+// line adds a line of a class.
+func (d *drawing) line(class, path string, width float64, dashes string) {
+	d.Shapes = append(d.Shapes, shape{class + " line", path, tenths(width), dashes})
+}
+
+// fill adds a surface of a class.
+func (d *drawing) fill(class, path string) {
+	d.Shapes = append(d.Shapes, shape{Class: class, Path: path})
+}
+
+// text adds text. Side is start, middle or end: where X is in it.
+func (d *drawing) text(x, y float64, side, class, text string) {
+	if text != "" {
+		d.Texts = append(d.Texts, plotText{tenths(x), tenths(y), strings.TrimSpace(side + " " + class), text})
+	}
+}
+
+// stroke draws a line in a style, with its markers.
+func (d *drawing) stroke(style int, width, radius float64, line, marked [][2]float64) {
+	dashes := ""
+	if style >= styles {
+		dashes = "1 3"
+	}
+	d.line(styleClass(style), polygon(false, line...), width, dashes)
+	path, filled := markers(style, radius, marked...)
+	if filled {
+		d.fill(styleClass(style), path)
+	} else {
+		d.line(styleClass(style), path, 1.25, "")
+	}
+}
+
+const dashed = "6 4" // a reference
+
+// drawChart draws a chart.
+func drawChart(c chart, f format) *drawing {
+	d := &drawing{Class: f.class, Title: c.title, Width: f.width}
+	if c.groups != nil {
+		d.bars(c, f)
+	} else {
+		d.Height = f.height
+		d.lines(c, f)
+	}
+	return d
+}
+
+// A mark is one of an axis: its place from 0 to 1, and its text.
+type mark struct {
+	at   float64
+	text string
+}
+
+// marks returns the marks of an axis, so many at most, and so few that their texts fit beside one another
+// into a length. A length of 0 is for an axis that goes up.
+func (a axis) marks(limit int, length float64) []mark {
+	for ; ; limit-- {
+		var out []mark
+		end, fits := math.Inf(-1), true
+		for _, m := range a.scale.every(limit) {
+			one := mark{a.scale.at(m), a.scale.text(m, a.unit)}
+			half := textWidth(one.text, textSize) / 2
+			fits = fits && (length == 0 || one.at*length-half > end)
+			end = one.at*length + half + 6
+			out = append(out, one)
+		}
+		if fits || limit <= 2 {
+			return out
+		}
+	}
+}
+
+// lines draws lines with the range of their samples, over numbers.
+func (d *drawing) lines(c chart, f format) {
+	ys := c.y.marks(7, 0)
+	left := 0.0
+	for _, m := range ys {
+		left = max(left, textWidth(m.text, textSize)+8)
+	}
+	top, right, bottom := 30.0, f.width-8, f.height-42
+	at := func(x, y float64) [2]float64 {
+		return [2]float64{left + (right-left)*c.x.scale.at(x), bottom - (bottom-top)*c.y.scale.at(y)}
+	}
+	for _, m := range ys {
+		y := bottom - (bottom-top)*m.at
+		d.line("grid", segment(left, y, right, y), 1, "")
+		d.text(left-8, y+rise, "end", "dim", m.text)
+	}
+	d.line("dim", segment(left, bottom, right, bottom), 1, "")
+	for _, m := range c.x.marks(f.marks, right-left) {
+		x := left + (right-left)*m.at
+		d.line("dim", segment(x, bottom, x, bottom+4), 1, "")
+		half := textWidth(m.text, textSize) / 2
+		d.text(min(max(x, half), f.width-half), bottom+18, "middle", "dim", m.text)
+	}
+	d.text(0, textSize, "start", "dim", fitting(c.y.label, textSize, f.width))
+	d.text(f.width, f.height-5, "end", "dim", fitting(c.x.label, textSize, f.width))
+	for _, y := range c.expected {
+		var places [][2]float64
+		for _, p := range y.points {
+			places = append(places, at(p.x, p.y))
+		}
+		if y.style == common {
+			places = [][2]float64{{left, places[0][1]}, {right, places[0][1]}}
+		}
+		d.line(styleClass(y.style), polygon(false, places...), 1.5, dashed)
+	}
+	band := " band"
 	if len(c.lines) > 4 {
-		band = faintRole
+		band = " faint"
 	}
 	for _, l := range c.lines {
-		p.Add(&plotter.Polygon{XYs: []plotter.XYs{c.band(l.points)}, Color: role(band + uint8(l.style%styles))})
+		var around [][2]float64
+		for _, p := range l.points {
+			around = append(around, at(p.x, p.high))
+		}
+		for _, p := range slices.Backward(l.points) {
+			around = append(around, at(p.x, p.low))
+		}
+		d.fill(styleClass(l.style)+band, polygon(true, around...))
 	}
 	for i, l := range c.lines {
-		at := c.places(l.points)
-		s, g := stroke(l.style), glyph(l.style)
+		var places [][2]float64
+		for _, p := range l.points {
+			places = append(places, at(p.x, p.y))
+		}
 		// Lines further down are wider, so that one which another covers can be seen.
-		below := vg.Length(min(len(c.lines)-1-i, 3))
-		s.Width += 0.45 * below
-		g.Radius += 0.45 * below
-		p.Add(&plotter.Line{XYs: at, LineStyle: s}, &plotter.Scatter{XYs: at, GlyphStyle: g})
+		below := 0.45 * float64(min(len(c.lines)-1-i, 3))
+		d.stroke(l.style, lineWidth+below, 3+below, places, places)
 	}
-	return element(c.title, f, f.height, func(all draw.Canvas) {
-		above := textStyle(roleDim, textSize, draw.XLeft, draw.YTop)
-		all.FillText(above, vg.Point{X: 0, Y: all.Max.Y}, fitting(c.y.label, above, f.width))
-		below := textStyle(roleDim, textSize, draw.XRight, draw.YBottom)
-		all.FillText(below, vg.Point{X: all.Max.X, Y: descent}, fitting(c.x.label, below, f.width))
-		p.Draw(draw.Crop(all, 0, 0, 22, -22))
-	})
 }
 
-// places are points on the axes.
-func (c chart) places(points []point) plotter.XYs {
-	var out plotter.XYs
-	for _, at := range points {
-		out = append(out, plotter.XY{X: c.x.scale.at(at.x), Y: c.y.scale.at(at.y)})
+// bars draws horizontal bars in groups, for conditions that are no numbers.
+func (d *drawing) bars(c chart, f format) {
+	const top = 6.0
+	var named, valued float64 // widths of names and values
+	value := func(p point) string { return number(p.y/c.y.scale.unit.Factor, 3) }
+	for _, name := range c.groups {
+		for _, line := range twoLines(name, textSize, f.names*f.width) {
+			named = max(named, textWidth(line, textSize)+8)
+		}
 	}
-	return out
-}
-
-// band is the outline of the range from the lowest to the highest samples.
-func (c chart) band(points []point) plotter.XYs {
-	var out plotter.XYs
-	for _, at := range points {
-		out = append(out, plotter.XY{X: c.x.scale.at(at.x), Y: c.y.scale.at(at.high)})
+	for _, l := range c.lines {
+		for _, p := range l.points {
+			valued = max(valued, textWidth(value(p), valueSize)+8)
+		}
 	}
-	for i := len(points) - 1; i >= 0; i-- {
-		out = append(out, plotter.XY{X: c.x.scale.at(points[i].x), Y: c.y.scale.at(points[i].low)})
-	}
-	return out
-}
-
-// ticks returns the marks of an axis, so many at most.
-func (a axis) ticks(limit int) plot.ConstantTicks {
-	var out plot.ConstantTicks
-	for _, m := range a.scale.every(limit) {
-		out = append(out, plot.Tick{Value: a.scale.at(m), Label: a.scale.text(m, a.unit)})
-	}
-	return out
-}
-
-// A bar is one of a chart's, at its place from the top.
-type bar struct {
-	point
-	style    int
-	top      float64
-	expected []point
-}
-
-// bars draws bars with their range and their references.
-type bars struct {
-	all    []bar
-	chart  chart
-	height float64
-}
-
-// drawBars draws horizontal bars in groups, for conditions that are no numbers.
-func drawBars(p *plot.Plot, c chart, f format) template.HTML {
-	b := bars{chart: c}
-	var names plot.ConstantTicks
-	nameStyle := textStyle(roleInk, textSize, draw.XRight, draw.YCenter)
+	left, right := named, f.width-valued
+	at := func(v float64) float64 { return left + (right-left)*c.y.scale.at(v) }
+	zero := at(min(max(0, c.y.scale.min), c.y.scale.max))
+	y := top
+	var bars drawing // over the grid, whose height is known at the end
 	for group, name := range c.groups {
-		first := b.height
+		first := y
 		for _, l := range c.lines {
-			for _, at := range l.points {
-				if int(at.x) != group {
+			for _, p := range l.points {
+				if int(p.x) != group {
 					continue
 				}
-				one := bar{point: at, style: l.style, top: b.height}
-				for _, y := range c.expected {
-					for _, e := range y.points {
-						if y.line == l.style && int(e.x) == group {
-							one.expected = append(one.expected, e)
+				reach := bars.bar(p, l.style, y, zero, at)
+				for _, e := range c.expected {
+					for _, known := range e.points {
+						if e.line == l.style && int(known.x) == group {
+							x := at(known.y)
+							bars.line("ink", segment(x, y+1, x, y+barHeight-1), 1.5, "3 2")
+							reach = max(reach, x)
 						}
 					}
 				}
-				b.all = append(b.all, one)
-				b.height += barHeight
+				bars.text(reach+5, y+barHeight/2+rise, "start", "value", value(p))
+				y += barHeight
 			}
 		}
-		if b.height == first { // none here, in this panel
+		if y == first { // none here, in this panel
 			continue
 		}
-		names = append(names, plot.Tick{Value: (first + b.height) / 2, Label: twoLines(name, nameStyle, f.names*f.width)})
-		b.height += barGap
+		names := twoLines(name, textSize, f.names*f.width)
+		for i, line := range names {
+			middle := (first+y)/2 + 14*(float64(i)-float64(len(names)-1)/2)
+			bars.text(left-8, middle+rise, "end", "", line)
+		}
+		y = max(y, first+14*float64(len(names))) + barGap
 	}
-	b.height -= barGap
-	for i := range names {
-		names[i].Value = 1 - names[i].Value/b.height
+	bottom := y - barGap + 6
+	d.Height = bottom + 40
+	for _, m := range c.y.marks(min(f.marks, 7), right-left) {
+		x := left + (right-left)*m.at
+		d.line("grid", segment(x, 0, x, bottom), 1, "")
+		half := textWidth(m.text, textSize) / 2
+		d.text(min(max(x, half), f.width-half), bottom+15, "middle", "dim", m.text)
 	}
-	p.Y.Tick.Label, p.Y.Tick.Marker = nameStyle, names
-	p.Y.Padding = 0
-	p.X.Tick.Marker = c.y.ticks(min(f.marks, 7))
-	p.X.LineStyle.Width, p.X.Tick.Length, p.X.Padding = 0, 0, 5
-	g := plotter.NewGrid()
-	g.Horizontal.Color = nil
-	g.Vertical = draw.LineStyle{Color: roleGrid, Width: 1}
-	p.Add(g, b)
-	const axisHeight, valueWidth = 54, 44
-	return element(c.title, f, b.height+axisHeight, func(all draw.Canvas) {
-		below := textStyle(roleDim, textSize, draw.XRight, draw.YBottom)
-		all.FillText(below, vg.Point{X: all.Max.X - valueWidth, Y: descent}, fitting(c.y.label, below, f.width-valueWidth))
-		p.Draw(draw.Crop(all, 0, -valueWidth, 22, -descent))
-	})
+	d.text(right, d.Height-5, "end", "dim", fitting(c.y.label, textSize, right))
+	d.Shapes, d.Texts = append(d.Shapes, bars.Shapes...), append(d.Texts, bars.Texts...)
+}
+
+// bar draws one bar with the range of its samples. It returns where it ends.
+func (d *drawing) bar(p point, style int, y, zero float64, at func(float64) float64) float64 {
+	end, low, high := at(p.y), at(p.low), at(p.high)
+	d.fill(styleClass(style), box(zero, y+1, end, y+barHeight-1))
+	if high-low > 1 {
+		middle := y + barHeight/2.0
+		d.line("ink", segment(low, middle, high, middle)+segment(low, middle-3, low, middle+3)+segment(high, middle-3, high, middle+3), 1, "")
+	}
+	return max(end, high, zero)
+}
+
+// swatch is what a line or a bar looks like, for a legend.
+func swatch(style int, asBar bool) *drawing {
+	d := &drawing{Class: "swatch", Width: 26, Height: 12}
+	if asBar {
+		d.fill(styleClass(style), box(7, 0, 19, 12))
+	} else {
+		d.stroke(style, lineWidth, 3, [][2]float64{{1, 6}, {25, 6}}, [][2]float64{{13, 6}})
+	}
+	return d
+}
+
+// dashedSwatch returns the legend's sample of a reference.
+func dashedSwatch(style int) *drawing {
+	d := &drawing{Class: "swatch", Width: 26, Height: 12}
+	d.line(styleClass(style), segment(1, 6, 25, 6), 1.5, dashed)
+	return d
+}
+
+// same reports whether two drawings look the same.
+func (d *drawing) same(o *drawing) bool { return slices.Equal(d.Shapes, o.Shapes) }
+
+// textWidth is how wide a text is at most, whatever font the reader has: the widths are those of DejaVu Sans,
+// which is wider than the other common ones.
+func textWidth(text string, size float64) float64 {
+	ems := 0.0
+	for _, r := range text {
+		switch {
+		case strings.ContainsRune("ijl.,:;'|! \u202f\u00a0", r):
+			ems += 0.34
+		case strings.ContainsRune("ftrI()[]-/", r):
+			ems += 0.42
+		case strings.ContainsRune("mwMW@%→…", r):
+			ems += 1
+		case r >= 'A' && r <= 'Z' || r == '+' || r == '=' || r == '−' || r == '<' || r == '>' || r == '&':
+			ems += 0.84
+		case r < 0x2000:
+			ems += 0.64
+		default:
+			ems++
+		}
+	}
+	return ems * size
 }
 
 // fitting cuts a text to a width.
-func fitting(name string, s text.Style, width float64) string {
-	for n := min(len([]rune(name)), 200); n > 1; n-- {
-		if cut := shorten(name, n); s.Width(cut).Points() <= width {
+func fitting(name string, size, width float64) string {
+	for n := min(utf8.RuneCountInString(name), 200); n > 1; n-- {
+		if cut := shorten(name, n); textWidth(cut, size) <= width {
 			return cut
 		}
 	}
@@ -264,113 +387,14 @@ func fitting(name string, s text.Style, width float64) string {
 }
 
 // twoLines breaks a name that is wider than its place, and cuts what is left over.
-func twoLines(name string, s text.Style, width float64) string {
-	if s.Width(name).Points() <= width {
-		return name
-	}
-	first := ""
+func twoLines(name string, size, width float64) []string {
 	words := strings.Fields(name)
-	for i, w := range words {
-		longer := strings.TrimSpace(first + " " + w)
-		if s.Width(longer).Points() <= width {
-			first = longer
-			continue
-		}
-		if first == "" {
-			break
-		}
-		return first + "\n" + fitting(strings.Join(words[i:], " "), s, width)
+	n := len(words)
+	for n > 1 && textWidth(strings.Join(words[:n], " "), size) > width {
+		n--
 	}
-	return fitting(name, s, width)
-}
-
-// Plot implements plot.Plotter.
-func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	at := func(v float64) vg.Length { return x(b.chart.y.scale.at(v)) }
-	zero := at(min(max(0, b.chart.y.scale.min), b.chart.y.scale.max))
-	value := textStyle(roleInk, textSize-1, draw.XLeft, draw.YCenter)
-	for _, one := range b.all {
-		top, bottom := y(1-(one.top+1)/b.height), y(1-(one.top+barHeight-1)/b.height)
-		middle := (top + bottom) / 2
-		end := at(one.y)
-		c.FillPolygon(styleColor(one.style), []vg.Point{{X: zero, Y: top}, {X: end, Y: top}, {X: end, Y: bottom}, {X: zero, Y: bottom}})
-		low, high := at(one.low), at(one.high)
-		if high-low > 1 {
-			whisker := draw.LineStyle{Color: roleInk, Width: 1}
-			c.StrokeLine2(whisker, low, middle, high, middle)
-			c.StrokeLine2(whisker, low, middle-3, low, middle+3)
-			c.StrokeLine2(whisker, high, middle-3, high, middle+3)
-		}
-		for _, e := range one.expected {
-			mark := dashed(inked)
-			mark.Dashes = []vg.Length{3, 2}
-			c.StrokeLine2(mark, at(e.y), top+1, at(e.y), bottom-1)
-			high = max(high, at(e.y))
-		}
-		label := number(one.y/b.chart.y.scale.unit.Factor, 3)
-		c.FillText(value, vg.Point{X: max(high, end, zero) + 5, Y: middle}, label)
+	if n >= len(words) || textWidth(words[0], size) > width {
+		return []string{fitting(name, size, width)}
 	}
-}
-
-// swatch is what a line or a bar looks like, for a legend.
-func swatch(style int, asBar bool) template.HTML {
-	f := format{class: "swatch", width: 26, height: 12}
-	return element("", f, f.height, func(c draw.Canvas) {
-		if asBar {
-			c.FillPolygon(styleColor(style), []vg.Point{{X: 7, Y: 0}, {X: 19, Y: 0}, {X: 19, Y: 12}, {X: 7, Y: 12}})
-			return
-		}
-		c.StrokeLine2(stroke(style), 1, 6, 25, 6)
-		c.DrawGlyphNoClip(glyph(style), vg.Point{X: 13, Y: 6})
-	})
-}
-
-// dashedSwatch returns the legend's sample of a reference.
-func dashedSwatch(style int) template.HTML {
-	f := format{class: "swatch", width: 26, height: 12}
-	return element("", f, f.height, func(c draw.Canvas) { c.StrokeLine2(dashed(style), 1, 6, 25, 6) })
-}
-
-var (
-	styleAttribute = regexp.MustCompile(`style="[^"]*"`) // in text, quotes are escaped
-	fontName       = regexp.MustCompile(`font-family:[^;"]*;font-variant:[^;"]*;font-weight:[^;"]*;font-style:[^;"]*;`)
-	roleName       = regexp.MustCompile(`(fill|stroke):#C0FE([0-9A-F]{2})`)
-)
-
-// element is an SVG element that takes its colours and its font from the style sheet. One
-// without a title is for decoration.
-func element(title string, f format, height float64, paint func(draw.Canvas)) template.HTML {
-	canvas := vgsvg.New(vg.Length(f.width), vg.Length(height))
-	paint(draw.New(canvas))
-	var b bytes.Buffer
-	_, _ = canvas.WriteTo(&b) // a Buffer takes everything
-	body := b.String()
-	_, body, _ = strings.Cut(body, "xlink\">\n")
-	body = styleAttribute.ReplaceAllStringFunc(body, func(s string) string {
-		s = fontName.ReplaceAllString(s, "")
-		return roleName.ReplaceAllStringFunc(s, func(s string) string {
-			m := roleName.FindStringSubmatch(s)
-			n, _ := strconv.ParseUint(m[2], 16, 8) // two hexadecimal digits
-			switch n := uint8(n); {
-			case n == roleInk.B:
-				return m[1] + ":var(--ink)"
-			case n == roleDim.B:
-				return m[1] + ":var(--dim)"
-			case n == roleGrid.B:
-				return m[1] + ":var(--grid)"
-			case n >= faintRole:
-				return fmt.Sprintf("%s:var(--c%d);fill-opacity:.08", m[1], n-faintRole)
-			case n >= bandRole:
-				return fmt.Sprintf("%s:var(--c%d);fill-opacity:.16", m[1], n-bandRole)
-			default:
-				return fmt.Sprintf("%s:var(--c%d)", m[1], n)
-			}
-		})
-	})
-	who := `role="img" aria-label="` + html.EscapeString(title) + `"`
-	if title == "" {
-		who = `aria-hidden="true"`
-	}
-	return template.HTML(fmt.Sprintf(`<svg class="%s" viewBox="0 0 %g %g" %s>`, f.class, f.width, height, who) + "\n" + body)
+	return []string{strings.Join(words[:n], " "), fitting(strings.Join(words[n:], " "), size, width)}
 }

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"html/template"
 	"math"
 	"slices"
 	"strconv"
@@ -28,7 +27,7 @@ const shortTable = 24
 
 // An entry of a legend.
 type entry struct {
-	Swatch template.HTML
+	Swatch *drawing
 	Text   string
 }
 
@@ -36,7 +35,7 @@ type entry struct {
 // by side.
 type panel struct {
 	Title        string
-	Wide, Narrow template.HTML
+	Wide, Narrow *drawing
 }
 
 // A chart is what a panel shows.
@@ -167,7 +166,7 @@ func newFigure(v result.View, all []*result.Series) figure {
 		f.Panels = append(f.Panels, drawnPanel)
 		for _, y := range c.expected {
 			e := entry{Swatch: dashedSwatch(y.style), Text: y.text}
-			if !slices.Contains(f.Legend, e) {
+			if !slices.ContainsFunc(f.Legend, func(o entry) bool { return o.Text == e.Text && o.Swatch.same(e.Swatch) }) {
 				f.Legend = append(f.Legend, e)
 			}
 		}
@@ -394,11 +393,13 @@ func (p *layout) axes(all []*result.Series) {
 		p.x.label += ", bytes"
 	}
 	p.x.unit = xUnit
-	if low, high := slices.Min(xs), slices.Max(xs); low > 0 && (xUnit == result.Bytes || high >= 32*low) {
+	slices.Sort(xs)
+	xs = slices.Compact(xs)
+	if low, high := xs[0], xs[len(xs)-1]; low > 0 && (xUnit == result.Bytes || high >= 32*low) {
 		p.x.scale = logScale(low, high, 2, false)
 		p.x.label += " (log scale)"
 	} else {
-		p.x.scale = linearRange(low, high)
+		p.x.scale = linearRange(xs)
 	}
 }
 

@@ -184,7 +184,9 @@ func figureOf(t *testing.T, b result.Bench) figure {
 func texts(f figure) string {
 	s := ""
 	for _, p := range f.Panels {
-		s += string(p.Narrow)
+		var b strings.Builder
+		_ = pageTemplate.ExecuteTemplate(&b, "plot", p.Narrow) // a Builder takes everything
+		s += b.String()
 	}
 	return s
 }
@@ -369,8 +371,12 @@ func TestScales(t *testing.T) {
 	s = logScale(3e-6, 2e-3, 10, true)
 	assert.InDelta(t, 1e-6, s.min, 1e-18)
 	assert.InDelta(t, 1e-2, s.max, 1e-12)
-	s = linearRange(1e17, 1e17+16)
+	s = linearRange([]float64{1e17, 1e17 + 16})
 	assert.LessOrEqual(t, len(s.marks), 21)
+	assert.Equal(t, []float64{1, 2, 4, 8}, linearRange([]float64{1, 2, 4, 8}).marks, "a mark where something was measured")
+	assert.Equal(t, []float64{1, 2, 3}, linearScale([]float64{1, 2, 3}, result.Count).marks[1:], "there are no half workers")
+	assert.True(t, isWhole(linearRange([]float64{1, 2, 3, 4, 5, 6, 7, 8, 9}).marks))
+	assert.Equal(t, []float64{0, 1, 2}, linearScale([]float64{0, 2}, result.Count).marks)
 }
 
 // Any document that is JSON gives a page that is whole, with nothing in it that a result

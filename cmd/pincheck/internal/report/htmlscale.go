@@ -50,7 +50,7 @@ func (s scale) text(v float64, u result.Unit) string {
 	return round(v/s.unit.Factor, result.Count)
 }
 
-// linearScale is for values: from 0, unless some are below.
+// linearScale is for values: from 0, unless some are below. Whole counts have marks at whole numbers.
 func linearScale(values []float64, u result.Unit) scale {
 	low, high := 0.0, 0.0
 	for _, v := range values {
@@ -64,18 +64,41 @@ func linearScale(values []float64, u result.Unit) scale {
 	}
 	s := scale{unit: scaleOf(u).Unit(max(high, -low), rounded)}
 	step := roundStep((high-low)/s.unit.Factor/7) * s.unit.Factor
+	if u == result.Count && isWhole(values) {
+		step = max(step, 1)
+	}
 	s.marks = marks(math.Floor(low/step+1e-9), math.Ceil(high/step-1e-9), step)
 	s.min, s.max = min(s.marks[0], low), max(s.marks[len(s.marks)-1], high)
 	return s
 }
 
-// linearRange is for numbers along the axis: from the least to the greatest.
-func linearRange(low, high float64) scale {
-	step := roundStep((high - low) / 6)
-	return scale{
-		min: low, max: high, unit: units.Unit{Factor: 1},
-		marks: marks(math.Ceil(low/step-1e-9), math.Floor(high/step+1e-9), step),
+// fewMarks is how many values along an axis each have a mark of their own.
+const fewMarks = 8
+
+// linearRange is for numbers along the axis, sorted: from the least to the greatest. A few have a mark each,
+// unless they are too close together.
+func linearRange(xs []float64) scale {
+	low, high := xs[0], xs[len(xs)-1]
+	s := scale{min: low, max: high, unit: units.Unit{Factor: 1}}
+	apart := len(xs) <= fewMarks
+	for i := range len(xs) - 1 {
+		apart = apart && xs[i+1]-xs[i] >= (high-low)/14
 	}
+	if apart {
+		s.marks = xs
+		return s
+	}
+	step := roundStep((high - low) / 6)
+	if isWhole(xs) {
+		step = max(step, 1)
+	}
+	s.marks = marks(math.Ceil(low/step-1e-9), math.Floor(high/step+1e-9), step)
+	return s
+}
+
+// isWhole reports whether all values are whole numbers.
+func isWhole(values []float64) bool {
+	return !slices.ContainsFunc(values, func(v float64) bool { return v != math.Trunc(v) })
 }
 
 // marks returns the multiples of step from first to last.
