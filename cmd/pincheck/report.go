@@ -24,7 +24,7 @@ func newReport(o *options, sys system) *cobra.Command {
 		Short: "Check, measure all, and write one HTML file with plots",
 		Long: `report checks the GPUs, runs all experiments of pincheck bench, and writes one
 HTML file with what was found, in words, plots and tables. The file needs
-nothing else: no network and no script.
+nothing else: no network, no fonts and no script.
 
 With files it runs nothing, and shows what they hold: what --format json or
 jsonl wrote, of one host or of many. - is the standard input.

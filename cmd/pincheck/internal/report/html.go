@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
@@ -42,7 +41,7 @@ func htmlRun(r *Result) pageRun {
 		if f.Device != nil {
 			subject = fmt.Sprintf("GPU %d: ", *f.Device)
 		}
-		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject + f.Summary, Cause: joinedWith("; ", append(slices.Clone(f.Evidence), f.Because(), f.Settle, f.Cost)...), Remedy: f.Remedy})
+		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject + f.Summary, Evidence: f.Evidence, Cause: f.Because(), Settle: f.Settle, Cost: f.Cost, Remedy: f.Remedy, ID: f.ID})
 	}
 	if r.Facts == nil {
 		return run
@@ -84,8 +83,9 @@ func htmlRun(r *Result) pageRun {
 
 // checkedBenches are what check and verify measured, in the form of experiments.
 func checkedBenches(r *Result) []result.Bench {
+	// Bytes verified are a table: as bars they would be a screen of equal ones.
 	verified := result.Bench{Name: "verify", Question: "Do bytes survive the round trip to the GPU?", Complete: r.Complete, Views: []result.View{
-		{Title: "Bytes verified", Series: "verified", X: "path", Lines: []string{result.Device}},
+		{Title: "Bytes verified", Series: "verified", Lines: []string{"path", result.Device}},
 	}}
 	checked := result.Bench{Name: "check", Question: "How fast are copies of pinned memory?", Complete: r.Complete, Views: []result.View{
 		{Title: "Copies of pinned memory", Series: "bandwidth", X: result.Direction, Lines: []string{result.Device}},

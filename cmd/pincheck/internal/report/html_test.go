@@ -47,3 +47,31 @@ func TestHTMLOfSeveralResults(t *testing.T) {
 	assert.Contains(t, b.String(), "2.000\u00a0µs")
 	assert.Contains(t, b.String(), "1 number was not finite")
 }
+
+// A command is copied and run: it ends where words go on.
+func TestCommandsOfARemedy(t *testing.T) {
+	t.Parallel()
+	for remedy, want := range map[string][]string{
+		"sudo nvidia-modprobe -c 0 -u (on the host, at boot); docker run needs --gpus all": {"sudo nvidia-modprobe -c 0 -u"},
+		"Start with numactl --cpunodebind=0 --membind=0.":                                  {"numactl --cpunodebind=0 --membind=0"},
+		"look at nvidia-smi -q -d ECC,ROW_REMAPPER: the vendor asks for it":                {"nvidia-smi -q -d ECC,ROW_REMAPPER"},
+		"nvidia-smi -L lists them; nvidia-smi works nevertheless":                          {"nvidia-smi -L"},
+		"echo 128 | sudo tee /sys/class/bdi/8:0/read_ahead_kb once":                        {"echo 128 | sudo tee /sys/class/bdi/8:0/read_ahead_kb"},
+		"close programs": nil,
+	} {
+		assert.Equal(t, want, pageFinding{Remedy: remedy}.Commands(), remedy)
+	}
+}
+
+// On a phone the verdict and the findings are what is seen first; the machine comes after what was measured.
+func TestFindingsComeBeforeTheMachine(t *testing.T) {
+	t.Parallel()
+	page := render(t, results(t)["unhealthy"], HTML, Style{})
+	at := 0
+	for _, part := range []string{"<title>host-7: Problems", `class="verdict bad"`, "<h2>Findings</h2>", "<dt>seen</dt>", "<dt>why</dt>", "<dt>do</dt>", "<h2>In short</h2>", "<h2>The machine</h2>"} {
+		next := strings.Index(page[at:], part)
+		assert.Positive(t, next, "%s", part)
+		at += max(next, 0)
+	}
+	assert.Contains(t, page, `<code class="id">`)
+}

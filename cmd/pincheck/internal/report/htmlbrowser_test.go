@@ -205,7 +205,7 @@ func TestInABrowser(t *testing.T) {
 	for name, runs := range map[string][]pageRun{"example": example(t), "odd": oddRuns()} {
 		file := filepath.Join(dir, name+".html")
 		require.NoError(t, os.WriteFile(file, []byte(renderPage(t, runs...)), 0o644))
-		for _, width := range []int{360, 800, 1400} {
+		for _, width := range []int{380, 800, 1400} {
 			for _, scheme := range []string{"light", "dark"} {
 				what := fmt.Sprintf("%s-%d-%s", name, width, scheme)
 				b.open(file, width, scheme, "screen")

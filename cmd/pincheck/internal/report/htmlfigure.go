@@ -134,6 +134,9 @@ func byUnit(all []*result.Series) [][]*result.Series {
 // newFigure shows series of one unit.
 func newFigure(v result.View, all []*result.Series) figure {
 	f := figure{Title: clean(cmp.Or(v.Title, words(v.Series))), Table: newTable(v, all)}
+	if v.X == "" {
+		return f
+	}
 	var drawn []*result.Series
 	for _, s := range all {
 		if st, ok := stats(s); ok && drawable(st.Median) && drawable(st.Min) && drawable(st.Max) {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -43,10 +46,14 @@ type pageFact struct {
 
 // A pageFinding is something that is wrong, or worth a note.
 type pageFinding struct {
-	Severity string `json:"severity"`
-	Summary  string `json:"summary"`
-	Cause    string `json:"cause,omitempty"`
-	Remedy   string `json:"remedy,omitempty"`
+	ID       string   `json:"id,omitempty"`
+	Severity string   `json:"severity"`
+	Summary  string   `json:"summary"`
+	Evidence []string `json:"evidence,omitempty"`
+	Cause    string   `json:"cause,omitempty"`
+	Settle   string   `json:"settle,omitempty"`
+	Cost     string   `json:"cost,omitempty"`
+	Remedy   string   `json:"remedy,omitempty"`
 }
 
 var (
@@ -54,8 +61,6 @@ var (
 	pageText string
 	//go:embed style.css
 	styleText string
-	//go:embed page.js
-	scriptText string
 
 	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 		"clean":    clean,
@@ -71,7 +76,7 @@ var (
 // table under each plot. Everything from results is escaped. The error is that of w; there is none
 // for data of odd shapes, which is shown as far as it can be.
 func writePage(w io.Writer, runs ...pageRun) error {
-	p := pageData{Style: template.CSS(styleText), Script: template.JS(scriptText)}
+	p := pageData{Style: template.CSS(styleText)}
 	for i, r := range runs {
 		v := runView{pageRun: r, ID: fmt.Sprintf("run%d", i+1)}
 		for j := range r.Benches {
@@ -92,20 +97,40 @@ func writePage(w io.Writer, runs ...pageRun) error {
 
 // pageData is what the template shows.
 type pageData struct {
-	Style  template.CSS
-	Script template.JS
-	Runs   []runView
+	Style template.CSS
+	Runs  []runView
 }
 
 // Title is the title of the page.
 func (p pageData) Title() string {
 	switch {
 	case len(p.Runs) == 1 && p.Runs[0].Host != "":
-		return "pincheck: " + shorten(clean(p.Runs[0].Host), 80)
+		title := shorten(clean(p.Runs[0].Host), 80)
+		if v := clean(p.Runs[0].Verdict); v != "" {
+			title += ": " + shorten(v, 80)
+		}
+		return title + " – pincheck"
 	case len(p.Runs) > 1:
-		return fmt.Sprintf("pincheck: %d results", len(p.Runs))
+		return fmt.Sprintf("%d results – pincheck", len(p.Runs))
 	}
 	return "pincheck"
+}
+
+// command finds commands in what is to be done: from the program to what explains it.
+var command = regexp.MustCompile(`(?:^|[ (])((?:echo [^;|]+\| sudo tee|sudo|numactl --|nvidia-smi -|systemctl|mokutil|sysctl) ?(?:[^;,:()\x60…]|[,:][^ ])+)`)
+
+// afterCommand is where words go on after a command.
+var afterCommand = regexp.MustCompile(` (?:and|or|in|at|as|if|then|there|where|before|after|with|for|says|shows|to|does|is|needs|again|once|lists|sets|resets|gives|tells|takes|names|must|should|until|while|the)(?: .*)?$`)
+
+// Commands returns the commands of a remedy, each once, to be copied.
+func (f pageFinding) Commands() (all []string) {
+	for _, m := range command.FindAllStringSubmatch(clean(f.Remedy), -1) {
+		one := strings.TrimRight(afterCommand.ReplaceAllString(m[1], ""), " .:")
+		if strings.Contains(one, " ") && !strings.HasSuffix(one, " edit") && !strings.HasSuffix(one, "--membind") && !slices.Contains(all, one) {
+			all = append(all, one)
+		}
+	}
+	return all
 }
 
 // A runView is a run with what the template needs beside it.
