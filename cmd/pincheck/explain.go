@@ -17,7 +17,7 @@ func newExplain(o *options, sys system) *cobra.Command {
 		Short: "Say what a finding means, and what to do",
 		Long: `explain prints the page of a finding: what it means, what was looked at, each
 cause with what it costs and what to do, and what others met. Without an id it
-lists all. Words in *italics* stand for what pincheck finds on a host.`,
+lists all. Words in <angle brackets> stand for what pincheck finds on a host.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usagef("explain takes one id, and got %q", args)
@@ -47,7 +47,7 @@ lists all. Words in *italics* stand for what pincheck finds on a host.`,
 			if !ok {
 				return unknownID("explain", args[0])
 			}
-			if _, err := fmt.Fprint(out, page.Text); err != nil {
+			if err := report.WriteMarkdown(out, page.Text, report.StyleFor(out, sys.getenv)); err != nil {
 				return outputError{err}
 			}
 			return nil

@@ -27,7 +27,7 @@ func TestExplain(t *testing.T) {
 	sys := on(t, "h200-vm")
 	got := call(t, sys, "explain", "slow_copies")
 	assert.Equal(t, exitOK, got.code)
-	assert.True(t, strings.HasPrefix(got.stdout, "# slow_copies\n"))
+	assert.True(t, strings.HasPrefix(got.stdout, "slow_copies\n"))
 	assert.Contains(t, got.stdout, "https://github.com/NVIDIA/nvbandwidth/issues/24")
 
 	got = call(t, sys, "explain")

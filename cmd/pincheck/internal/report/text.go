@@ -524,19 +524,49 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 	return label, text, c
 }
 
-// problemsText counts problems, warnings and errors, and names the GPUs that they are about.
+// maxNamed is how many findings the verdict names; the others are counted.
+const maxNamed = 2
+
+// problemsText says what is wrong and where, the gravest first, and counts what it does not name.
 func problemsText(r *Result) string {
 	var parts []string
-	if n := r.count(doctor.Problem); n > 0 {
-		parts = append(parts, units.Things(n, "problem", "problems")+affected(r, doctor.Problem))
+	left := map[doctor.Severity]int{}
+	for i, f := range r.Findings {
+		same := func(o doctor.Finding) bool {
+			return o.ID == f.ID && o.Severity == f.Severity && o.Summary == f.Summary
+		}
+		switch {
+		case f.Severity != doctor.Problem && f.Severity != doctor.Warning:
+		case slices.ContainsFunc(r.Findings[:i], same): // named with the GPU before
+		case len(parts) == maxNamed || f.Severity == doctor.Warning && r.count(doctor.Problem) > 0:
+			left[f.Severity]++
+		default:
+			var gpus []string
+			for _, o := range r.Findings {
+				if same(o) && o.Device != nil {
+					gpus = append(gpus, fmt.Sprint(*o.Device))
+				}
+			}
+			where := ""
+			switch {
+			case len(gpus) == 1:
+				where = "GPU " + gpus[0] + ": "
+			case len(gpus) > 1:
+				where = "GPUs " + strings.Join(gpus, ", ") + ": "
+			}
+			parts = append(parts, where+f.Summary)
+		}
 	}
-	if n := r.count(doctor.Warning); n > 0 {
-		parts = append(parts, units.Things(n, "warning", "warnings")+affected(r, doctor.Warning))
+	if n := left[doctor.Problem]; n > 0 {
+		parts = append(parts, units.Things(n, "further problem", "further problems"))
+	}
+	if n := left[doctor.Warning]; n > 0 {
+		parts = append(parts, units.Things(n, "warning", "warnings"))
 	}
 	if failed := r.failures(); failed > 0 {
 		parts = append(parts, units.Things(failed, "error", "errors"))
 	}
-	return joined(parts...)
+	return joinedWith("; ", parts...)
 }
 
 // affected names what findings of a severity are about: " (GPU 0, the host)".
