@@ -22,6 +22,15 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
 
+// Programs that read results find what they may expect in the program itself.
+func TestSchema(t *testing.T) {
+	t.Parallel()
+	got := call(t, on(t, "h200-vm"), "schema")
+	assert.Equal(t, exitOK, got.code)
+	assert.True(t, json.Valid([]byte(got.stdout)))
+	assert.Contains(t, got.stdout, `"schema_version"`)
+}
+
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	sys := on(t, "h200-vm")
