@@ -144,19 +144,19 @@ func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) er
 // missing makes the error of a function that the library does not export. It names
 // the symbol of the library's version, or else the first version that has one.
 func (rt *Runtime) missing(fn function) error {
-	name, need := fn.name(), "another build of the library"
+	name, remedy := fn.name(), "another build of the library"
 	for _, s := range symbols {
 		if s.fn == fn && s.serves(rt.lib.Runtime) {
 			name = s.name
 			break
 		}
 		if s.fn == fn && s.since > rt.lib.Runtime {
-			name, need = s.name, "CUDA "+s.since.String()+" or later"
+			name, remedy = s.name, "CUDA "+s.since.String()+" or later"
 			break
 		}
 	}
 	return fmt.Errorf("%s: not exported by %s (runtime %s), needs %s: %w",
-		name, rt.lib.Path, rt.lib.Runtime, need, ErrUnsupported)
+		name, rt.lib.Path, rt.lib.Runtime, remedy, ErrUnsupported)
 }
 
 // notMade makes the error of a method of nil, or of a zero value.

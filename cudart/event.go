@@ -125,7 +125,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 		c = e.current.Load()
 	}
 	defer c.removeWait()
-	return e.dev.waits.await(ctx, e.dev.waits.get(place{c, c.queries.Load() + 1}))
+	return e.dev.waits.await(ctx, e.dev.waits.get(position{c, c.queries.Load() + 1}))
 }
 
 // Since returns the time on the GPU from start to e, with a resolution of about half

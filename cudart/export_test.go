@@ -61,7 +61,7 @@ func (rt *Runtime) Waiting() int {
 
 // OpenHere is OpenContext on the caller's goroutine: it returns when the call does.
 func OpenHere(ctx context.Context, o Options) (*Runtime, error) {
-	return (&opening{o: o, host: findlib.This()}).run(ctx)
+	return (&librarySearch{o: o, host: findlib.This()}).run(ctx)
 }
 
 // Verdict chooses the error of Open among those of its attempts.

@@ -19,7 +19,7 @@ type LocationKind int
 
 // The kinds of locations.
 const (
-	LocationNone            LocationKind = 0 // no place, or not the same for all of a range
+	LocationNone            LocationKind = 0 // no location, or not the same for all of a range
 	LocationDevice          LocationKind = 1 // a device
 	LocationHost            LocationKind = 2 // the host
 	LocationHostNUMA        LocationKind = 3 // a NUMA node of the host, CUDA 12.2 or later
@@ -73,7 +73,7 @@ type Advice int
 
 // Advice for [Device.MemAdvise].
 const (
-	AdviseReadMostly             Advice = 1 // mostly read: each place keeps a copy. No location is needed
+	AdviseReadMostly             Advice = 1 // mostly read: each location keeps a copy. No location is needed
 	AdviseUnsetReadMostly        Advice = 2
 	AdvisePreferredLocation      Advice = 3 // the location where it stays
 	AdviseUnsetPreferredLocation Advice = 4
@@ -219,7 +219,7 @@ type PrefetchBatch struct {
 	ptrs      []uintptr
 	sizes     []int
 	locations []cLocation
-	indexes   []uintptr // of the first range of each place
+	indexes   []uintptr // of the first range of each location
 
 	err error // of the first range with a size that cannot be
 }

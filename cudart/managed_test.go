@@ -44,10 +44,10 @@ func TestManagedRangesOfEachLibrary(t *testing.T) {
 		at, err = dev.RangeAttributes(mem, n)
 		require.NoError(t, err)
 		assert.Equal(t, cudart.RangeAttributes{ReadMostly: true, Preferred: host, AccessedBy: []cudart.Location{here}}, at)
-		for off, place := range map[cudart.DevPtr]cudart.Location{0: here, n / 2: host} {
+		for off, position := range map[cudart.DevPtr]cudart.Location{0: here, n / 2: host} {
 			at, err = dev.RangeAttributes(mem+off, n/2)
 			require.NoError(t, err)
-			assert.Equal(t, place, at.LastPrefetch)
+			assert.Equal(t, position, at.LastPrefetch)
 		}
 		batch.Reset()
 		batch.Add(mem, n, host)

@@ -133,7 +133,7 @@ func (t *Timeline) recordOne(c *cEvent, end bool) (*cEvent, error) {
 func (t *Timeline) eventFor(n uint64) pendingEvent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := t.marks.events.standsFor(n)
+	i := t.marks.events.eventOfPoint(n)
 	if i < 0 {
 		return pendingEvent{}
 	}
@@ -186,8 +186,8 @@ func (es *timelineEvents) done(n int) {
 	}
 }
 
-// standsFor returns the index of the first event that stands for Point n, or -1.
-func (es *timelineEvents) standsFor(n uint64) int {
+// eventOfPoint returns the index of the first event that is recorded at or after Point n, or -1.
+func (es *timelineEvents) eventOfPoint(n uint64) int {
 	return slices.IndexFunc(es.pending, func(p pendingEvent) bool { return p.n >= n })
 }
 

@@ -54,7 +54,7 @@ func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
 		return nil, fmt.Errorf("cudart: open: %w", errNilContext)
 	}
 	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
-	op := &opening{o: o, host: findlib.This()}
+	op := &librarySearch{o: o, host: findlib.This()}
 	rt, err := bounded.Do(ctx, bounded.Call[*Runtime]{Run: func() (*Runtime, error) { return op.run(ctx) }, Grace: bounded.NoGrace})
 	if errors.Is(err, bounded.ErrStuck) { // a Runtime that comes too late is garbage
 		return nil, op.canceled(ctx)
@@ -71,8 +71,8 @@ var libcudart = findlib.Library{
 	Toolkit:   true,
 }
 
-// An opening is one call of Open.
-type opening struct {
+// A librarySearch is one call of Open.
+type librarySearch struct {
 	o    Options
 	host findlib.Host
 
@@ -85,7 +85,7 @@ type opening struct {
 }
 
 // run tries one library after the other until one works or ctx ends.
-func (op *opening) run(ctx context.Context) (*Runtime, error) {
+func (op *librarySearch) run(ctx context.Context) (*Runtime, error) {
 	for _, a := range op.search() {
 		if ctx.Err() != nil {
 			break
@@ -101,7 +101,7 @@ func (op *opening) run(ctx context.Context) (*Runtime, error) {
 }
 
 // search returns the libraries to try, in order.
-func (op *opening) search() []Attempt {
+func (op *librarySearch) search() []Attempt {
 	if op.o.Source != nil {
 		return []Attempt{{Path: op.o.Source.String(), Found: "Options.Source"}}
 	}
@@ -147,7 +147,7 @@ func versionInName(v findlib.Version) Version {
 
 // try loads and binds a library and reads its devices. It returns nil if any of that
 // failed.
-func (op *opening) try(ctx context.Context, a Attempt) *Runtime {
+func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 	rt := &Runtime{binding: newBinding(), lib: Library{Path: a.Path, Found: a.Found, Simulated: op.o.Source != nil}, debug: op.o.Debug, closing: make(chan struct{})}
 	op.mu.Lock()
 	op.attempts, op.calls = append(op.attempts, a), rt.binding
@@ -178,7 +178,7 @@ func (op *opening) try(ctx context.Context, a Attempt) *Runtime {
 
 // load loads a library after it has checked the file: dlopen ends the process on a
 // file that is cut off.
-func (op *opening) load(path string) (Source, error) {
+func (op *librarySearch) load(path string) (Source, error) {
 	if op.o.Source != nil {
 		return op.o.Source, nil
 	}
@@ -190,7 +190,7 @@ func (op *opening) load(path string) (Source, error) {
 
 // canceled makes the error of an opening whose context ended: it names what was
 // being done. The opening may still be at it, on another goroutine.
-func (op *opening) canceled(ctx context.Context) error {
+func (op *librarySearch) canceled(ctx context.Context) error {
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	err := fmt.Errorf("canceled: %w", bounded.Ended(ctx))

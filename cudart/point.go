@@ -58,7 +58,7 @@ func (p Point) Done(ctx context.Context) bool {
 	if !w.queries.TryBegin() { // bounded.MaxInside calls are inside the library
 		return false
 	}
-	me := w.get(p.place())
+	me := w.get(p.position())
 	go me.queryOnce()
 	me.timer.Reset(bounded.QueryTimeout)
 	defer me.timer.Stop()
@@ -74,7 +74,7 @@ func (p Point) Done(ctx context.Context) bool {
 	return p.Completed()
 }
 
-func (p Point) place() place { return place{p.timeline, p.n} }
+func (p Point) position() position { return position{p.timeline, p.n} }
 
 // Wait waits until the Point is reached. It then returns nil, also if the work failed:
 // see Err. If ctx ends first, Wait returns ctx's error, and the GPU's work goes on. Any
@@ -89,7 +89,7 @@ func (p Point) Wait(ctx context.Context) error {
 	case p.timeline.dev.rt.Closed() && ctx.Err() == nil:
 		return p.timeline.waitClosed(ctx)
 	}
-	return p.timeline.dev.waits.await(ctx, p.timeline.dev.waits.get(p.place()))
+	return p.timeline.dev.waits.await(ctx, p.timeline.dev.waits.get(p.position()))
 }
 
 // Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
@@ -104,7 +104,7 @@ func (p Point) Notify(c chan<- struct{}) (stop func()) {
 		return func() {}
 	}
 	w := &p.timeline.dev.waits
-	me := &wait{place: p.place(), notify: c}
+	me := &wait{position: p.position(), notify: c}
 	w.enqueue(me)
 	return func() { w.abandon(me) }
 }

@@ -24,7 +24,7 @@ type round struct {
 // A firstWait is the first wait of a queue.
 type firstWait struct {
 	queue *waitQueue
-	place
+	position
 	since time.Time
 }
 
@@ -91,7 +91,7 @@ func (r *round) list() {
 	for _, q := range r.queues {
 		if q.listed = q.first != nil; q.listed {
 			rest = append(rest, q)
-			r.firstWaits = append(r.firstWaits, firstWait{q, q.first.place, q.first.since})
+			r.firstWaits = append(r.firstWaits, firstWait{q, q.first.position, q.first.since})
 		}
 	}
 	clear(r.queues[len(rest):])

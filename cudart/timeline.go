@@ -126,7 +126,7 @@ func (t *Timeline) reached(n uint64) (bool, error) {
 			t.drain()
 		}
 	}
-	i := m.events.standsFor(n)
+	i := m.events.eventOfPoint(n)
 	if i < 0 || m.querying.Load() {
 		return n <= t.done.Load(), nil
 	}
@@ -209,7 +209,7 @@ func (t *Timeline) completed(n, queued uint64) {
 	if m.latest < n {
 		m.latest, m.latestAt = n, queued
 	}
-	past := m.events.standsFor(n + 1)
+	past := m.events.eventOfPoint(n + 1)
 	if past < 0 {
 		past = len(m.events.pending)
 	}

@@ -68,13 +68,13 @@ type awaited interface {
 	queue() *waitQueue
 }
 
-// A place is Point n of a Timeline, or query n of a cEvent.
-type place struct {
+// A position is Point n of a Timeline, or query n of a cEvent.
+type position struct {
 	of awaited
 	n  uint64
 }
 
-func (p place) reached() (bool, error) { return p.of.reached(p.n) }
+func (p position) reached() (bool, error) { return p.of.reached(p.n) }
 
 // A waitQueue holds the waits for one stream, or for one event, in the order of their
 // places. It is guarded by waits.mu.
@@ -88,7 +88,7 @@ func (q *waitQueue) queue() *waitQueue { return q }
 
 // A wait is one goroutine's. It is reused after its outcome was received.
 type wait struct {
-	place
+	position
 	query  func() (over bool, err error) // for the first microseconds
 	done   chan error
 	notify chan<- struct{} // in place of done
@@ -115,7 +115,7 @@ func (w *waits) init(rt *Runtime) {
 		me := &wait{done: make(chan error, 1)}
 		me.begin = func() { w.begin(me) }
 		me.queryOnce = func() { w.queryOnce(me) }
-		me.reached = func() (bool, error) { return me.place.reached() }
+		me.reached = func() (bool, error) { return me.position.reached() }
 		me.streams = func() (bool, error) { return me.of.(*Timeline).queryStream() }
 		me.timer = time.NewTimer(time.Hour)
 		me.timer.Stop()
@@ -123,15 +123,15 @@ func (w *waits) init(rt *Runtime) {
 	}
 }
 
-func (w *waits) get(p place) *wait {
+func (w *waits) get(p position) *wait {
 	me := w.pool.Get().(*wait)
-	me.place, me.query = p, me.reached
+	me.position, me.query = p, me.reached
 	return me
 }
 
 // put makes a wait available that no other goroutine holds.
 func (w *waits) put(me *wait) {
-	me.place = place{} // keeps no stream from being collected
+	me.position = position{} // keeps no stream from being collected
 	w.pool.Put(me)
 }
 
@@ -158,7 +158,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 		return t.dev.rt.errorf(fnStreamQuery, codeClosed, "%v", s)
 	}
 	w := &s.dev.waits
-	me := w.get(t.End().place())
+	me := w.get(t.End().position())
 	me.query = me.streams // which needs no event, and reports errors of an idle stream too
 	if err := w.await(ctx, me); err != nil {
 		return err

@@ -155,13 +155,13 @@ func (d *driver) sort() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.released {
-		d.free = slices.Insert(d.free, d.place(s.off), s)
+		d.free = slices.Insert(d.free, d.index(s.off), s)
 	}
 	d.released = d.released[:0]
 }
 
-// place returns the index of the first free slot at or after an offset.
-func (d *driver) place(off int) int {
+// index returns the index of the first free slot at or after an offset.
+func (d *driver) index(off int) int {
 	at, _ := slices.BinarySearchFunc(d.free, off, func(s *slot, off int) int { return cmp.Compare(s.off, off) })
 	return at
 }
@@ -179,7 +179,7 @@ func (d *driver) take(block []*slot) *slot {
 	var at int
 	if n := len(block); n > 0 {
 		off := block[n-1].off + d.l.layout.bytes
-		if at = d.place(off); at == len(d.free) || d.free[at].off != off || !d.free[at].done() {
+		if at = d.index(off); at == len(d.free) || d.free[at].off != off || !d.free[at].done() {
 			return nil
 		}
 	} else {

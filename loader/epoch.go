@@ -156,7 +156,7 @@ func (l *Loader) begin(ctx context.Context) (*loop, error) {
 		e, phase = newEpoch(l, l.next, l.done), starting
 		l.next, l.done = l.next+1, nil
 	}
-	l.watch.enter(phase)
+	l.watch.setPhase(phase)
 	p := &loop{e: e}
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	l.running, e.consuming = p, false
@@ -190,14 +190,14 @@ func (p *loop) tryDrive() (mine bool) {
 // end ends the loop, after the workers' goroutines.
 func (p *loop) end() {
 	l := p.e.l
-	l.enter(ending)
+	l.setPhase(ending)
 	p.cancel(context.Canceled)
 	p.workers.Seal()
 	l.driver.setStopped(p.e, true)
 	_ = p.workers.Wait(context.Background())
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watch.enter(noLoop)
+	l.watch.setPhase(noLoop)
 	l.running = nil
 	if p.endsEpoch {
 		l.epoch.Store(nil)
@@ -234,7 +234,7 @@ func (p *loop) nextSlot() (*slot, error) {
 			delete(e.early, want)
 			return s, nil
 		case want == l.batches() && !e.draining.Swap(true):
-			l.enter(ending)
+			l.setPhase(ending)
 			l.driver.request()
 		}
 		select {
@@ -249,7 +249,7 @@ func (p *loop) nextSlot() (*slot, error) {
 			}
 			if e.consuming && !p.allRetained() && !e.draining.Load() {
 				e.consuming = false
-				l.enter(waiting)
+				l.setPhase(waiting)
 			}
 			select {
 			case s = <-e.arrived:
@@ -276,7 +276,7 @@ func (p *loop) deliver(s *slot, yield func(*Batch, error) bool) (more bool) {
 	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.number, number: s.number, position: e.position()}
 	if !e.consuming {
 		e.consuming = true
-		l.enter(consuming)
+		l.setPhase(consuming)
 	}
 	defer b.endTurn() // the body may panic
 	return yield(b, nil)

@@ -15,7 +15,7 @@ import (
 )
 
 // late makes one way of a simulated link take its time.
-func late(d time.Duration) cudasim.Way { return cudasim.Way{Rate: 100, Latency: d} }
+func late(d time.Duration) cudasim.Speed { return cudasim.Speed{Rate: 100, Latency: d} }
 
 func simulated(t *testing.T, link cudasim.Link) (*cudasim.Sim, *cudart.Device) {
 	t.Helper()

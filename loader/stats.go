@@ -140,15 +140,15 @@ const (
 	phases
 )
 
-// enter begins a phase of the loader's loops.
-func (l *Loader) enter(p phase) {
+// setPhase begins a phase of the loader's loops.
+func (l *Loader) setPhase(p phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watch.enter(p)
+	l.watch.setPhase(p)
 }
 
-// enter begins a phase.
-func (w *stopwatch) enter(p phase) {
+// setPhase begins a phase.
+func (w *stopwatch) setPhase(p phase) {
 	now := w.now()
 	w.spent[w.phase] += now.Sub(w.since)
 	w.phase, w.since = p, now

@@ -32,7 +32,7 @@ func TestStopwatch(t *testing.T) {
 		in   phase
 		took time.Duration
 	}{{noLoop, 7}, {starting, 1}, {consuming, 2}, {waiting, 3}, {consuming, 4}, {ending, 5}, {noLoop, 100}, {starting, 10}} {
-		w.enter(step.in)
+		w.setPhase(step.in)
 		clock.advance(step.took)
 	}
 	want := [phases]time.Duration{noLoop: 107, starting: 11, waiting: 3, consuming: 6, ending: 5}
@@ -131,7 +131,7 @@ func TestTimeWithAllBatchesRetainedIsConsuming(t *testing.T) {
 func TestCopyingIsTheTimeOfTheCopies(t *testing.T) {
 	t.Parallel()
 	const latency = 50 * time.Microsecond
-	_, dev := simulated(t, cudasim.Link{HostToDevice: cudasim.Way{Rate: 1, Latency: latency}})
+	_, dev := simulated(t, cudasim.Link{HostToDevice: cudasim.Speed{Rate: 1, Latency: latency}})
 	const batch, width = 4, 2500 // 10 µs at 1 GB/s
 	for _, batches := range []int{1, 2, 3, 7, 8, 9, 16, 17, 40} {
 		for _, workers := range []int{1, 3} {

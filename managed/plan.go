@@ -150,7 +150,7 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 // Traffic has the bytes that one Run moves, and that its steps access in place.
 type Traffic struct {
 	In      int // moved to the device
-	Back    int // moved to the host
+	Out     int // moved to the host
 	Dropped int // dropped on the device, because the host has a copy
 	Spared  int // moved neither to the device nor back, because a step overwrites them
 	InPlace int // accessed on the host, each byte once for each step that uses it

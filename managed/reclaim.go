@@ -45,7 +45,7 @@ func (a *Allocator) Reclaim(ctx context.Context, s *cudart.Stream, want int) (mo
 }
 
 func (a *Allocator) reclaim(ctx context.Context, s *cudart.Stream, want int) (moved int, err error) {
-	for _, m := range append(a.leastRecent(), nil) {
+	for _, m := range append(a.byLastUse(), nil) {
 		free, total, err := a.mem.memInfo(ctx)
 		switch {
 		case err != nil || free >= want:
@@ -93,8 +93,8 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 	return s.Synchronize(ctx)
 }
 
-// leastRecent returns the memory that is not closed, the least recently used first.
-func (a *Allocator) leastRecent() []*Memory {
+// byLastUse returns the memory that is not closed, the least recently used first.
+func (a *Allocator) byLastUse() []*Memory {
 	ledger.mu.Lock()
 	defer ledger.mu.Unlock()
 	return slices.SortedFunc(maps.Keys(a.live), func(x, y *Memory) int { return cmp.Compare(x.used, y.used) })

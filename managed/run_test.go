@@ -95,7 +95,7 @@ func TestPlanDropsMemoryThatIsOnlyRead(t *testing.T) {
 	steps := append(sequential(in.All(), 2*mib, 2, Range.Read), sequential(fresh.All(), 2*mib, 1, Range.Read)...)
 	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
-	assert.Zero(t, p.Traffic().Back)
+	assert.Zero(t, p.Traffic().Out)
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))
 	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(in.All()))
 	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(fresh.All()))

@@ -103,11 +103,11 @@ func (s *schedule) cut(steps []Step, grid int, inPlace []Range) [][]access {
 			for at := u.Off; at < u.Off+u.Len; {
 				row := (base + at) / grid
 				end := min((row+1)*grid-base, u.Off+u.Len)
-				place := cell{u.Memory, row, before}
-				id, ok := ids[place]
+				key := cell{u.Memory, row, before}
+				id, ok := ids[key]
 				if !ok {
 					id = len(s.chunks)
-					ids[place] = id
+					ids[key] = id
 					s.chunks = append(s.chunks, u.Memory.Range(at, end-at))
 				}
 				c := &s.chunks[id]
@@ -264,7 +264,7 @@ func (p *planner) evict(id int) {
 	case e.discard:
 		p.traffic.Spared += n
 	default:
-		p.traffic.Back += n
+		p.traffic.Out += n
 	}
 	p.evicts = append(p.evicts, e)
 }

@@ -70,7 +70,7 @@ func replay(t *testing.T, s schedule, steps []Step, o PlanOptions) {
 				require.True(t, overwritten(t, s, steps, uses, e.chunk, before), "evict %d", evicts)
 				traffic.Spared += s.chunks[e.chunk].Len
 			default:
-				traffic.Back += s.chunks[e.chunk].Len
+				traffic.Out += s.chunks[e.chunk].Len
 			}
 			delete(resident, e.chunk)
 			delete(dirty, e.chunk)
@@ -183,7 +183,7 @@ func TestScheduleLeavesAPartOnTheDeviceForTheNextPass(t *testing.T) {
 	p, err := g.a.NewPlan(sequential(m, 2*mib, 4, Range.Read), PlanOptions{Budget: 48 * mib, Chunk: 2 * mib, In: 2})
 	require.NoError(t, err)
 	assert.Equal(t, p.traffic.In, p.traffic.Dropped)
-	assert.Zero(t, p.traffic.Back)
+	assert.Zero(t, p.traffic.Out)
 	assert.Less(t, p.traffic.In, 4*64*mib*6/10, "with LRU it is all of it")
 	assert.GreaterOrEqual(t, p.traffic.In, 64*mib+3*16*mib, "no schedule needs less")
 }
@@ -297,11 +297,11 @@ func TestScheduleDoesNotMoveOverwrittenChunks(t *testing.T) {
 		require.NoError(t, err)
 		if !spared {
 			assert.Zero(t, p.traffic.Spared)
-			assert.Equal(t, p.traffic.In, p.traffic.Back)
+			assert.Equal(t, p.traffic.In, p.traffic.Out)
 			continue
 		}
 		assert.Zero(t, p.traffic.In)
-		assert.Equal(t, 16*mib, p.traffic.Back, "of the last pass")
+		assert.Equal(t, 16*mib, p.traffic.Out, "of the last pass")
 		require.NoError(t, p.Run(t.Context(), g.s, func(i int) error {
 			return g.s.Memset(m.ptr()+cudart.DevPtr(i%8*2*mib), byte(i), 2*mib)
 		}))

@@ -292,11 +292,11 @@ func (e *engine) closeContext(ctx context.Context) error {
 
 // do runs one copy of n bytes, without addresses to be checked.
 func (v view) do(ctx context.Context, n int, copies func() (int, error)) (int, error) {
-	return place{view: v}.do(ctx, n, copies)
+	return target{view: v}.do(ctx, n, copies)
 }
 
 // do runs one copy of n bytes, while the engine is open.
-func (p place) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
+func (p target) do(ctx context.Context, n int, copies func() (int, error)) (done int, err error) {
 	e := p.engine
 	switch {
 	case e == nil:
@@ -331,7 +331,7 @@ func (p place) do(ctx context.Context, n int, copies func() (int, error)) (done 
 
 // doWith is do for n bytes at an offset of a reader or writer, in the order of
 // Call.Stream.
-func (p place) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
+func (p target) doWith(ctx context.Context, rw any, off int64, n int, copies func() (int, error)) (int, error) {
 	if isNil(rw) {
 		return 0, errNilReadWriter
 	}

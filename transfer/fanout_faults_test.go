@@ -545,7 +545,7 @@ func TestAFailedPeerCopyIsWaitedFor(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorIs(t, err, ErrUnderWay, "the first one cannot end")
 
-	p := place{view: b.f.view, pieces: piecesOf(b.mems, 2000, 1000)}
+	p := target{view: b.f.view, pieces: piecesOf(b.mems, 2000, 1000)}
 	b.sim.Fail("cudaMemcpyPeerAsync", cudasim.Fault{Nth: 2, Code: cudart.ErrInvalidValue})
 	ends, err := p.forward(0, 0, 2000, cudart.Point{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)

@@ -176,9 +176,9 @@ func everySource(t *testing.T, r *fanFixture, sizes []int) {
 func TestFanoutWaitsForTheSlowestDevice(t *testing.T) {
 	t.Parallel()
 	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
-		slow, n := cudasim.Link{Peer: cudasim.Way{Rate: 0.05}}, 6*mib+1
+		slow, n := cudasim.Link{Peer: cudasim.Speed{Rate: 0.05}}, 6*mib+1
 		if no != nil {
-			slow, n = cudasim.Link{HostToDevice: cudasim.Way{Rate: 0.5}}, 60*mib+1
+			slow, n = cudasim.Link{HostToDevice: cudasim.Speed{Rate: 0.5}}, 60*mib+1
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -44,7 +44,7 @@ func writeDirect(f, d *os.File, base int64) writeFunc {
 }
 
 // uploadFile copies from a regular file; ok is false if it is none, or shorter.
-func (p place) uploadFile(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
+func (p target) uploadFile(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
 	if d := p.call.reopenDirect(f, os.O_RDONLY); d != nil {
 		defer d.Close()
 		done, err = p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readBlocks(d.ReadAt, off, readAt(f, off)), inOrder(n, 2*readers))})

@@ -259,7 +259,7 @@ func (m *sharedFile) shrink(fd int, size int64) error {
 const freshWorkers = 4
 
 // downloadMapped copies into a file that it maps; ok is false if that cannot be done.
-func (p place) downloadMapped(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
+func (p target) downloadMapped(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
 	m, err := mapShared(f, off, n, !p.call.DirectIO)
 	if err != nil {
 		return 0, !errors.Is(err, errors.ErrUnsupported), err

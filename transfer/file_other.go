@@ -20,7 +20,7 @@ func (*cachedFile) readNow([]byte, int) (int, error) { return 0, errors.ErrUnsup
 
 func (*cachedFile) close() {}
 
-func (place) downloadMapped(context.Context, *os.File, int64, int) (int, bool, error) {
+func (target) downloadMapped(context.Context, *os.File, int64, int) (int, bool, error) {
 	return 0, false, nil
 }
 

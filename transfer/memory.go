@@ -36,7 +36,7 @@ func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) erro
 	return nil
 }
 
-// copyMemory copies between mem and one place on the device, in the order of Call.Stream.
+// copyMemory copies between mem and one address range of the device, in the order of Call.Stream.
 func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (int, error) {
 	if err := v.call.waitForStream(ctx); err != nil {
 		return 0, err

@@ -24,7 +24,7 @@ func (v *View) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt,
 	return v.get().at(n, dst).uploadFrom(ctx, r, off, n)
 }
 
-func (p place) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
+func (p target) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
 	done, err := p.doWith(ctx, r, off, n, func() (int, error) { return p.uploadAt(ctx, r, off, n) })
 	if err != nil {
 		return done, fmt.Errorf("transfer: upload %s from offset %d of %s%s: %w", p.what(n), off, nameOf(r), p.onto(), err)
@@ -33,7 +33,7 @@ func (p place) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int) 
 }
 
 // uploadAt copies what r has at an offset, in the quickest way that it offers.
-func (p place) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
+func (p target) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
 	if s, ok := r.(*io.SectionReader); ok {
 		outer, base, size := s.Outer()
 		if isNil(outer) {
@@ -58,7 +58,7 @@ func (p place) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (i
 const readers = 8
 
 // uploadMemory copies the memory of a reader that should have n bytes.
-func (p place) uploadMemory(ctx context.Context, mem []byte, n int) (done int, err error) {
+func (p target) uploadMemory(ctx context.Context, mem []byte, n int) (done int, err error) {
 	if len(mem) > 0 {
 		done, err = p.memory(ctx, mem)
 	}
@@ -123,7 +123,7 @@ func (v *View) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader,
 	return v.get().at(n, dst).uploadReader(ctx, r, n)
 }
 
-func (p place) uploadReader(ctx context.Context, r io.Reader, n int) (int, error) {
+func (p target) uploadReader(ctx context.Context, r io.Reader, n int) (int, error) {
 	done, err := p.doWith(ctx, r, 0, n, func() (int, error) { return p.uploadNext(ctx, r, n) })
 	if err != nil {
 		return done, p.errUploadReader(r, n, err)
@@ -131,12 +131,12 @@ func (p place) uploadReader(ctx context.Context, r io.Reader, n int) (int, error
 	return done, nil
 }
 
-func (p place) errUploadReader(r io.Reader, n int, err error) error {
+func (p target) errUploadReader(r io.Reader, n int, err error) error {
 	return fmt.Errorf("transfer: upload %d bytes from %s%s: %w", n, nameOf(r), p.onto(), err)
 }
 
 // uploadNext copies the next n bytes of r, in the quickest way that it offers.
-func (p place) uploadNext(ctx context.Context, r io.Reader, n int) (int, error) {
+func (p target) uploadNext(ctx context.Context, r io.Reader, n int) (int, error) {
 	if b, ok := r.(*bytes.Buffer); ok {
 		mem := b.Bytes()
 		done, err := p.uploadMemory(ctx, mem[:min(n, len(mem))], n)

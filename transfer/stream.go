@@ -170,7 +170,7 @@ func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // ended returns an error unless r has ended.
-func (w *Writer) ended(p place, r io.Reader) error {
+func (w *Writer) ended(p target, r io.Reader) error {
 	n, err := bounded.Callback(w.ctx, func() (int, error) { return readFull(w.ctx, r, make([]byte, 1)) })
 	switch {
 	case n > 0:

@@ -39,7 +39,7 @@ const (
 )
 
 // downloadAt copies to an offset of w, in the quickest way that it offers.
-func (p place) downloadAt(ctx context.Context, w io.WriterAt, off int64, n int) (int, error) {
+func (p target) downloadAt(ctx context.Context, w io.WriterAt, off int64, n int) (int, error) {
 	writers, write := maxWriters, writeAt(w, off)
 	if f, ok := w.(*os.File); ok {
 		if done, ok, err := p.downloadMapped(ctx, f, off, n); ok {

@@ -67,16 +67,16 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Dif
 		return nil, err
 	}
 	from := t.targets[0]
-	wrong, err := t.checkOnGPU(ctx, c, want, AtDevice, from.of(c))
-	if err == nil && len(wrong) == 0 {
+	mismatches, err := t.checkOnGPU(ctx, c, want, AtDevice, from.of(c))
+	if err == nil && len(mismatches) == 0 {
 		view := t.source.view + cudart.DevPtr(sourceAt(c))
-		wrong, err = t.checkOnGPU(ctx, c, want, AtSource, view)
+		mismatches, err = t.checkOnGPU(ctx, c, want, AtSource, view)
 	}
 	if err != nil {
 		return nil, err
 	}
 	overruns, err := t.overruns(c)
-	return append(wrong, overruns...), err
+	return append(mismatches, overruns...), err
 }
 
 // checkOnGPU has the device compare the case's bytes at an address. On a mismatch it copies
@@ -92,9 +92,9 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 	if err := t.synchronize(ctx); err != nil {
 		return nil, err
 	}
-	wrong, err := t.compare(ctx, c, want, t.targets[0])
-	if len(wrong) > 0 || err != nil {
-		return wrong, err
+	mismatches, err := t.compare(ctx, c, want, t.targets[0])
+	if len(mismatches) > 0 || err != nil {
+		return mismatches, err
 	}
 	d := foundDifference(c, at, found, want.onGPU()) // on the host they are right
 	d.Cause = CauseRead
@@ -122,7 +122,7 @@ func foundDifference(c Case, at string, found kernel.Found, k kernel.Content) Di
 
 // filledByKernel does a case of PathDeviceMemory: kernels write other bytes, then the
 // expected ones, and compare.
-func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (wrong []Difference, err error) {
+func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismatches []Difference, err error) {
 	s, p, k := t.streams[0], t.targets[0].of(c), want.atMemorySpeed()
 	poisoned := k
 	poisoned.Mask ^= uint64(want.poisonAt(AtDevice).mask) * lowBytes
@@ -148,8 +148,8 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (wrong 
 		if d.Found[0] == d.Expected[0] {
 			d.Cause = CauseRead // by now it is right
 		}
-		wrong = append(wrong, d)
+		mismatches = append(mismatches, d)
 	}
 	overruns, err := t.overruns(c)
-	return append(wrong, overruns...), err
+	return append(mismatches, overruns...), err
 }

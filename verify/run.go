@@ -309,7 +309,7 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 			return
 		}
 		want := content{pattern: c.Pattern, seed: mix(p.plan.Seed + uint64(i))}
-		wrong, err := t.run(ctx, c, want)
+		mismatches, err := t.run(ctx, c, want)
 		if err != nil && ctx.Err() != nil {
 			return
 		}
@@ -326,10 +326,10 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 			p.VerifiedBytes += c.SizeBytes
 			p.LargestBytes = max(p.LargestBytes, c.SizeBytes)
 		}
-		if len(wrong) > 0 {
+		if len(mismatches) > 0 {
 			p.MismatchCount++
 		}
-		for _, d := range wrong {
+		for _, d := range mismatches {
 			if len(p.report.Mismatches) < p.plan.MaxDetails {
 				p.report.Mismatches = append(p.report.Mismatches, Mismatch{c, d})
 			}

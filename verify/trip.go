@@ -270,19 +270,19 @@ func (t *trip) uses(s *cudart.Stream) {
 // run does the case and returns its mismatches: one in the bytes at most, and one overrun
 // for each target. After an error it has waited for the copies under way, also if ctx has
 // ended.
-func (t *trip) run(ctx context.Context, c Case, want content) (wrong []Difference, err error) {
+func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []Difference, err error) {
 	switch t.path {
 	case PathKernel:
-		wrong, err = t.checkedByKernel(ctx, c, want)
+		mismatches, err = t.checkedByKernel(ctx, c, want)
 	case PathDeviceMemory:
-		wrong, err = t.filledByKernel(ctx, c, want)
+		mismatches, err = t.filledByKernel(ctx, c, want)
 	default:
-		wrong, err = t.roundTrip(ctx, c, want)
+		mismatches, err = t.roundTrip(ctx, c, want)
 	}
 	if err != nil {
 		err = errors.Join(err, t.drain(ctx))
 	}
-	return wrong, err
+	return mismatches, err
 }
 
 // roundTrip does a case whose bytes are copied back.
@@ -299,15 +299,15 @@ func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Differenc
 	if t.tamper != nil {
 		t.tamper(c, t.returned(c))
 	}
-	wrong, err := t.arrived(ctx, c, want, t.targets[0])
-	if err != nil || t.path != PathFanout || len(wrong) > 0 {
-		return wrong, err
+	mismatches, err := t.arrived(ctx, c, want, t.targets[0])
+	if err != nil || t.path != PathFanout || len(mismatches) > 0 {
+		return mismatches, err
 	}
-	there, back := t.targets[1], t.returned(c)
-	if err := fillGuarded(ctx, want.poisonAt(AtReturn), back); err != nil {
+	there, received := t.targets[1], t.returned(c)
+	if err := fillGuarded(ctx, want.poisonAt(AtReturn), received); err != nil {
 		return nil, err
 	}
-	if err := t.there.Download(ctx, back[guardBytes:][:c.SizeBytes], there.of(c)); err != nil {
+	if err := t.there.Download(ctx, received[guardBytes:][:c.SizeBytes], there.of(c)); err != nil {
 		return nil, err
 	}
 	return t.arrived(ctx, c, want, there)
@@ -316,12 +316,12 @@ func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Differenc
 // arrived returns the mismatches of the bytes that came back from a device, and of the guards
 // around all targets.
 func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
-	wrong, err := t.compare(ctx, c, want, from)
+	mismatches, err := t.compare(ctx, c, want, from)
 	if err != nil {
 		return nil, err
 	}
 	overruns, err := t.overruns(c)
-	return append(wrong, overruns...), err
+	return append(mismatches, overruns...), err
 }
 
 // compare returns the mismatch of the bytes that came back from a device.
@@ -491,27 +491,27 @@ func (t *trip) synchronize(ctx context.Context) error {
 }
 
 // overruns compares the guards around every target.
-func (t *trip) overruns(c Case) (wrong []Difference, err error) {
+func (t *trip) overruns(c Case) (mismatches []Difference, err error) {
 	compare := func(at string, before, after []byte) {
 		if d, ok := overrun(at, before, after, c.SizeBytes); !ok {
-			wrong = append(wrong, d)
+			mismatches = append(mismatches, d)
 		}
 	}
 	if t.sink != nil {
-		back := t.returned(c)
-		compare(AtReturn, back[:guardBytes], back[len(back)-guardBytes:])
+		received := t.returned(c)
+		compare(AtReturn, received[:guardBytes], received[len(received)-guardBytes:])
 	}
 	var before, after [guardBytes]byte
 	for _, m := range t.targets {
 		if err := m.dev.CopyToHost(unsafe.Pointer(&before), m.of(c)-guardBytes, guardBytes); err != nil {
-			return wrong, err
+			return mismatches, err
 		}
 		if err := m.dev.CopyToHost(unsafe.Pointer(&after), m.of(c)+cudart.DevPtr(c.SizeBytes), guardBytes); err != nil {
-			return wrong, err
+			return mismatches, err
 		}
 		compare(m.at, before[:], after[:])
 	}
-	return wrong, nil
+	return mismatches, nil
 }
 
 // overrun compares the guards around a target of n bytes.

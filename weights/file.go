@@ -127,7 +127,7 @@ func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
 	}
 	var start [9]byte
 	if size < int64(len(start)) {
-		return nil, f.refuse("", "the file has %d bytes, every safetensors or GGUF file has more than %d", size, len(start)-1)
+		return nil, f.invalid("", "the file has %d bytes, every safetensors or GGUF file has more than %d", size, len(start)-1)
 	}
 	if err := f.read(start[:], 0); err != nil {
 		return nil, err
@@ -212,16 +212,16 @@ func (f *File) MetadataKeys() []string { return slices.Sorted(maps.Keys(f.orEmpt
 func (f *File) add(t *Tensor) error {
 	switch {
 	case t.Name == "":
-		return f.refuse("", "tensor %d has an empty name", len(f.tensors)+1)
+		return f.invalid("", "tensor %d has an empty name", len(f.tensors)+1)
 	case !utf8.ValidString(t.Name):
-		return f.refuse(t.Name, "its name is not UTF-8")
+		return f.invalid(t.Name, "its name is not UTF-8")
 	case strings.IndexByte(t.Name, 0) >= 0:
-		return f.refuse(t.Name, "its name has a zero byte, at which C libraries end it")
+		return f.invalid(t.Name, "its name has a zero byte, at which C libraries end it")
 	}
 	f.byName[t.Name] = t
 	f.tensors = append(f.tensors, t)
 	if len(f.byName) < len(f.tensors) {
-		return f.refuse(t.Name, "the file has two tensors of this name")
+		return f.invalid(t.Name, "the file has two tensors of this name")
 	}
 	return nil
 }
@@ -235,7 +235,7 @@ func (f *File) arrange(start int64) (int64, error) {
 	end := start
 	for i, t := range f.tensors {
 		if data := f.size - start; int64(t.Size) > data-t.Offset {
-			return 0, f.refuse(t.Name, "its %d bytes at offset %d of the data end beyond the file, which has %d bytes of data", t.Size, t.Offset, max(data, 0))
+			return 0, f.invalid(t.Name, "its %d bytes at offset %d of the data end beyond the file, which has %d bytes of data", t.Size, t.Offset, max(data, 0))
 		}
 		t.Offset += start
 		gap, padding, before := t.Offset-end, -end&(f.padding-1), "the header"
@@ -244,9 +244,9 @@ func (f *File) arrange(start int64) (int64, error) {
 		}
 		switch {
 		case gap < 0:
-			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
+			return 0, f.invalid(t.Name, "starts at offset %d, %d bytes before the end of %s: they overlap", t.Offset, -gap, before)
 		case gap > padding:
-			return 0, f.refuse(t.Name, "starts at offset %d, %d bytes after the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
+			return 0, f.invalid(t.Name, "starts at offset %d, %d bytes after the end of %s, want offset %d: bytes between tensors belong to none", t.Offset, gap, before, end+padding)
 		}
 		end = t.Offset + int64(t.Size)
 	}

@@ -27,9 +27,9 @@ func (f *File) parseGGUF() error {
 	v := c.u32()
 	if c.err == nil && (v == 0 || v > ggufMaxVersion) {
 		if v&0xffff == 0 && v != 0 {
-			return f.refuse("", "GGUF version %d in big-endian byte order, whose tensors a GPU cannot use as they are (convert the file to little-endian)", bits.ReverseBytes32(v))
+			return f.invalid("", "GGUF version %d in big-endian byte order, whose tensors a GPU cannot use as they are (convert the file to little-endian)", bits.ReverseBytes32(v))
 		}
-		return f.refuse("", "GGUF version %d, want 1 to %d", v, ggufMaxVersion)
+		return f.invalid("", "GGUF version %d, want 1 to %d", v, ggufMaxVersion)
 	}
 	if v == 1 {
 		c.wide = 4
@@ -173,7 +173,7 @@ func (c *cursor) fail(reason string, args ...any) {
 		reason = "%s %d of %d: " + reason
 		args = append([]any{c.kind, c.index + 1, c.count}, args...)
 	}
-	c.stop(c.refuse(c.tensor, reason, args...))
+	c.stop(c.invalid(c.tensor, reason, args...))
 }
 
 // stop keeps the first failure.
@@ -294,8 +294,8 @@ func numbers[T any](c *cursor, n int, array bool) any {
 	values := []T{}
 	for len(values) < n && c.err == nil {
 		some := c.take(size * min(n-len(values), len(c.buf)/size, max(len(c.ahead)/size, 1)))
-		if wrong := slices.IndexFunc(some, func(b byte) bool { return b > 1 }); isBool && wrong >= 0 {
-			c.fail("a bool is %d, want 0 or 1", some[wrong])
+		if invalidAt := slices.IndexFunc(some, func(b byte) bool { return b > 1 }); isBool && invalidAt >= 0 {
+			c.fail("a bool is %d, want 0 or 1", some[invalidAt])
 		}
 		from := len(values)
 		values = grow(values, n, len(some)/size)[:from+len(some)/size]

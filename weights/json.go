@@ -20,13 +20,13 @@ func (s source) readJSON(what string, off, size int64) (object []byte, err error
 		return nil, err
 	}
 	if !utf8.Valid(text) {
-		return nil, s.refuse("", "%s is not UTF-8", what)
+		return nil, s.invalid("", "%s is not UTF-8", what)
 	}
 	if !json.Valid(text) {
-		return nil, s.refuse("", "%s is not JSON: %s", what, syntaxError(text))
+		return nil, s.invalid("", "%s is not JSON: %s", what, syntaxError(text))
 	}
 	if at := halfSurrogate(text); at >= 0 {
-		return nil, s.refuse("", "%s has half of a surrogate pair at byte %d", what, at)
+		return nil, s.invalid("", "%s has half of a surrogate pair at byte %d", what, at)
 	}
 	text = bytes.TrimLeft(text, jsonSpace)
 	return text, s.wantList("", what, text, '{')
@@ -77,9 +77,9 @@ func (s source) wantList(tensor, what string, value []byte, open byte) error {
 	case value[0] == open:
 		return nil
 	case open == '[':
-		return s.refuse(tensor, "%s is %s, want an array", what, describe(value))
+		return s.invalid(tensor, "%s is %s, want an array", what, describe(value))
 	}
-	return s.refuse(tensor, "%s is %s, want an object", what, describe(value))
+	return s.invalid(tensor, "%s is %s, want an object", what, describe(value))
 }
 
 // A jsonScanner goes through the values of an array, or the keys and values of an object.
@@ -146,10 +146,10 @@ func (s source) counts(tensor, what string, value []byte, list []int, limit int)
 	for item := j.next(); len(item) > 0; item = j.next() {
 		n, err := strconv.ParseUint(string(item), 10, 63)
 		if err != nil {
-			return nil, s.refuse(tensor, "%s has %s, want whole numbers from 0 to %d", what, describe(item), math.MaxInt)
+			return nil, s.invalid(tensor, "%s has %s, want whole numbers from 0 to %d", what, describe(item), math.MaxInt)
 		}
 		if len(list) == limit {
-			return nil, s.refuse(tensor, "%s has more than %d numbers", what, limit)
+			return nil, s.invalid(tensor, "%s has more than %d numbers", what, limit)
 		}
 		list = append(list, int(n))
 	}

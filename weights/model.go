@@ -94,7 +94,7 @@ func (m *Model) sortFiles() {
 func (m *Model) addAll(f *File) error {
 	for _, t := range f.tensors {
 		if other := m.byName[t.Name]; other != nil {
-			return f.refuse(t.Name, "%s has a tensor of this name too", other.File.name)
+			return f.invalid(t.Name, "%s has a tensor of this name too", other.File.name)
 		}
 		m.byName[t.Name] = t
 	}
@@ -121,9 +121,9 @@ func findModel(dir string) (string, error) {
 			}
 		}
 	}
-	for _, usual := range []string{"model" + indexSuffix, "model.safetensors"} {
-		if slices.Contains(indexes, usual) || slices.Contains(files, usual) {
-			return filepath.Join(dir, usual), nil
+	for _, name := range []string{"model" + indexSuffix, "model.safetensors"} {
+		if slices.Contains(indexes, name) || slices.Contains(files, name) {
+			return filepath.Join(dir, name), nil
 		}
 	}
 	choices := indexes // whose files the others are
@@ -148,7 +148,7 @@ func (m *Model) openIndexed(path string) error {
 	defer file.Close()
 	index := source{r: file, size: size, name: path}
 	if size > maxHeader {
-		return index.refuse("", "the index has %d bytes, want at most %d", size, maxHeader)
+		return index.invalid("", "the index has %d bytes, want at most %d", size, maxHeader)
 	}
 	text, err := index.readJSON("the index", 0, size)
 	if err != nil {
@@ -159,13 +159,13 @@ func (m *Model) openIndexed(path string) error {
 	for key := j.next(); len(key) > 0; key = j.next() {
 		if value := j.next(); string(unquote(key)) == "weight_map" {
 			if tensors != nil {
-				return index.refuse("", "the index has the key %q twice", "weight_map")
+				return index.invalid("", "the index has the key %q twice", "weight_map")
 			}
 			tensors = value
 		}
 	}
 	if tensors == nil {
-		return index.refuse("", "the index has no weight_map")
+		return index.invalid("", "the index has no weight_map")
 	}
 	if err := index.wantList("", "weight_map", tensors, '{'); err != nil {
 		return err
@@ -175,10 +175,10 @@ func (m *Model) openIndexed(path string) error {
 	for key := j.next(); len(key) > 0; key = j.next() {
 		tensor, value := string(unquote(key)), j.next()
 		if m.byName[tensor] != nil {
-			return index.refuse("", "weight_map has the key %s twice", quote(tensor))
+			return index.invalid("", "weight_map has the key %s twice", quote(tensor))
 		}
 		if value[0] != '"' {
-			return index.refuse("", "the file of tensor %s is %s, want a string", quote(tensor), describe(value))
+			return index.invalid("", "the file of tensor %s is %s, want a string", quote(tensor), describe(value))
 		}
 		name := unquote(value)
 		f := files[string(name)]
@@ -189,7 +189,7 @@ func (m *Model) openIndexed(path string) error {
 			files[string(name)] = f
 		}
 		if m.byName[tensor] = f.byName[tensor]; m.byName[tensor] == nil {
-			return f.refuse(tensor, "the file has no such tensor, %s says that it has", path)
+			return f.invalid(tensor, "the file has no such tensor, %s says that it has", path)
 		}
 	}
 	m.sortFiles()
@@ -200,12 +200,12 @@ func (m *Model) openIndexed(path string) error {
 func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
 	name = filepath.FromSlash(name)
 	if !filepath.IsLocal(name) {
-		return nil, index.refuse(tensor, "its file is %s, want a path within the index's directory", quote(name))
+		return nil, index.invalid(tensor, "its file is %s, want a path within the index's directory", quote(name))
 	}
 	dir := filepath.Dir(index.name)
 	path := filepath.Join(dir, name)
 	if outside(dir, filepath.Dir(path)) {
-		return nil, index.refuse(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
+		return nil, index.invalid(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
 	}
 	f, err := m.open(path)
 	if err != nil {
@@ -257,7 +257,7 @@ func (m *Model) openParts(path string) error {
 	}
 	name := splitName.FindStringSubmatch(path)
 	if name == nil || name[3] != fmt.Sprintf("%05d", count) || name[2] < "00001" || name[2] > name[3] {
-		return f.refuse("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", count, count)
+		return f.invalid("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", count, count)
 	}
 	for i := range int(count) {
 		part := fmt.Sprintf("%s-%05d-of-%05d.gguf", name[1], i+1, count)
@@ -273,7 +273,7 @@ func (m *Model) openParts(path string) error {
 		of, _, err2 := splitKey[uint16](f, splitCountKey)
 		err := cmp.Or(err1, err2)
 		if err == nil && (int(number) != i || of != count) {
-			err = f.refuse("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, of, i, count)
+			err = f.invalid("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, of, i, count)
 		}
 		if err == nil {
 			err = m.addAll(f)
@@ -285,7 +285,7 @@ func (m *Model) openParts(path string) error {
 	first := m.files[0]
 	want, ok, err := splitKey[int32](first, splitTensorsKey)
 	if err == nil && ok && int(want) != len(m.byName) {
-		err = first.refuse("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, want, count, len(m.byName))
+		err = first.invalid("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, want, count, len(m.byName))
 	}
 	return err
 }
@@ -298,7 +298,7 @@ func splitKey[T any](f *File, key string) (value T, ok bool, err error) {
 		return value, false, nil
 	}
 	if value, ok = found.(T); !ok {
-		err = f.refuse("", "%s is of type %T, want %T", key, found, value)
+		err = f.invalid("", "%s is of type %T, want %T", key, found, value)
 	}
 	return value, ok, err
 }

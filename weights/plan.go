@@ -129,8 +129,8 @@ type Piece struct {
 }
 
 // NewPlan plans the copy of tensors to devices. tensors is File.Tensors, Model.Tensors or a
-// slices.Values of some of them. place returns the index of a tensor's device, or Skip for none; if
-// place is nil, all tensors go to device 0. The same arguments make the same plan. PlanShares
+// slices.Values of some of them. device returns the index of a tensor's device, or Skip for none; if
+// device is nil, all tensors go to device 0. The same arguments make the same plan. PlanShares
 // is for tensors that several devices get. NewPlan does not block.
 //
 // Tensors are placed in the order of their files, and in each file in the order of their offsets. So
@@ -139,7 +139,7 @@ type Piece struct {
 // It returns an error for a tensor that appears twice, for one that belongs to no File, for an index
 // below Skip, for an alignment that is no power of two, and for a device with more than
 // [math.MaxInt] bytes.
-func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) (*Plan, error) {
+func NewPlan(tensors iter.Seq[*Tensor], device func(*Tensor) int, o PlanOptions) (*Plan, error) {
 	if tensors == nil {
 		return nil, errors.New("weights: plan: no tensors: the sequence is nil")
 	}
@@ -154,8 +154,8 @@ func NewPlan(tensors iter.Seq[*Tensor], place func(*Tensor) int, o PlanOptions) 
 			return nil, fmt.Errorf("weights: plan: tensor %s of %s is there twice", quote(t.Name), t.File.name)
 		}
 		chosen[t] = true
-		if place != nil {
-			s.Device = place(t)
+		if device != nil {
+			s.Device = device(t)
 		}
 		if s.Device != Skip {
 			shares = append(shares, s)

@@ -13,11 +13,11 @@ func (f *File) parseSafetensors(start []byte) error {
 	n, header := binary.LittleEndian.Uint64(start), int64(len(start)-1)
 	switch rest := uint64(f.size - header); {
 	case n > maxHeader:
-		return f.refuse("", "%s, as safetensors its header would have %d bytes, want at most %d", notWeights(start), n, maxHeader)
+		return f.invalid("", "%s, as safetensors its header would have %d bytes, want at most %d", notWeights(start), n, maxHeader)
 	case n > rest:
-		return f.refuse("", "its header has %d bytes by its first %d, the file has %d after these", n, header, rest)
+		return f.invalid("", "its header has %d bytes by its first %d, the file has %d after these", n, header, rest)
 	case start[header] != '{':
-		return f.refuse("", "the header begins with %q, want {", start[header:])
+		return f.invalid("", "the header begins with %q, want {", start[header:])
 	}
 	text, err := f.readJSON("the header", header, int64(n))
 	if err != nil {
@@ -31,7 +31,7 @@ func (f *File) parseSafetensors(start []byte) error {
 		case name != "__metadata__":
 			dtype, err = f.safetensorsTensor(name, value, dtype)
 		case metadata:
-			err = f.refuse("", "the header has the key %s twice", quote(name))
+			err = f.invalid("", "the header has the key %s twice", quote(name))
 		default:
 			metadata = true
 			err = f.safetensorsMetadata(name, value)
@@ -42,7 +42,7 @@ func (f *File) parseSafetensors(start []byte) error {
 	}
 	end, err := f.arrange(header + int64(n))
 	if err == nil && end != f.size {
-		err = f.refuse("", "its tensors end at offset %d, the file has %d bytes: the last %d belong to no tensor", end, f.size, f.size-end)
+		err = f.invalid("", "its tensors end at offset %d, the file has %d bytes: the last %d belong to no tensor", end, f.size, f.size-end)
 	}
 	return err
 }
@@ -75,10 +75,10 @@ func (f *File) safetensorsMetadata(what string, value []byte) error {
 	for key := j.next(); len(key) > 0; key = j.next() {
 		k, value := string(unquote(key)), j.next()
 		if _, twice := f.metadata[k]; twice {
-			return f.refuse("", "%s has the key %s twice", what, quote(k))
+			return f.invalid("", "%s has the key %s twice", what, quote(k))
 		}
 		if value[0] != '"' {
-			return f.refuse("", "the value of %s in %s is %s, want a string", quote(k), what, describe(value))
+			return f.invalid("", "the value of %s in %s is %s, want a string", quote(k), what, describe(value))
 		}
 		f.metadata[k] = string(unquote(value))
 	}
@@ -106,23 +106,23 @@ func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType
 		switch i := slices.Index(keys[:], string(key)); {
 		case i < 0:
 		case values[i] != nil:
-			return "", f.refuse(name, "its entry has the key %q twice", key)
+			return "", f.invalid(name, "its entry has the key %q twice", key)
 		default:
 			values[i] = value
 		}
 	}
 	if missing := slices.IndexFunc(values[:], func(value []byte) bool { return value == nil }); missing >= 0 {
-		return "", f.refuse(name, "its entry has no %s", keys[missing])
+		return "", f.invalid(name, "its entry has no %s", keys[missing])
 	}
 	if values[0][0] != '"' {
-		return "", f.refuse(name, "dtype is %s, want a string", describe(values[0]))
+		return "", f.invalid(name, "dtype is %s, want a string", describe(values[0]))
 	}
 	dtype := unquote(values[0])
 	if string(dtype) != string(before) { // else one string serves both
 		t.DType = DType(dtype)
 	}
 	if _, known := safetensorsTypes[t.DType]; !known {
-		return "", f.refuse(name, "dtype %s is not one of safetensors", quote(string(dtype)))
+		return "", f.invalid(name, "dtype %s is not one of safetensors", quote(string(dtype)))
 	}
 	var numbers [maxDimensions]int
 	shape, err := f.counts(name, keys[1], values[1], numbers[:0], maxDimensions)
@@ -131,20 +131,20 @@ func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType
 	}
 	t.Shape = append([]int{}, shape...)
 	if t.Size, err = t.DType.size(t.Shape); err != nil {
-		return "", f.refuse(name, "%v", err)
+		return "", f.invalid(name, "%v", err)
 	}
 	ends, err := f.counts(name, keys[2], values[2], numbers[:0], 2)
 	if err != nil {
 		return "", err
 	}
 	if len(ends) != 2 {
-		return "", f.refuse(name, "data_offsets has %d numbers, want 2", len(ends))
+		return "", f.invalid(name, "data_offsets has %d numbers, want 2", len(ends))
 	}
 	switch from, to := ends[0], ends[1]; {
 	case from > to:
-		err = f.refuse(name, "data_offsets start at %d and end at %d, before it", from, to)
+		err = f.invalid(name, "data_offsets start at %d and end at %d, before it", from, to)
 	case to-from != t.Size:
-		err = f.refuse(name, "data_offsets %d to %d are %d bytes, %s of shape %v takes %d", from, to, to-from, t.DType, t.Shape, t.Size)
+		err = f.invalid(name, "data_offsets %d to %d are %d bytes, %s of shape %v takes %d", from, to, to-from, t.DType, t.Shape, t.Size)
 	default:
 		t.Offset = int64(from)
 	}

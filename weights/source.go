@@ -32,7 +32,7 @@ func (s source) read(p []byte, off int64) error {
 	return fmt.Errorf("weights: read %s: %w", s.name, err)
 }
 
-// refuse returns the error for a file that breaks a rule of its format.
-func (s source) refuse(tensor, reason string, args ...any) error {
+// invalid returns the error for a file that breaks a rule of its format.
+func (s source) invalid(tensor, reason string, args ...any) error {
 	return &FormatError{File: s.name, Tensor: tensor, Reason: fmt.Sprintf(reason, args...)}
 }

@@ -74,7 +74,7 @@ that there is the memory.
 // memoryExperiment is the experiment that reads a process, for --pid.
 const memoryExperiment = "memory"
 
-// shortestDuration is what an experiment takes with the fewest samples of few cases: it may take
+// shortestDuration is the duration of an experiment with few cases and the fewest samples: it may take
 // longer, as the estimate says.
 const shortestDuration = 100 * time.Millisecond
 
@@ -128,8 +128,8 @@ func chooseExperiments(known []measure.Experiment, args []string) (chosen []meas
 	for _, name := range args {
 		if name != "all" && !slices.Contains(names, name) {
 			hint := ""
-			if near := nearest(name, append(names, "all")); near != "" {
-				hint = fmt.Sprintf("; did you mean %s?", near)
+			if closest := nearest(name, append(names, "all")); closest != "" {
+				hint = fmt.Sprintf("; did you mean %s?", closest)
 			}
 			return nil, false, usagef("unknown experiment %q%s (experiments are %s and all)", name, hint, strings.Join(names, ", "))
 		}
@@ -241,7 +241,7 @@ type planned struct {
 func (s *session) estimate(experiments []measure.Experiment, env measure.Env, all bool) (out []planned, total time.Duration, err error) {
 	var lines []report.Estimate
 	for _, e := range experiments {
-		took, need, err := measure.Estimate(e, env)
+		took, footprint, err := measure.Estimate(e, env)
 		if err != nil {
 			err = errors.New(strings.TrimPrefix(err.Error(), "measure: "))
 			if !all {
@@ -252,7 +252,7 @@ func (s *session) estimate(experiments []measure.Experiment, env measure.Env, al
 		}
 		out = append(out, planned{e, took})
 		total += took
-		lines = append(lines, report.Estimate{Name: e.Name, Time: took, Pinned: need.Pinned, Pageable: need.Pageable, Device: need.Device, Disk: need.Disk})
+		lines = append(lines, report.Estimate{Name: e.Name, Time: took, Pinned: footprint.Pinned, Pageable: footprint.Pageable, Device: footprint.Device, Disk: footprint.Disk})
 	}
 	if !s.quiet {
 		s.hide()

@@ -42,7 +42,7 @@ func counting(name string, at func()) measure.Experiment {
 			}
 			g := measure.Group{Name: name, Open: func(context.Context) error { return nil }, Close: func() error { return nil }}
 			for _, n := range sizes {
-				g.Need.Pinned = max(g.Need.Pinned, n)
+				g.Footprint.Pinned = max(g.Footprint.Pinned, n)
 				for i := range max(1, len(env.Devices)) {
 					g.Cases = append(g.Cases, measure.Case{
 						Series:  result.Series{Name: "counted", Unit: result.GBPerSecond, Labels: result.Labels{{Key: result.Device, Value: fmt.Sprint(i)}, {Key: result.Size, Value: fmt.Sprint(n)}}},
@@ -259,7 +259,7 @@ func TestBenchWrongUsage(t *testing.T) {
 	sys := benches(t, none)
 	large := counting("large", none)
 	large.Plan = func(measure.Env) ([]measure.Group, error) {
-		return []measure.Group{{Need: measure.Need{Pinned: 1 << 60}}}, nil
+		return []measure.Group{{Footprint: measure.Footprint{Pinned: 1 << 60}}}, nil
 	}
 	sys.experiments = append(sys.experiments, large)
 	got = call(t, sys, "bench", "all")

@@ -66,7 +66,7 @@ func TestCapture(t *testing.T) {
 	needsSim(t)
 	sys := oneCPU(t)
 	sys.environ = []string{"LD_LIBRARY_PATH=/home/alice/cuda/lib64/stubs", "HOME=/home/alice", "USER=alice"}
-	slow := cudasim.Way{Rate: 30}
+	slow := cudasim.Speed{Rate: 30}
 	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
 		PCIBusID: "0000:00:06.0", UUID: [16]byte{0xab, 0xcd}, Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
 	}}})

@@ -56,7 +56,7 @@ func (s *session) change(do func(r *report.Result)) {
 	}
 }
 
-// releaseGrace is how long a command may take after its context has ended, to release what it
+// releaseGrace is the time that a command has after its context ended, to release what it
 // holds. callGrace is how long calls may take that are under way then, and is less: a run that is
 // ended ends within a second.
 const (
@@ -137,13 +137,13 @@ func until[T any](o *options, cmd *cobra.Command, do func() (T, error)) (T, erro
 }
 
 func untilEnd[T any](ctx context.Context, do func() (T, error)) (got T, failed, ended error) {
-	type answer struct {
+	type reply struct {
 		value T
 		err   error
 	}
-	a, ended := bounded.Do(ctx, bounded.Call[answer]{Grace: bounded.NoGrace, Run: func() (answer, error) {
+	a, ended := bounded.Do(ctx, bounded.Call[reply]{Grace: bounded.NoGrace, Run: func() (reply, error) {
 		value, err := do()
-		return answer{value, err}, nil
+		return reply{value, err}, nil
 	}})
 	if ended != nil {
 		ended = context.Cause(ctx)
@@ -399,20 +399,20 @@ func (s *session) health(ctx context.Context, p examiner, facts *doctor.Facts, u
 	if hangs {
 		return // it would again, for each GPU
 	}
-	answer, err := p.NVML(ctx, probe.Request{})
-	s.slowHealth = s.slowHealth || answer.Probe.Seconds > slowNVML.Seconds()
+	reply, err := p.NVML(ctx, probe.Request{})
+	s.slowHealth = s.slowHealth || reply.Probe.Seconds > slowNVML.Seconds()
 	s.change(func(r *report.Result) {
 		switch {
 		case err != nil:
 			r.Errors = append(r.Errors, err.Error())
-		case !answer.Probe.State.Ended():
-			facts.Probes = append(facts.Probes, answer.Probe)
+		case !reply.Probe.State.Ended():
+			facts.Probes = append(facts.Probes, reply.Probe)
 		}
 		switch {
-		case answer.Report != nil && underLoad:
-			facts.SetClocks(answer.Report)
-		case answer.Report != nil:
-			facts.SetHealth(answer.Report)
+		case reply.Report != nil && underLoad:
+			facts.SetClocks(reply.Report)
+		case reply.Report != nil:
+			facts.SetHealth(reply.Report)
 		}
 	})
 }

@@ -248,8 +248,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		for _, c := range cmd.Commands() {
 			names = append(names, c.Name())
 		}
-		if near := nearest(args[0], names); near != "" {
-			return usagef("unknown command %q; did you mean %s?", args[0], near)
+		if closest := nearest(args[0], names); closest != "" {
+			return usagef("unknown command %q; did you mean %s?", args[0], closest)
 		}
 		return usagef("unknown command %q", args[0])
 	}

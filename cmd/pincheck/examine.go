@@ -20,7 +20,7 @@ type examiner interface {
 }
 
 const (
-	// maxSideBySide is how many GPUs are verified at once.
+	// maxSideBySide is the number of GPUs that are verified at once.
 	maxSideBySide = 8
 	// verifyBytes and fullBytes estimate the host memory of one such process.
 	verifyBytes = 1 << 30
@@ -108,13 +108,13 @@ func (e *examination) group(ctx context.Context, gpus []int) error {
 		return e.examineGPU(ctx, gpus[0], steps, nil, func() {})
 	}
 	var ready, done sync.WaitGroup
-	turns := make([]chan struct{}, len(gpus))
+	mayMeasure := make([]chan struct{}, len(gpus))
 	ended := make([]chan struct{}, len(gpus))
 	for j, i := range gpus {
-		turns[j], ended[j] = make(chan struct{}), make(chan struct{})
+		mayMeasure[j], ended[j] = make(chan struct{}), make(chan struct{})
 		ready.Add(1)
 		isReady := sync.OnceFunc(ready.Done)
-		turn := turns[j]
+		turn := mayMeasure[j]
 		if !steps.Bandwidth {
 			turn = nil
 		}
@@ -126,7 +126,7 @@ func (e *examination) group(ctx context.Context, gpus []int) error {
 	}
 	ready.Wait()
 	for j := range gpus {
-		close(turns[j])
+		close(mayMeasure[j])
 		<-ended[j]
 	}
 	done.Wait()
@@ -145,7 +145,7 @@ func (e *examination) examineGPU(ctx context.Context, i int, steps probe.Steps, 
 	if steps.Verify { // from the next one on, so that not all go by the same
 		r.Peers = slices.Concat(e.ordinals[i+1:], e.ordinals[:i])
 	}
-	answer, err := e.p.Device(ctx, r, func(now probe.Device) {
+	reply, err := e.p.Device(ctx, r, func(now probe.Device) {
 		e.shown.show(i, now)
 		if now.Stage == doctor.StageWaiting {
 			ready()
@@ -153,17 +153,17 @@ func (e *examination) examineGPU(ctx context.Context, i int, steps probe.Steps, 
 	})
 	e.shown.ended(i)
 	e.change(func(r *report.Result) {
-		d.Take(&answer.Facts)
-		r.Errors = append(r.Errors, answer.Errors...)
-		if !answer.Probe.State.Ended() {
-			e.facts.Probes = append(e.facts.Probes, answer.Probe)
+		d.Take(&reply.Facts)
+		r.Errors = append(r.Errors, reply.Errors...)
+		if !reply.Probe.State.Ended() {
+			e.facts.Probes = append(e.facts.Probes, reply.Probe)
 			e.failed[i] = true
 		}
 		if err != nil && ctx.Err() == nil {
 			d.Errors = append(d.Errors, err.Error())
 		}
 	})
-	if answer.Facts.Bandwidth != nil { // the link has not gone to sleep yet
+	if reply.Facts.Bandwidth != nil { // the link has not gone to sleep yet
 		e.health(ctx, e.p, e.facts, true)
 		host := e.readHost()
 		e.change(func(*report.Result) { d.Relink(host) })
@@ -188,12 +188,12 @@ func (e *examination) together(ctx context.Context) error {
 	}
 	r := e.request
 	r.Steps = steps
-	answer, err := e.p.Device(ctx, r, e.shown.together)
+	reply, err := e.p.Device(ctx, r, e.shown.together)
 	e.change(func(r *report.Result) {
-		e.facts.Together = answer.Together
-		r.Errors = append(append(r.Errors, answer.Errors...), answer.Facts.Errors...)
-		if !answer.Probe.State.Ended() {
-			e.facts.Probes = append(e.facts.Probes, answer.Probe)
+		e.facts.Together = reply.Together
+		r.Errors = append(append(r.Errors, reply.Errors...), reply.Facts.Errors...)
+		if !reply.Probe.State.Ended() {
+			e.facts.Probes = append(e.facts.Probes, reply.Probe)
 		}
 		if err != nil && ctx.Err() == nil {
 			r.Errors = append(r.Errors, err.Error())

@@ -68,10 +68,10 @@ func checkIDs() (ids []string) {
 // contain it, or that begin alike.
 func unknownID(where, id string) error {
 	const alike = 6 // letters
-	near, word := nearest(id, checkIDs()), strings.ToLower(strings.TrimSpace(id))
+	closest, word := nearest(id, checkIDs()), strings.ToLower(strings.TrimSpace(id))
 	var parts []string
 	for _, known := range checkIDs() {
-		if known == near || len(word) > 2 && strings.Contains(known, word) || len(word) >= alike && strings.HasPrefix(known, word[:alike]) {
+		if known == closest || len(word) > 2 && strings.Contains(known, word) || len(word) >= alike && strings.HasPrefix(known, word[:alike]) {
 			parts = append(parts, known)
 		}
 	}

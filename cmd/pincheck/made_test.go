@@ -65,9 +65,9 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 		{name: "affinity to one core", id: "few_cpus", code: exitWarnings, seen: "Cpus_allowed_list is 3", machine: oneCPU},
 		{name: "THP off", id: "thp_off", code: exitOK, seen: "never", machine: with("thp-never", gpu(cudasim.Link{}))},
 		{name: "a link at half width", id: "narrow_link", device: true, code: exitWarnings, seen: "current_link_width is 8",
-			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Way{Rate: 27}, DeviceToHost: cudasim.Way{Rate: 27}}))},
+			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Speed{Rate: 27}, DeviceToHost: cudasim.Speed{Rate: 27}}))},
 		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "device to host",
-			machine: with("h200-vm", gpu(cudasim.Link{DeviceToHost: cudasim.Way{Rate: 20}}))},
+			machine: with("h200-vm", gpu(cudasim.Link{DeviceToHost: cudasim.Speed{Rate: 20}}))},
 		{name: "a stalled call", id: "driver_hangs", code: exitInterrupted, device: true, seen: "had not returned", stalls: "cudaMemcpyAsync"},
 		{name: "corrupted bytes", id: "wrong_bytes", device: true, code: exitProblems, seen: "bytes wrong",
 			machine: func(t *testing.T) system {

@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
-// reportFile is what report writes, unless --output names another file.
+// reportFile is the file that report writes, unless --output names another file.
 const reportFile = "pincheck-report.html"
 
 func newReport(o *options, sys system) *cobra.Command {

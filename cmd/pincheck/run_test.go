@@ -431,7 +431,7 @@ func TestSlowGPUIsAProblem(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
 	sys := on(t, "h200-vm")
-	slow := cudasim.Way{Rate: 20}
+	slow := cudasim.Speed{Rate: 20}
 	sys.open = opening(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
 		PCIBusID: "0000:00:06.0", Link: cudasim.Link{HostToDevice: slow, DeviceToHost: slow},
 	}}})

@@ -68,7 +68,7 @@ func (c *call) mallocAsync() cudart.Code {
 	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
 		return cudart.ErrNotSupported
 	}
-	if code := c.room(st); code != cudart.Success { // before there is memory to free again
+	if code := c.awaitSlot(st); code != cudart.Success { // before there is memory to free again
 		return code
 	}
 	if code := c.reserve(st.dev, c.num(1)); code != cudart.Success {
@@ -124,7 +124,7 @@ func (c *call) hostAlloc() cudart.Code {
 	return put(c, 0, b.addr)
 }
 
-// hostJunk is what new memory of cudaHostAlloc has in it.
+// hostJunk fills new memory of cudaHostAlloc.
 const hostJunk = 0xa5
 
 // freeHost waits for the device.

@@ -4,7 +4,7 @@ import (
 	"slices"
 )
 
-// blockKind is what a range of addresses is.
+// blockKind is the kind of memory of a range of addresses.
 type blockKind uint8
 
 const (
@@ -108,15 +108,15 @@ func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
 		}
 		b.mem = m
 	}
-	room := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap after it
-	if bs.next+uintptr(room) > bs.limit {
+	reserved := (size + 2*deviceAlignment - 1) &^ (deviceAlignment - 1) // with a gap after it
+	if bs.next+uintptr(reserved) > bs.limit {
 		bs.next = s.base
 	}
-	for o := bs.overlap(bs.next, room); o != nil; o = bs.overlap(bs.next, room) {
+	for o := bs.overlap(bs.next, reserved); o != nil; o = bs.overlap(bs.next, reserved) {
 		bs.next = (o.end() + 2*deviceAlignment - 1) &^ (deviceAlignment - 1)
 	}
 	b.addr = bs.next
-	bs.next += uintptr(room)
+	bs.next += uintptr(reserved)
 	bs.insert(b)
 	d.used += size
 	return b, nil

@@ -102,36 +102,36 @@ type DeviceConfig struct {
 // Link is the speed of each kind of copy. Zero fields take the defaults. Copies
 // of one direction on one device wait for each other, as on a copy engine.
 type Link struct {
-	HostToDevice, DeviceToHost                 Way // pinned host memory
-	PageableHostToDevice, PageableDeviceToHost Way // host memory that is not pinned
-	OnDevice                                   Way // copies within a device, and memset
-	Peer                                       Way // between devices with peer access
-	PrefetchToDevice, PrefetchToHost           Way // managed memory
-	FaultToDevice                              Way // managed memory, moved by page faults of the device
+	HostToDevice, DeviceToHost                 Speed // pinned host memory
+	PageableHostToDevice, PageableDeviceToHost Speed // host memory that is not pinned
+	OnDevice                                   Speed // copies within a device, and memset
+	Peer                                       Speed // between devices with peer access
+	PrefetchToDevice, PrefetchToHost           Speed // managed memory
+	FaultToDevice                              Speed // managed memory, moved by page faults of the device
 }
 
-// A Way is the speed of one kind of copy: n bytes take Latency + n/Rate.
-type Way struct {
+// A Speed is the rate and the latency of one kind of copy: n bytes take Latency + n/Rate.
+type Speed struct {
 	Rate    float64 // GB/s, 1 GB = 1e9 bytes
 	Latency time.Duration
 }
 
 // time is the duration of a copy of n bytes.
-func (w Way) time(n int) time.Duration {
+func (w Speed) time(n int) time.Duration {
 	return w.Latency + time.Duration(float64(n)/w.Rate)
 }
 
 // defaultLink was measured on one H200 on PCIe 5.0 x16.
 var defaultLink = Link{
-	HostToDevice:         Way{55.4, 3650 * time.Nanosecond},
-	DeviceToHost:         Way{55.3, 2850 * time.Nanosecond},
-	PageableHostToDevice: Way{9.3, 3 * time.Microsecond},
-	PageableDeviceToHost: Way{18.0, 7 * time.Microsecond},
-	OnDevice:             Way{2000, 2 * time.Microsecond},
-	Peer:                 Way{393, 5 * time.Microsecond},
-	PrefetchToDevice:     Way{47.3, 10 * time.Microsecond},
-	PrefetchToHost:       Way{15.9, 10 * time.Microsecond},
-	FaultToDevice:        Way{13.0, 20 * time.Microsecond},
+	HostToDevice:         Speed{55.4, 3650 * time.Nanosecond},
+	DeviceToHost:         Speed{55.3, 2850 * time.Nanosecond},
+	PageableHostToDevice: Speed{9.3, 3 * time.Microsecond},
+	PageableDeviceToHost: Speed{18.0, 7 * time.Microsecond},
+	OnDevice:             Speed{2000, 2 * time.Microsecond},
+	Peer:                 Speed{393, 5 * time.Microsecond},
+	PrefetchToDevice:     Speed{47.3, 10 * time.Microsecond},
+	PrefetchToHost:       Speed{15.9, 10 * time.Microsecond},
+	FaultToDevice:        Speed{13.0, 20 * time.Microsecond},
 }
 
 // eventTime is the duration of cudaEventRecord on a stream.
@@ -251,7 +251,7 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 	attributes[cudart.AttrPCIDevice] = int(pci.Device)
 	maps.Copy(attributes, d.Attributes)
 	d.Attributes = attributes
-	for _, w := range []struct{ way, def *Way }{
+	for _, w := range []struct{ speed, def *Speed }{
 		{&d.Link.HostToDevice, &defaultLink.HostToDevice},
 		{&d.Link.DeviceToHost, &defaultLink.DeviceToHost},
 		{&d.Link.PageableHostToDevice, &defaultLink.PageableHostToDevice},
@@ -262,11 +262,11 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 		{&d.Link.PrefetchToHost, &defaultLink.PrefetchToHost},
 		{&d.Link.FaultToDevice, &defaultLink.FaultToDevice},
 	} {
-		if *w.way == (Way{}) {
-			*w.way = *w.def
+		if *w.speed == (Speed{}) {
+			*w.speed = *w.def
 		}
-		if w.way.Rate <= 0 || w.way.Latency < 0 {
-			return d, fmt.Errorf("link: a way needs a rate above 0 and a latency of 0 or more, not %+v", *w.way)
+		if w.speed.Rate <= 0 || w.speed.Latency < 0 {
+			return d, fmt.Errorf("link: a copy needs a rate above 0 and a latency of 0 or more, not %+v", *w.speed)
 		}
 	}
 	return d, nil

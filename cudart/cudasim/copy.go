@@ -52,7 +52,7 @@ func (s span) device() *device {
 	case s.block.kind == managedBlock && s.by != nil:
 		return s.by
 	case s.block.kind == managedBlock:
-		if at := placesOf(s.pages()[0].resident); len(at) > 0 {
+		if at := locationsOf(s.pages()[0].resident); len(at) > 0 {
 			return s.block.dev.sim.device(at[0])
 		}
 	}

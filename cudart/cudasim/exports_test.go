@@ -198,7 +198,7 @@ func TestConfigErrors(t *testing.T) {
 		"memory":   {Devices: []cudasim.DeviceConfig{{Memory: -1}}},
 		"PCI":      {Devices: []cudasim.DeviceConfig{{PCIBusID: "6"}}},
 		"PCI hex":  {Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:xx:00.0"}}},
-		"rate":     {Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{Peer: cudasim.Way{Latency: 1}}}}},
+		"rate":     {Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{Peer: cudasim.Speed{Latency: 1}}}}},
 	} {
 		_, err := cudasim.New(cfg)
 		assert.ErrorContains(t, err, "cudasim: ", name)

@@ -29,11 +29,11 @@ type Fault struct {
 	Nth   int // the first of the selected calls to fail, counted from now on; 0 and 1 are the next
 	Times int // how many selected calls from there on; 0 is 1, negative is all
 
-	// Code is what the call returns instead of doing its work. cudaSuccess lets
+	// Code is the result of the call instead of doing its work. cudaSuccess lets
 	// it work.
 	Code cudart.Code
 
-	// Stall is how much longer the call takes.
+	// Stall is the time that is added to the call.
 	Stall time.Duration
 
 	// Late lets the call do its work first; Stall, Block and Code come after it.

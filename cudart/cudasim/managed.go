@@ -8,8 +8,8 @@ import (
 
 // Places of managed memory that are not a device.
 const (
-	hostPlace = -1 // cudaCpuDeviceId
-	noPlace   = -2 // cudaInvalidDeviceId
+	hostLocation = -1 // cudaCpuDeviceId
+	noLocation   = -2 // cudaInvalidDeviceId
 )
 
 // ManagedState is the state of a page of a managed allocation after prefetches, accesses
@@ -23,7 +23,7 @@ type ManagedState struct {
 }
 
 // Managed returns the state of the page of managed memory that contains an address, and
-// false if there is none. Of a page that several places have, Location is a device. See
+// false if there is none. Of a page that several locations have, Location is a device. See
 // also [Sim.ManagedResidence].
 func (s *Sim) Managed(addr uintptr) (ManagedState, bool) {
 	s.mu.Lock()
@@ -33,9 +33,9 @@ func (s *Sim) Managed(addr uintptr) (ManagedState, bool) {
 		return ManagedState{}, false
 	}
 	p := b.pages[int(addr-b.addr)/managedPage]
-	m := ManagedState{Bytes: b.size, Location: hostPlace, ReadMostly: p.readMostly, PreferredLocation: int(p.preferred),
-		AccessedBy: placesOf(p.accessedBy)}
-	if at := placesOf(p.resident); len(at) > 0 {
+	m := ManagedState{Bytes: b.size, Location: hostLocation, ReadMostly: p.readMostly, PreferredLocation: int(p.preferred),
+		AccessedBy: locationsOf(p.accessedBy)}
+	if at := locationsOf(p.resident); len(at) > 0 {
 		m.Location = at[0]
 	}
 	slices.Sort(m.AccessedBy)
@@ -66,7 +66,7 @@ func (c *call) mallocManaged() cudart.Code {
 	b.pages = newPages(n)
 	if !c.dev.concurrent() {
 		for i := range b.pages {
-			c.Sim.put(&b.pages[i], placeBit(c.dev.ordinal))
+			c.Sim.put(&b.pages[i], locationBit(c.dev.ordinal))
 		}
 	}
 	return put(c, 0, b.addr)
@@ -84,10 +84,10 @@ func (c *call) managedRange(at uintptr, n int) (span, cudart.Code) {
 	return s, cudart.Success
 }
 
-// place checks a place as an ordinal, which is how the ABI up to 12.1 passes it.
-func (c *call) place(ordinal int) (int, cudart.Code) {
-	if ordinal != hostPlace && c.device(ordinal) == nil {
-		return noPlace, cudart.ErrInvalidDevice
+// checkOrdinal checks a location that is an ordinal, as the ABI up to 12.1 passes it.
+func (c *call) checkOrdinal(ordinal int) (int, cudart.Code) {
+	if ordinal != hostLocation && c.device(ordinal) == nil {
+		return noLocation, cudart.ErrInvalidDevice
 	}
 	return ordinal, cudart.Success
 }
@@ -105,46 +105,46 @@ type memLocation struct{ kind, id int32 }
 
 // location unpacks a cudaMemLocation, two ints in one register.
 func (c *call) location(i int) (int, cudart.Code) {
-	return c.placeOf(memLocation{int32(c.i32(i)), int32(uint64(c.ptr(i)) >> 32)})
+	return c.ordinalOf(memLocation{int32(c.i32(i)), int32(uint64(c.ptr(i)) >> 32)})
 }
 
-func (c *call) placeOf(l memLocation) (int, cudart.Code) {
+func (c *call) ordinalOf(l memLocation) (int, cudart.Code) {
 	switch l.kind {
 	case locationDevice:
 		if c.device(int(l.id)) == nil {
-			return noPlace, cudart.ErrInvalidDevice
+			return noLocation, cudart.ErrInvalidDevice
 		}
 		return int(l.id), cudart.Success
 	case locationHost, locationHostNUMACurrent:
-		return hostPlace, cudart.Success
+		return hostLocation, cudart.Success
 	case locationHostNUMA:
 		if l.id >= 0 {
-			return hostPlace, cudart.Success
+			return hostLocation, cudart.Success
 		}
 	}
-	return noPlace, cudart.ErrInvalidValue
+	return noLocation, cudart.ErrInvalidValue
 }
 
 func (c *call) prefetchToOrdinal() cudart.Code {
-	place, code := c.place(c.i32(2))
+	location, code := c.checkOrdinal(c.i32(2))
 	if code != cudart.Success {
 		return code
 	}
-	return c.prefetch(place, c.ptr(3))
+	return c.prefetch(location, c.ptr(3))
 }
 
 func (c *call) prefetchToLocation() cudart.Code {
-	place, code := c.location(2)
+	location, code := c.location(2)
 	switch {
 	case code != cudart.Success:
 		return code
 	case c.u32(3) != 0:
 		return cudart.ErrInvalidValue
 	}
-	return c.prefetch(place, c.ptr(4))
+	return c.prefetch(location, c.ptr(4))
 }
 
-func (c *call) prefetch(place int, stream uintptr) cudart.Code {
+func (c *call) prefetch(location int, stream uintptr) cudart.Code {
 	st, code := c.stream(stream)
 	if code != cudart.Success {
 		return code
@@ -153,16 +153,16 @@ func (c *call) prefetch(place int, stream uintptr) cudart.Code {
 	if code != cudart.Success {
 		return code
 	}
-	o, code := c.moving(s, place, st)
+	o, code := c.migration(s, location, st)
 	if code != cudart.Success {
 		return code
 	}
 	return c.enqueue(st, o)
 }
 
-// moving is a prefetch as work for a stream.
-func (c *call) moving(s span, place int, st *stream) (*operation, cudart.Code) {
-	d := c.device(place)
+// migration returns the stream operation of a prefetch.
+func (c *call) migration(s span, location int, st *stream) (*operation, cudart.Code) {
+	d := c.device(location)
 	at := d
 	if at == nil {
 		at = st.dev
@@ -171,9 +171,9 @@ func (c *call) moving(s span, place int, st *stream) (*operation, cudart.Code) {
 		return nil, cudart.ErrInvalidDevice
 	}
 	o := &operation{engine: &at.toHost, uses: []*block{s.block}}
-	way := at.cfg.Link.PrefetchToHost
+	speed := at.cfg.Link.PrefetchToHost
 	if d != nil {
-		o.engine, way = &d.toDevice, d.cfg.Link.PrefetchToDevice
+		o.engine, speed = &d.toDevice, d.cfg.Link.PrefetchToDevice
 	}
 	o.measure = func() {
 		if s.block.gone {
@@ -181,12 +181,12 @@ func (c *call) moving(s span, place int, st *stream) (*operation, cudart.Code) {
 		}
 		moves := 0
 		for _, p := range s.pages() {
-			if p.resident&placeBit(place) == 0 {
+			if p.resident&locationBit(location) == 0 {
 				moves++
 			}
 		}
 		if moves > 0 {
-			o.took = way.time(min(moves*managedPage, s.n))
+			o.took = speed.time(min(moves*managedPage, s.n))
 		}
 	}
 	o.finish = func() {
@@ -196,8 +196,8 @@ func (c *call) moving(s span, place int, st *stream) (*operation, cudart.Code) {
 		pages := s.pages()
 		for i := range pages {
 			p := &pages[i]
-			c.Sim.bring(p, place, p.readMostly)
-			p.prefetched = int8(place)
+			c.Sim.bring(p, location, p.readMostly)
+			p.prefetched = int8(location)
 		}
 	}
 	return o, cudart.Success
@@ -205,26 +205,26 @@ func (c *call) moving(s span, place int, st *stream) (*operation, cudart.Code) {
 
 // prefetchBatch checks all moves before it queues any.
 func (c *call) prefetchBatch() cudart.Code {
-	count, places := c.num(2), c.num(5)
+	count, distinct := c.num(2), c.num(5)
 	st, code := c.stream(c.ptr(7))
 	switch {
 	case code != cudart.Success:
 		return code
-	case c.ptr(7) <= streamLegacy, count <= 0, places <= 0 || places > count, c.ptr(6) != 0,
+	case c.ptr(7) <= streamLegacy, count <= 0, distinct <= 0 || distinct > count, c.ptr(6) != 0,
 		c.ptr(0) == 0 || c.ptr(1) == 0 || c.ptr(3) == 0 || c.ptr(4) == 0:
 		return cudart.ErrInvalidValue
 	}
 	ptrs, sizes := array[uintptr](c.ptr(0), count), array[int](c.ptr(1), count)
-	locations, from := array[memLocation](c.ptr(3), places), array[int](c.ptr(4), places)
+	locations, from := array[memLocation](c.ptr(3), distinct), array[int](c.ptr(4), distinct)
 	if from[0] != 0 {
 		return cudart.ErrInvalidValue
 	}
 	operations := make([]*operation, count)
 	for i, of := 0, 0; i < count; i++ {
-		for of+1 < places && from[of+1] <= i {
+		for of+1 < distinct && from[of+1] <= i {
 			of++
 		}
-		place, code := c.placeOf(locations[of])
+		ordinal, code := c.ordinalOf(locations[of])
 		if code != cudart.Success {
 			return code
 		}
@@ -232,7 +232,7 @@ func (c *call) prefetchBatch() cudart.Code {
 		if code != cudart.Success {
 			return code
 		}
-		if operations[i], code = c.moving(s, place, st); code != cudart.Success {
+		if operations[i], code = c.migration(s, ordinal, st); code != cudart.Success {
 			return code
 		}
 	}
@@ -244,7 +244,7 @@ func (c *call) prefetchBatch() cudart.Code {
 	return cudart.Success
 }
 
-// discardJunk is what memory has in it after its contents were discarded.
+// discardJunk fills memory whose contents were discarded.
 const discardJunk = 0xd5
 
 // discardBatch takes the contents of ranges away.
@@ -288,13 +288,13 @@ func (c *call) discardBatch() cudart.Code {
 }
 
 func (c *call) adviseOrdinal() cudart.Code {
-	place, code := c.place(c.i32(3))
-	return c.advise(place, code)
+	location, code := c.checkOrdinal(c.i32(3))
+	return c.advise(location, code)
 }
 
 func (c *call) adviseLocation() cudart.Code {
-	place, code := c.location(3)
-	return c.advise(place, code)
+	location, code := c.location(3)
+	return c.advise(location, code)
 }
 
 // Kinds of cudaMemoryAdvise.
@@ -310,7 +310,7 @@ const (
 // advise ignores the place for advice that needs none. As with the real driver, a page
 // that is not read mostly any more stays at its preferred location if that has it, else
 // on the host if that has it, else on one of the devices.
-func (c *call) advise(place int, placed cudart.Code) cudart.Code {
+func (c *call) advise(location int, placed cudart.Code) cudart.Code {
 	s, code := c.managedRange(c.ptr(0), c.num(1))
 	if code != cudart.Success {
 		return code
@@ -324,7 +324,7 @@ func (c *call) advise(place int, placed cudart.Code) cudart.Code {
 	if advice < setReadMostly || advice > unsetAccessedBy {
 		return cudart.ErrInvalidValue
 	}
-	at := c.device(place)
+	at := c.device(location)
 	if (advice == setPreferredLocation || advice == setAccessedBy) && at != nil && !at.concurrent() {
 		return cudart.ErrInvalidDevice
 	}
@@ -337,18 +337,18 @@ func (c *call) advise(place int, placed cudart.Code) cudart.Code {
 		case unsetReadMostly:
 			p.readMostly = false
 			stay := p.resident & -p.resident
-			if p.preferred != noPlace && p.resident&placeBit(int(p.preferred)) != 0 {
-				stay = placeBit(int(p.preferred))
+			if p.preferred != noLocation && p.resident&locationBit(int(p.preferred)) != 0 {
+				stay = locationBit(int(p.preferred))
 			}
 			c.Sim.put(p, stay)
 		case setPreferredLocation:
-			p.preferred = int8(place)
+			p.preferred = int8(location)
 		case unsetPreferredLocation:
-			p.preferred = noPlace
+			p.preferred = noLocation
 		case setAccessedBy:
-			p.accessedBy |= placeBit(place)
+			p.accessedBy |= locationBit(location)
 		case unsetAccessedBy:
-			p.accessedBy &^= placeBit(place)
+			p.accessedBy &^= locationBit(location)
 		}
 	}
 	return cudart.Success
@@ -375,11 +375,11 @@ func (c *call) memRangeGetAttribute() cudart.Code {
 	switch attribute := c.i32(2); {
 	case attribute == rangeAccessedBy:
 		set := same(pages, func(p pageState) uint32 { return p.accessedBy }, 0)
-		places := placesOf(set)
+		locations := locationsOf(set)
 		for i := range to {
-			to[i] = noPlace
-			if i < len(places) {
-				to[i] = int32(places[i])
+			to[i] = noLocation
+			if i < len(locations) {
+				to[i] = int32(locations[i])
 			}
 		}
 	case size != 4:
@@ -392,9 +392,9 @@ func (c *call) memRangeGetAttribute() cudart.Code {
 			return 0
 		}, 0)
 	case attribute == rangePreferredLocation:
-		to[0] = int32(same(pages, func(p pageState) int8 { return p.preferred }, noPlace))
+		to[0] = int32(same(pages, func(p pageState) int8 { return p.preferred }, noLocation))
 	case attribute == rangeLastPrefetchLocation:
-		to[0] = int32(same(pages, func(p pageState) int8 { return p.prefetched }, noPlace))
+		to[0] = int32(same(pages, func(p pageState) int8 { return p.prefetched }, noLocation))
 	default:
 		return cudart.ErrInvalidValue
 	}

@@ -12,33 +12,33 @@ const managedPage = 64 << 10
 // A pageState is the state of one page of managed memory. Places are sets of bits: bit 0
 // is the host, bit i+1 device i.
 type pageState struct {
-	resident   uint32 // places that have the bytes, 0 if the page was never touched
+	resident   uint32 // set of locations that have the bytes, 0 if the page was never touched
 	accessedBy uint32 // advised
-	preferred  int8   // advised: ordinal, hostPlace or noPlace
+	preferred  int8   // advised: ordinal, hostLocation or noLocation
 	prefetched int8   // where it was prefetched to last
 	readMostly bool   // advised
 	since      uint64 // when it came to its device: see Sim.arrivals
 }
 
-// placeBit is the bit of a place.
-func placeBit(place int) uint32 { return 1 << (place + 1) }
+// locationBit is the bit of a location in a set.
+func locationBit(location int) uint32 { return 1 << (location + 1) }
 
-// placesOf lists the places of a set, the host last.
-func placesOf(set uint32) []int {
-	var places []int
+// locationsOf lists the locations of a set, the host last.
+func locationsOf(set uint32) []int {
+	var locations []int
 	for at := set &^ 1; at != 0; at &= at - 1 {
-		places = append(places, bits.TrailingZeros32(at)-1)
+		locations = append(locations, bits.TrailingZeros32(at)-1)
 	}
 	if set&1 != 0 {
-		places = append(places, hostPlace)
+		locations = append(locations, hostLocation)
 	}
-	return places
+	return locations
 }
 
 func newPages(size int) []pageState {
 	pages := make([]pageState, (size+managedPage-1)/managedPage)
 	for i := range pages {
-		pages[i].preferred, pages[i].prefetched = noPlace, noPlace
+		pages[i].preferred, pages[i].prefetched = noLocation, noLocation
 	}
 	return pages
 }
@@ -50,29 +50,29 @@ func (s span) pages() []pageState {
 	return s.block.pages[first : last+1]
 }
 
-// put makes a set of places those that have a page.
-func (s *Sim) put(p *pageState, places uint32) {
+// put sets the locations that have a page.
+func (s *Sim) put(p *pageState, locations uint32) {
 	for _, d := range s.devices {
-		bit := placeBit(d.ordinal)
+		bit := locationBit(d.ordinal)
 		switch {
-		case p.resident&bit == places&bit:
-		case places&bit != 0:
+		case p.resident&bit == locations&bit:
+		case locations&bit != 0:
 			d.managed += managedPage
 		default:
 			d.managed -= managedPage
 		}
 	}
-	if places&^p.resident&^1 != 0 {
+	if locations&^p.resident&^1 != 0 {
 		s.arrivals++
 		p.since = s.arrivals
 	}
-	p.resident = places
+	p.resident = locations
 }
 
 // bring puts a page at a place, and returns whether its bytes moved there. With
-// readMostly the other places keep theirs.
-func (s *Sim) bring(p *pageState, place int, keep bool) (moved bool) {
-	bit := placeBit(place)
+// readMostly the other locations keep theirs.
+func (s *Sim) bring(p *pageState, location int, keep bool) (moved bool) {
+	bit := locationBit(location)
 	switch {
 	case p.resident&bit != 0 && keep:
 		return false
@@ -81,14 +81,14 @@ func (s *Sim) bring(p *pageState, place int, keep bool) (moved bool) {
 		return false
 	}
 	moved = p.resident != 0
-	places := bit
+	locations := bit
 	if keep {
-		places |= p.resident
+		locations |= p.resident
 	}
-	if d := s.device(place); d != nil && d.free() < managedPage {
+	if d := s.device(location); d != nil && d.free() < managedPage {
 		s.evict(d)
 	}
-	s.put(p, places)
+	s.put(p, locations)
 	return moved
 }
 
@@ -98,7 +98,7 @@ func (s *Sim) evict(d *device) {
 	var oldest *pageState
 	for _, b := range s.blocks.list {
 		for i := range b.pages {
-			if p := &b.pages[i]; p.resident&placeBit(d.ordinal) != 0 && (oldest == nil || p.since < oldest.since) {
+			if p := &b.pages[i]; p.resident&locationBit(d.ordinal) != 0 && (oldest == nil || p.since < oldest.since) {
 				oldest = p
 			}
 		}
@@ -106,18 +106,18 @@ func (s *Sim) evict(d *device) {
 	if oldest == nil {
 		return
 	}
-	left := oldest.resident &^ placeBit(d.ordinal)
-	if left == 0 {
-		left = placeBit(hostPlace)
+	others := oldest.resident &^ locationBit(d.ordinal)
+	if others == 0 {
+		others = locationBit(hostLocation)
 	}
 	s.evictions++
-	s.put(oldest, left)
+	s.put(oldest, others)
 }
 
 // touch is an access to pages by a place, a device or the host. It returns how many of
 // them moved or were made there by page faults.
-func (s *Sim) touch(pages []pageState, place int, write bool) (faults int) {
-	bit := placeBit(place)
+func (s *Sim) touch(pages []pageState, location int, write bool) (faults int) {
+	bit := locationBit(location)
 	for i := range pages {
 		p := &pages[i]
 		switch {
@@ -126,19 +126,19 @@ func (s *Sim) touch(pages []pageState, place int, write bool) (faults int) {
 				s.put(p, bit) // the copies of others are not valid any more
 			}
 			continue
-		case p.resident == 0 && p.preferred != noPlace && int(p.preferred) != place && p.accessedBy&bit != 0:
+		case p.resident == 0 && p.preferred != noLocation && int(p.preferred) != location && p.accessedBy&bit != 0:
 			s.bring(p, int(p.preferred), false)
 			continue
-		case p.resident != 0 && (p.accessedBy&bit != 0 || p.preferred != noPlace && p.resident&placeBit(int(p.preferred)) != 0):
+		case p.resident != 0 && (p.accessedBy&bit != 0 || p.preferred != noLocation && p.resident&locationBit(int(p.preferred)) != 0):
 			if write {
 				s.put(p, p.resident&-p.resident) // accessed where it lies
 			}
 			continue
 		}
-		s.bring(p, place, p.readMostly && !write)
+		s.bring(p, location, p.readMostly && !write)
 		faults++
 	}
-	if place == hostPlace {
+	if location == hostLocation {
 		s.faultsOnHost += faults
 	} else {
 		s.faultsOnDevice += faults
@@ -174,10 +174,10 @@ func (s *Sim) ManagedResidence(addr uintptr, n int) map[int]int {
 		begin := max(addr, b.addr+uintptr((first+i)*managedPage))
 		end := min(addr+uintptr(n), b.addr+uintptr((first+i+1)*managedPage))
 		if p.resident == 0 {
-			at[noPlace] += int(end - begin)
+			at[noLocation] += int(end - begin)
 		}
-		for _, place := range placesOf(p.resident) {
-			at[place] += int(end - begin)
+		for _, location := range locationsOf(p.resident) {
+			at[location] += int(end - begin)
 		}
 	}
 	return at
@@ -219,7 +219,7 @@ func (s *Sim) TouchManaged(addr uintptr, n int, write bool) bool {
 		}
 		return true
 	}
-	s.touch((span{addr: addr, n: n, block: b}).pages(), hostPlace, write)
+	s.touch((span{addr: addr, n: n, block: b}).pages(), hostLocation, write)
 	return true
 }
 

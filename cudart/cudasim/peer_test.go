@@ -65,12 +65,12 @@ func TestPeerCopies(t *testing.T) {
 	t.Parallel()
 	locked(t)
 	const n = mib
-	way := func(ms int) cudasim.Way {
-		return cudasim.Way{Rate: 1e6, Latency: time.Duration(ms) * time.Millisecond}
+	speed := func(ms int) cudasim.Speed {
+		return cudasim.Speed{Rate: 1e6, Latency: time.Duration(ms) * time.Millisecond}
 	}
 	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{
-		{Link: cudasim.Link{Peer: way(1), HostToDevice: way(2), DeviceToHost: way(3)}},
-		{Link: cudasim.Link{Peer: way(1), HostToDevice: way(4), DeviceToHost: way(5)}},
+		{Link: cudasim.Link{Peer: speed(1), HostToDevice: speed(2), DeviceToHost: speed(3)}},
+		{Link: cudasim.Link{Peer: speed(1), HostToDevice: speed(4), DeviceToHost: speed(5)}},
 	}})
 	l.ok("cudaSetDevice", 1)
 	there := get[uintptr](l, "cudaMalloc", n)

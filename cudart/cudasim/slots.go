@@ -98,7 +98,7 @@ func newSlot() (*slot, error) {
 	return t, nil
 }
 
-// closedResult is what the entries of a closed Sim return.
+// closedResult is the result of all entries of a closed Sim.
 func closedResult(export int) uintptr {
 	if exports[export].text != nil {
 		return 0

@@ -65,7 +65,7 @@ type operation struct {
 
 	between [2]*device // of a copy; nil for the host
 	issued  timeline
-	after   []mark  // places in other streams that it waits for
+	after   []mark  // positions in other streams that it waits for
 	event   *record // that it waits for, or nil
 	uses    []*block
 
@@ -123,7 +123,7 @@ func (c *call) add(st *stream, o *operation) cudart.Code {
 	for _, b := range o.uses {
 		b.uses++ // now: the memory may be freed while the call waits for room
 	}
-	if code := c.room(st); code != cudart.Success {
+	if code := c.awaitSlot(st); code != cudart.Success {
 		c.unuse(o)
 		return code
 	}
@@ -144,8 +144,8 @@ func (s *Sim) unuse(o *operation) {
 	}
 }
 
-// room waits until the stream's queue has room for an operation.
-func (c *call) room(st *stream) cudart.Code {
+// awaitSlot waits until the stream's queue has a slot for an operation.
+func (c *call) awaitSlot(st *stream) cudart.Code {
 	if st.full() {
 		c.addBlocked(c.name, 1)
 		for st.full() {
@@ -215,7 +215,7 @@ func (st *stream) wake() {
 	}()
 }
 
-// mustFollow returns the places in other streams that CUDA's implicit order puts
+// mustFollow returns the positions in other streams that CUDA's implicit order puts
 // before the next operation: between the legacy default stream and all streams
 // that are not non-blocking.
 func (st *stream) mustFollow() []mark {
@@ -435,7 +435,7 @@ func (m mark) takeError() cudart.Code {
 	return code
 }
 
-// report waits for places in streams and returns how the work before them ended.
+// report waits for positions in streams and returns how the work before them ended.
 func (c *call) report(marks ...mark) cudart.Code {
 	if code := c.waitAll(marks); code != cudart.Success {
 		return code

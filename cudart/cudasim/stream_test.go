@@ -41,7 +41,7 @@ func TestNothingLandsBeforeItsTime(t *testing.T) {
 	locked(t)
 	const took = 30 * time.Millisecond
 	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
-		Link: cudasim.Link{DeviceToHost: cudasim.Way{Rate: 50, Latency: took}},
+		Link: cudasim.Link{DeviceToHost: cudasim.Speed{Rate: 50, Latency: took}},
 	}}})
 	h, d, s := l.pinned(64), l.device(64), l.stream()
 	h[0] = 1
@@ -97,8 +97,8 @@ func TestEnginesAreSharedByDirection(t *testing.T) {
 	t.Parallel()
 	locked(t)
 	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{
-		HostToDevice: cudasim.Way{Rate: 1, Latency: time.Millisecond},
-		DeviceToHost: cudasim.Way{Rate: 1, Latency: time.Millisecond},
+		HostToDevice: cudasim.Speed{Rate: 1, Latency: time.Millisecond},
+		DeviceToHost: cudasim.Speed{Rate: 1, Latency: time.Millisecond},
 	}}}})
 	h, there, d, back := l.pinned(8), l.pinned(8), l.device(8), l.device(8)
 	a, b := l.stream(), l.stream()
@@ -123,7 +123,7 @@ func TestEnginesAreSharedByDirection(t *testing.T) {
 func TestWaitForADoneEventMovesTheClock(t *testing.T) {
 	t.Parallel()
 	locked(t)
-	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{OnDevice: cudasim.Way{Rate: 1, Latency: time.Millisecond}}}}})
+	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{OnDevice: cudasim.Speed{Rate: 1, Latency: time.Millisecond}}}}})
 	d, a, b, joined := l.device(8), l.stream(), l.stream(), l.event()
 	took := elapsed(l, a, func() {
 		l.ok("cudaMemsetAsync", d, 1, 8, b)

@@ -9,13 +9,13 @@ import (
 // cStrings are the strings that were returned to C. They live outside Go's heap as
 // long as the process, like those of the real library.
 var cStrings struct {
-	mu   sync.Mutex
-	at   map[string]uintptr
-	room []byte
+	mu     sync.Mutex
+	at     map[string]uintptr
+	buffer []byte
 }
 
-// textRoom is the size of a block for strings: all names and texts need a third of it.
-const textRoom = 64 << 10
+// textBytes is the size of a block for strings: all names and texts need a third of it.
+const textBytes = 64 << 10
 
 // cString returns the address of a copy that ends with a NUL, 0 if there is no
 // memory for it.
@@ -25,19 +25,19 @@ func cString(s string) uintptr {
 	if p, ok := cStrings.at[s]; ok {
 		return p
 	}
-	if len(cStrings.room) <= len(s) {
-		room, err := mapMemory(textRoom)
+	if len(cStrings.buffer) <= len(s) {
+		buffer, err := mapMemory(textBytes)
 		if err != nil {
 			return 0
 		}
-		cStrings.room = room
+		cStrings.buffer = buffer
 	}
 	if cStrings.at == nil {
 		cStrings.at = make(map[string]uintptr)
 	}
-	copy(cStrings.room, s) // the byte after it is 0
-	p := address(&cStrings.room[0])
-	cStrings.room = cStrings.room[len(s)+1:]
+	copy(cStrings.buffer, s) // the byte after it is 0
+	p := address(&cStrings.buffer[0])
+	cStrings.buffer = cStrings.buffer[len(s)+1:]
 	cStrings.at[s] = p
 	return p
 }

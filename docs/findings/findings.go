@@ -137,12 +137,12 @@ var firstLines = regexp.MustCompile(`^# (\w+)\n\n(Problem|Warning|Note): (.+)\.\
 
 // parse parses the page of an id.
 func parse(id, text string) (*Page, error) {
-	wrong := func(format string, args ...any) (*Page, error) {
+	malformed := func(format string, args ...any) (*Page, error) {
 		return nil, fmt.Errorf("docs/findings/%s.md: %s", id, fmt.Sprintf(format, args...))
 	}
 	head := firstLines.FindStringSubmatch(text)
 	if head == nil || head[1] != id {
-		return wrong("it does not begin with # %s and a line such as Warning: title.", id)
+		return malformed("it does not begin with # %s and a line such as Warning: title.", id)
 	}
 	p := &Page{ID: id, Severity: strings.ToLower(head[2]), Title: head[3], Text: text}
 	section := ""
@@ -170,28 +170,28 @@ func parse(id, text string) (*Page, error) {
 		case item != nil && strings.HasPrefix(line, "  "):
 			*item += " " + strings.TrimSpace(line)
 		case !strings.HasPrefix(line, "- ") || !labelled || len(p.Causes) == 0:
-			return wrong("%q in the section %s is no item of a cause", line, section)
+			return malformed("%q in the section %s is no item of a cause", line, section)
 		default:
 			c := &p.Causes[len(p.Causes)-1]
 			if item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do, "Last": &c.Last, "Sure": &c.Sure, "Settle": &c.Settle}[label]; item == nil || *item != "" {
-				return wrong("%q: want Why, Cost, Do, Last, Sure and Settle, once each", line)
+				return malformed("%q: want Why, Cost, Do, Last, Sure and Settle, once each", line)
 			}
 			*item = rest
 		}
 	}
 	for i, c := range p.Causes {
 		if c.Do == "" {
-			return wrong("the cause %q has no remedy", c.Name)
+			return malformed("the cause %q has no remedy", c.Name)
 		}
 		if !slices.Contains([]string{"", "likely", "possible"}, c.Sure) {
-			return wrong("the cause %q is sure: %s", c.Name, c.Sure)
+			return malformed("the cause %q is sure: %s", c.Name, c.Sure)
 		}
 		if slices.ContainsFunc(p.Causes[:i], func(other Cause) bool { return other.Name == c.Name }) {
-			return wrong("there are two causes %q", c.Name)
+			return malformed("there are two causes %q", c.Name)
 		}
 	}
 	if len(p.Causes) == 0 {
-		return wrong("it has no cause")
+		return malformed("it has no cause")
 	}
 	return p, nil
 }

@@ -175,7 +175,7 @@ func train(ctx context.Context, o options, g *graph, b backend, out io.Writer) (
 // staged reports whether the means stay on the host: they do where they are moved otherwise.
 func (o *options) staged() bool { return o.budget > 0 && o.budget < 1 && o.plan && o.inPlace }
 
-// panelWidth is how many columns of the features a mean works on at a time. Narrow panels need
+// panelWidth is the number of feature columns that a mean processes at a time. Narrow panels need
 // less memory at a time, and read the edges more often.
 func (o *options) panelWidth() int {
 	width := o.graph.Features

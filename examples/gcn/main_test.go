@@ -174,7 +174,7 @@ func TestStepsListTheirMemory(t *testing.T) {
 	m := &model{graph: &graph{sizes: s, from: make([]uint32, s.edges())}, width: 6}
 	m.x, m.mean = []matrix{table("x 0", 6), table("x 1", 6)}, []matrix{table("mean 0", 6), table("mean 1", 6)}
 	m.mixed, m.logits = table("mixed", s.Classes), table("logits", s.Classes)
-	m.hidden, m.back = matrix{blockRows, s.Hidden, &memory{}, 0}, matrix{blockRows, s.Hidden, &memory{}, 0}
+	m.hidden, m.gradient = matrix{blockRows, s.Hidden, &memory{}, 0}, matrix{blockRows, s.Hidden, &memory{}, 0}
 	m.from, m.to, m.weight = &memory{label: "from"}, &memory{label: "to"}, &memory{label: "weight"}
 	elements := map[string]int{}
 	for _, st := range m.epoch() {
@@ -295,7 +295,7 @@ func planOf(t *testing.T, o options) managed.Traffic {
 		m.sum, m.rows = table(width), matrix{blockRows, m.Features, &memory{}, 0}
 	}
 	m.hidden = matrix{blockRows, m.Hidden, &memory{}, 0}
-	m.back = m.hidden
+	m.gradient = m.hidden
 	r, err := newPlanned(t.Context(), &gpu{options: o, unified: a, dev: dev}, m, o.epochs, int(o.budget*float64(total)))
 	require.NoError(t, err, "panels of %d", width)
 	for _, p := range all {
@@ -316,15 +316,15 @@ func TestChosenPanelsCanBePlanned(t *testing.T) {
 			o := options{graph: g, epochs: 4, managed: true, budget: budget, plan: true, inPlace: inPlace}
 			traffic := planOf(t, o)
 			t.Logf("budget %.2f, in place %v, panels of %d: of an epoch %.3f GB in, %.3f back, %.3f in place", budget, inPlace, o.panelWidth(),
-				float64(traffic.In)/4e9, float64(traffic.Back)/4e9, float64(traffic.InPlace)/4e9)
+				float64(traffic.In)/4e9, float64(traffic.Out)/4e9, float64(traffic.InPlace)/4e9)
 			if !o.staged() {
-				assert.Less(t, traffic.Back, 4*g.bytes()/2)
+				assert.Less(t, traffic.Out, 4*g.bytes()/2)
 				continue
 			}
 			// The features come once an epoch, the edges once and for all where there is room.
 			assert.Equal(t, 4*3*features, traffic.InPlace, "the means are written once and read twice")
 			assert.Less(t, traffic.In, 4*(features+2*12*g.edges()))
-			assert.Less(t, traffic.Back, 4*features/4, "only the second layer's, and at the end")
+			assert.Less(t, traffic.Out, 4*features/4, "only the second layer's, and at the end")
 		}
 	}
 }

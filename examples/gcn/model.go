@@ -102,18 +102,18 @@ type model struct {
 	b     backend
 	width int // of a panel
 
-	x, mean        []matrix // panels of the features, and of their mean
-	sum, rows      matrix   // of a staged model: a panel of the mean, and some rows of all panels
-	mixed, logits  matrix   // the second layer before and after the mean
-	hidden, back   matrix   // some rows of the hidden layer, and of the gradient by it
-	w1, w1Gradient matrix
-	w2, w2Gradient matrix
-	labels         *memory
-	from, to       *memory
-	weight         *memory
+	x, mean          []matrix // panels of the features, and of their mean
+	sum, rows        matrix   // of a staged model: a panel of the mean, and some rows of all panels
+	mixed, logits    matrix   // the second layer before and after the mean
+	hidden, gradient matrix   // some rows of the hidden layer, and of the gradient by it
+	w1, w1Gradient   matrix
+	w2, w2Gradient   matrix
+	labels           *memory
+	from, to         *memory
+	weight           *memory
 }
 
-// blockRows is how many rows of the hidden layer are computed at a time.
+// blockRows is the number of rows of the hidden layer that one step computes.
 const blockRows = 1 << 15
 
 // newModel allocates and fills everything.
@@ -142,7 +142,7 @@ func newModel(ctx context.Context, g *graph, b backend, width int, staged bool) 
 	if staged {
 		m.sum, m.rows = table("sum", g.Nodes, width, false), table("rows of the mean", rows, g.Features, true)
 	}
-	m.hidden, m.back = table("hidden layer", rows, g.Hidden, true), table("gradient", rows, g.Hidden, true)
+	m.hidden, m.gradient = table("hidden layer", rows, g.Hidden, true), table("gradient", rows, g.Hidden, true)
 	m.labels = alloc("labels", g.Nodes, true)
 	m.w1, m.w1Gradient = table("weights", g.Features, g.Hidden, true), table("weights' gradients", g.Features, g.Hidden, true)
 	m.w2, m.w2Gradient = table("weights", g.Hidden, g.Classes, true), table("weights' gradients", g.Hidden, g.Classes, true)
@@ -178,7 +178,7 @@ func part(v []float32) func(dst []float32, first int) {
 	return func(dst []float32, first int) { copy(dst, v[first:]) }
 }
 
-// stepBytes is what a step accesses of the edges.
+// stepBytes is the number of bytes of edges that a step reads.
 const stepBytes = 64 << 20
 
 // edgeBlocks cuts the edges. Backward they lead the other way.
@@ -237,17 +237,17 @@ func beta(first bool) float32 {
 
 // A rowBlock is some rows of what is stored, and place for those of the hidden layer.
 type rowBlock struct {
-	mean         []matrix
-	stored       []matrix // of a staged model: what is copied to mean first
-	mixed        matrix
-	hidden, back matrix
-	first        bool
+	mean             []matrix
+	stored           []matrix // of a staged model: what is copied to mean first
+	mixed            matrix
+	hidden, gradient matrix
+	first            bool
 }
 
 func (m *model) rowBlocks() (blocks []rowBlock) {
 	for first := 0; first < m.Nodes; first += blockRows {
 		last := min(first+blockRows, m.Nodes)
-		b := rowBlock{mixed: m.mixed.block(first, last), hidden: m.hidden.block(0, last-first), back: m.back.block(0, last-first), first: first == 0}
+		b := rowBlock{mixed: m.mixed.block(first, last), hidden: m.hidden.block(0, last-first), gradient: m.gradient.block(0, last-first), first: first == 0}
 		for i, p := range m.mean {
 			p = p.block(first, last)
 			if m.staged() {
@@ -323,14 +323,14 @@ func (m *model) gradients(r rowBlock) error {
 	if err := m.b.multiply(m.w2Gradient, r.hidden, r.mixed, true, false, beta(r.first)); err != nil {
 		return err
 	}
-	if err := m.b.multiply(r.back, r.mixed, m.w2, false, true, 0); err != nil {
+	if err := m.b.multiply(r.gradient, r.mixed, m.w2, false, true, 0); err != nil {
 		return err
 	}
-	if err := m.b.reluGradient(r.back, r.hidden); err != nil {
+	if err := m.b.reluGradient(r.gradient, r.hidden); err != nil {
 		return err
 	}
 	for p, mean := range r.mean {
-		if err := m.b.multiply(m.w1Gradient.block(p*m.width, (p+1)*m.width), mean, r.back, true, false, beta(r.first)); err != nil {
+		if err := m.b.multiply(m.w1Gradient.block(p*m.width, (p+1)*m.width), mean, r.gradient, true, false, beta(r.first)); err != nil {
 			return err
 		}
 	}

@@ -30,7 +30,7 @@ type block struct {
 
 func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
 	b := &block{pool: p, base: base}
-	b.Of, b.Size, b.Class = b, size, class
+	b.Outer, b.Size, b.Class = b, size, class
 	return b
 }
 

@@ -109,7 +109,7 @@ func (p *core) reclaim(ctx context.Context, bytes int) (freed int) {
 // plan takes memory to be unmapped out of the lists: unwanted buffers, arenas without slabs,
 // and idle blocks that pick chooses, until enough returns true. left is the number of chosen
 // blocks that stay.
-func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen []*hostmem.Buffer, left int) {
+func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen []*hostmem.Buffer, remaining int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	freed := 0
@@ -124,7 +124,7 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 	if !enough(freed) {
 		choose(p.emptyArenas()...)
 	}
-	var back []*block
+	var unchosen []*block
 	var order []*slab
 	slabs := make(map[*slab][]*block)
 	for _, b := range p.gather(pick) {
@@ -135,7 +135,7 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 			}
 			slabs[b.slab] = append(slabs[b.slab], b)
 		case enough(freed):
-			back = append(back, b)
+			unchosen = append(unchosen, b)
 		default:
 			delete(p.large, b)
 			choose(b.buf)
@@ -143,20 +143,20 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 	}
 	for _, s := range order {
 		if enough(freed) || !p.dissolve(s, slabs[s]) {
-			back = append(back, slabs[s]...)
+			unchosen = append(unchosen, slabs[s]...)
 			continue
 		}
 		if !enough(freed) {
 			choose(p.emptyArenas()...)
 		}
 	}
-	for _, b := range back {
+	for _, b := range unchosen {
 		b.home.put(b)
 	}
-	if len(back) > 0 {
+	if len(unchosen) > 0 {
 		p.wakeUp() // a Get that waits may have missed them
 	}
-	return chosen, len(back)
+	return chosen, len(unchosen)
 }
 
 // gather takes the idle blocks that pick chooses out of the lists. It returns the longest

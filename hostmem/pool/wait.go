@@ -94,8 +94,8 @@ type waiter struct {
 	changes  uint64        // pending.Changes when the Points were watched
 	watching []func()      // functions that end the watching
 
-	pause   int  // searches without makeRoom
-	skipped bool // the last search was without makeRoom
+	pause   int  // searches without unmapIdle
+	skipped bool // the last search was without unmapIdle
 }
 
 // search searches for a block or a reservation, and unmaps idle memory to get one. The error
@@ -124,7 +124,7 @@ func (w *waiter) search(ctx context.Context) (b *block, r *budget.Reservation, e
 		return nil, r, err
 	}
 	// Unmapping other idle memory may allow it.
-	if err := w.makeRoom(ctx); err != nil {
+	if err := w.unmapIdle(ctx); err != nil {
 		return nil, r, err
 	}
 	if b = w.take(); b != nil { // released meanwhile
@@ -153,10 +153,10 @@ func (w *waiter) take() *block {
 	return b
 }
 
-// makeRoom unmaps idle memory until the limit of the pool, or of the process, allows the
+// unmapIdle unmaps idle memory until the limit of the pool, or of the process, allows the
 // request. A search of all lists takes time for each idle block. After one in vain it pauses
 // until an eighth as many blocks were released, or retryAfter has passed.
-func (w *waiter) makeRoom(ctx context.Context) error {
+func (w *waiter) unmapIdle(ctx context.Context) error {
 	w.skipped = w.pause > 0
 	st := w.stats()
 	unused := st.ReservedBytes - st.InUseBytes - st.PendingBytes
@@ -172,10 +172,10 @@ func (w *waiter) makeRoom(ctx context.Context) error {
 		w.pause--
 		return nil
 	}
-	chosen, left := w.plan(w.cannotUse, func(freed int) bool {
+	chosen, remaining := w.plan(w.cannotUse, func(freed int) bool {
 		return freed >= missing || isSmall(w.class) && w.hasRun(w.class)
 	})
-	w.pause = 1 + left/8 // at least one, because plan wakes this Get
+	w.pause = 1 + remaining/8 // at least one, because plan wakes this Get
 	_, err := w.unmapSoon(ctx, chosen)
 	return err
 }

@@ -103,7 +103,7 @@ func (h Host) Find(lib Library) (found []Candidate, searched []string) {
 		}
 	}
 
-	for _, p := range s.places() {
+	for _, p := range s.locations() {
 		var notes []string
 		for _, dir := range p.dirs {
 			files, note := s.filesIn(dir)

@@ -39,11 +39,11 @@ type Case struct {
 	Environ []string
 	Facts   json.RawMessage // empty for none
 	Expect  []string
-	Judged  bool // it has an entry expect, which may be empty
+	Graded  bool // it has an entry expect, which may be empty
 	Thread  json.RawMessage
 }
 
-// maxBases is how many bases stand on one another.
+// maxBases is the largest number of bases in a chain.
 const maxBases = 4
 
 // LoadCase reads the host in a file.
@@ -109,7 +109,7 @@ func loadCase(file string, bases int) (*Case, error) {
 	}
 	thread, _ := take("thread.json")
 	c.Thread = json.RawMessage(thread)
-	_, c.Judged = host["expect"]
+	_, c.Graded = host["expect"]
 	c.Expect = lines("expect")
 	for name, entry := range host {
 		c.Host[name] = entry

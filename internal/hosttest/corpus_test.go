@@ -22,7 +22,7 @@ func TestLoadCase(t *testing.T) {
 	base := write("base", "-- environ --\nA=1\nB=2\n-- facts.json --\n{\"devices\":[{\"name\":\"x\",\"health\":{\"mig\":true}},{\"name\":\"y\"}],\"n\":1}\n-- proc/x --\none\n-- dev/a/b --\n-- dev/ab --\n")
 	c, err := LoadCase(base)
 	require.NoError(t, err)
-	assert.False(t, c.Judged)
+	assert.False(t, c.Graded)
 	assert.Len(t, c.Host, 3)
 
 	own := write("own", "A host.\n-- base --\nbase\n-- absent --\ndev/a\n-- environ --\nA=3\nB\n-- facts.json --\n{\"devices\":[{},{\"name\":null,\"free\":7},{\"name\":\"z\"}],\"n\":null}\n-- proc/x --\ntwo\n-- expect --\nsome_id\nother_id\n-- thread.json --\n{}\n")
@@ -31,7 +31,7 @@ func TestLoadCase(t *testing.T) {
 	assert.Equal(t, []string{"A=3"}, c.Environ)
 	assert.JSONEq(t, `{"devices":[{"name":"x","health":{"mig":true}},{"free":7},{"name":"z"}]}`, string(c.Facts))
 	assert.Equal(t, []string{"some_id", "other_id"}, c.Expect)
-	assert.True(t, c.Judged)
+	assert.True(t, c.Graded)
 	assert.JSONEq(t, `{}`, string(c.Thread))
 	assert.Equal(t, "two\n", string(c.Host["proc/x"].Data))
 	assert.NotContains(t, c.Host, "dev/a/b")

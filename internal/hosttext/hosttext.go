@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	opening  = "-- "
-	closing  = " --"
-	linkMark = " -> "
+	headerPrefix = "-- "
+	closing      = " --"
+	linkMark     = " -> "
 )
 
 // device matches "dev/nvidia0 (device)", and with a mode and an owner "dev/nvidia0 (device
@@ -106,10 +106,10 @@ func Parse(text string) (fstest.MapFS, error) {
 
 func header(line string) (string, bool) {
 	line = strings.TrimRight(line, "\n")
-	if len(line) <= len(opening)+len(closing) || !strings.HasPrefix(line, opening) || !strings.HasSuffix(line, closing) {
+	if len(line) <= len(headerPrefix)+len(closing) || !strings.HasPrefix(line, headerPrefix) || !strings.HasSuffix(line, closing) {
 		return "", false
 	}
-	return line[len(opening) : len(line)-len(closing)], true
+	return line[len(headerPrefix) : len(line)-len(closing)], true
 }
 
 // Format writes a host as Parse reads it, its entries in order of their
@@ -128,7 +128,7 @@ func Format(comment string, host fstest.MapFS) string {
 		entry := host[name]
 		switch {
 		case entry.Mode&fs.ModeSymlink != 0:
-			b.WriteString(opening + name + linkMark + string(entry.Data) + closing + "\n")
+			b.WriteString(headerPrefix + name + linkMark + string(entry.Data) + closing + "\n")
 		case entry.Mode&fs.ModeDevice != 0:
 			mark := " (device)"
 			switch known := entry.Sys.(type) {
@@ -137,9 +137,9 @@ func Format(comment string, host fstest.MapFS) string {
 			case linux.Device:
 				mark = fmt.Sprintf(" (device %04o %d:%d %d)", entry.Mode.Perm(), known.UID, known.GID, known.Major)
 			}
-			b.WriteString(opening + name + mark + closing + "\n")
+			b.WriteString(headerPrefix + name + mark + closing + "\n")
 		default:
-			b.WriteString(opening + name + closing + "\n")
+			b.WriteString(headerPrefix + name + closing + "\n")
 			b.Write(entry.Data)
 			if n := len(entry.Data); n > 0 && entry.Data[n-1] != '\n' {
 				b.WriteByte('\n')

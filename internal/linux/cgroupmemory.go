@@ -137,7 +137,7 @@ func (m CgroupMemory) FileCache(pinnedFile int) int {
 // Headroom returns what may still be pinned within the limit: the limit less what
 // is in use and cannot be reclaimed.
 //
-// pinnedFile is how many bytes of the page cache of files the caller has pinned, by
+// pinnedFile is the number of bytes of the page cache of files that the caller has pinned, by
 // mapping files and registering the mappings. The kernel counts them as page cache
 // and cannot reclaim them, so they reduce the headroom. Pages that were charged to
 // another group, that of the process that read the file first, reduce it all the

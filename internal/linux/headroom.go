@@ -6,7 +6,7 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// Headroom is how much more memory can be pinned before something gives way: the
+// Headroom is the number of bytes that can still be pinned before something gives way: the
 // host has none left, or a control group reaches its limit.
 type Headroom struct {
 	Available int    // bytes free, or used by page cache that can be reclaimed

@@ -51,7 +51,7 @@ type HugetlbPool struct {
 	PageSize int // bytes
 	Total    int // pages
 	Free     int // pages that no mapping has
-	// Reserved is how many of the free pages are promised to mappings already. The
+	// Reserved is the number of free pages that are promised to mappings already. The
 	// kernel counts them for the host only, they are 0 for a node.
 	Reserved int
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// SMaps is what the mappings that overlap a range of addresses come to, in bytes.
+// SMaps sums the mappings that overlap a range of addresses, in bytes.
 //
 // The kernel counts by mapping, and merges neighbours of the same kind into one:
 // compare Start and End with what was mapped to see whether other memory is among

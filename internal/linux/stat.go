@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// CPUTime is what the CPUs of the host have done since it was started, summed over them.
+// CPUTime has the times of all CPUs of the host since its start, summed.
 type CPUTime struct {
 	CPUs int           // that are online
 	Busy time.Duration // for programs and the kernel, and taken by the hypervisor

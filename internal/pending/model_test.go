@@ -132,7 +132,7 @@ func newModel(t *testing.T, random *rand.Rand, faults bool) *model {
 	for i := range modelBlocks {
 		b := &modelBlock{index: i, words: (*[modelWords]uint64)(unsafe.Add(m.pinned, size*i))}
 		*b.words = [modelWords]uint64{}
-		b.Of, b.Class, b.Size = b, random.IntN(3), 1+random.IntN(3)
+		b.Outer, b.Class, b.Size = b, random.IntN(3), 1+random.IntN(3)
 		b.state.Store(isIdle)
 		m.all, m.idle = append(m.all, b), append(m.idle, b)
 	}

@@ -40,7 +40,7 @@ type Queue[T any] struct {
 
 // A Block is the Queue's part of a pool's block: embed it.
 type Block[T any] struct {
-	Of          *T // the block that embeds this
+	Outer       *T // the block that embeds this
 	Size, Class int
 	Fence       fence.Fence // has the work on the block
 
@@ -247,9 +247,9 @@ func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class
 			b, at, ok := q.take(of)
 			switch {
 			case b != nil && size > 0 && b.Class == class && b.Size >= size:
-				return b.Of, idle
+				return b.Outer, idle
 			case b != nil:
-				q.idle(b.Of)
+				q.idle(b.Outer)
 				idle++
 			case !ok:
 				more = false
@@ -272,7 +272,7 @@ func (q *Queue[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
 		b, at, ok := q.take(streams[0])
 		switch {
 		case b != nil:
-			q.idle(b.Of)
+			q.idle(b.Outer)
 		case !ok:
 			streams = streams[1:]
 		case at.Timeline() != streams[0]:

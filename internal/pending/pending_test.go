@@ -82,7 +82,7 @@ func (r *fixture) stall(s *cudart.Stream) (open func()) {
 func (r *fixture) release(name string, class int, streams ...*cudart.Stream) *block {
 	r.Helper()
 	b := &block{name: name}
-	b.Of, b.Class, b.Size = b, class, 10
+	b.Outer, b.Class, b.Size = b, class, 10
 	for _, s := range streams {
 		require.NoError(r, s.LaunchHostFunc(func() {}))
 		b.Fence.Add(s)
@@ -280,7 +280,7 @@ func TestChangesCountsOldestBlocks(t *testing.T) {
 		return changes != before
 	}
 	late := &block{}
-	late.Of, late.Size = late, 10
+	late.Outer, late.Size = late, 10
 	require.NoError(r, s.LaunchHostFunc(func() {}))
 	late.Fence.Add(s)
 	early := r.end(late)

@@ -140,7 +140,7 @@ var kernelEntries = sync.OnceValue(func() []kernelEntry {
 	}
 })
 
-// at is what lies at an address.
+// at returns the value at an address.
 func at[T any](address uintptr) *T { return *(**T)(unsafe.Pointer(&address)) }
 
 func cString(address uintptr) string {

@@ -16,12 +16,12 @@ var share = struct {
 }{make(chan struct{}, 6), make(chan struct{}, 1), sync.Mutex{}, make(map[string]int), make(map[string]int)}
 
 const (
-	few    = 2 // libraries of a test
-	maxOwn = 6 // libraries of the one test that may have more
+	maxPerTest = 2 // libraries of a test
+	maxOwn     = 6 // libraries of the one test that may have more
 )
 
-// enter waits until the test may have one more simulated library, until its end.
-func enter(tb testing.TB) {
+// acquire waits until the test may have one more simulated library, until its end.
+func acquire(tb testing.TB) {
 	tb.Helper()
 	name := tb.Name()
 	top, _, _ := strings.Cut(name, "/")
@@ -29,12 +29,12 @@ func enter(tb testing.TB) {
 	if all == 1 {
 		share.tests <- struct{}{}
 	}
-	if own == few+1 {
+	if own == maxPerTest+1 {
 		share.many <- struct{}{}
 	}
 	tb.Cleanup(func() {
 		all, own := count(top, name, -1)
-		if own == few {
+		if own == maxPerTest {
 			<-share.many
 		}
 		if all == 0 {

@@ -34,7 +34,7 @@ func Device(tb testing.TB) *cudart.Device {
 // fails the test if anything was not released, or misused. One test has two at the most.
 func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Helper()
-	enter(tb)
+	acquire(tb)
 	sim, err := cudasim.New(cfg)
 	if errors.Is(err, errors.ErrUnsupported) {
 		tb.Skipf("no simulated GPU on this platform: %v", err)

@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// askTimeout ends a child that does not answer, such as one that hangs in the driver.
-const askTimeout = 90 * time.Second
+// requestTimeout ends a child that does not reply, such as one that hangs in the driver.
+const requestTimeout = 90 * time.Second
 
 // A side is one of the builds that are compared, or a stand-in for it in tests.
 type side interface {
 	// hello returns what the build has said of itself.
 	hello() *hello
-	// ask sends a command of serve, or "once ROW", and returns the sample if there is one. After an error
+	// request sends a command of serve, or "once ROW", and returns the sample if there is one. After an error
 	// that is not a reply's the side is of no use any more.
-	ask(ctx context.Context, command string) (*sample, error)
+	request(ctx context.Context, command string) (*sample, error)
 	close() error
 }
 
@@ -71,7 +71,7 @@ func startChild(ctx context.Context, path string, cpus int, args ...string) (*ch
 			c.lines <- append([]byte(nil), scanner.Bytes()...)
 		}
 	}()
-	r, err := c.answer(ctx)
+	r, err := c.readReply(ctx)
 	if err == nil && r.Hello == nil {
 		err = errors.New(r.Error)
 	}
@@ -84,14 +84,14 @@ func startChild(ctx context.Context, path string, cpus int, args ...string) (*ch
 
 func (c *child) hello() *hello { return c.said }
 
-func (c *child) ask(ctx context.Context, command string) (*sample, error) {
+func (c *child) request(ctx context.Context, command string) (*sample, error) {
 	if name, isOnce := strings.CutPrefix(command, "once "); isOnce {
 		return c.once(ctx, name)
 	}
 	if _, err := io.WriteString(c.in, command+"\n"); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.path, err)
 	}
-	r, err := c.answer(ctx)
+	r, err := c.readReply(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", c.path, command, err)
 	}
@@ -105,9 +105,9 @@ func (r reply) result() (*sample, error) {
 	return r.Sample, nil
 }
 
-// answer returns the next reply.
-func (c *child) answer(ctx context.Context) (r reply, err error) {
-	timeout := time.NewTimer(askTimeout)
+// readReply returns the next reply.
+func (c *child) readReply(ctx context.Context) (r reply, err error) {
+	timeout := time.NewTimer(requestTimeout)
 	defer timeout.Stop()
 	select {
 	case line, ok := <-c.lines:
@@ -118,7 +118,7 @@ func (c *child) answer(ctx context.Context) (r reply, err error) {
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	case <-timeout.C:
-		err = fmt.Errorf("no answer for %v", askTimeout)
+		err = fmt.Errorf("no answer for %v", requestTimeout)
 	}
 	_ = c.cmd.Process.Kill()
 	return r, err
@@ -126,7 +126,7 @@ func (c *child) answer(ctx context.Context) (r reply, err error) {
 
 // once measures a row in a process of its own, which ends.
 func (c *child) once(ctx context.Context, name string) (*sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.path, append(append([]string{"once"}, c.args...), strings.Fields(name)...)...)
 	cmd.Stderr = os.Stderr
@@ -150,7 +150,7 @@ func (c *child) once(ctx context.Context, name string) (*sample, error) {
 // close ends the process, and kills it if it does not.
 func (c *child) close() error {
 	_ = c.in.Close()
-	killer := time.AfterFunc(askTimeout, func() { _ = c.cmd.Process.Kill() })
+	killer := time.AfterFunc(requestTimeout, func() { _ = c.cmd.Process.Kill() })
 	defer killer.Stop()
 	for range c.lines { // what it says of its end
 	}

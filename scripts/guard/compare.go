@@ -164,12 +164,12 @@ func (c *comparison) plan(v variant, hellos [2]*hello) []*measurement {
 	return list
 }
 
-// measure adds a round of a row: a least number of pairs, and then more until the figures are settled or
+// measure adds a round of a row: a least number of pairs, and then more until the figures are decided or
 // the time that is allowed is over.
-func (c *comparison) measure(ctx context.Context, p *pair, m *measurement, least int, allowed time.Duration) {
+func (c *comparison) measure(ctx context.Context, p *pair, m *measurement, minimum int, allowed time.Duration) {
 	began, before := c.now(), m.pairs()
 	err := p.measure(ctx, m, func(pairs int) bool {
-		return pairs >= least && (m.every(estimate.settled) || pairs >= maxPairs || c.now().Sub(began) >= allowed)
+		return pairs >= minimum && (m.every(estimate.decided) || pairs >= maxPairs || c.now().Sub(began) >= allowed)
 	})
 	m.err = errors.Join(m.err, err)
 	if err == nil && m.variant.prefix == "" && m.inC == nil {

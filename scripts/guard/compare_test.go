@@ -68,7 +68,7 @@ func (s *fakeSide) hello() *hello {
 	return &hello{Commit: s.build.String(), Rows: s.rows}
 }
 
-func (s *fakeSide) ask(_ context.Context, command string) (*sample, error) {
+func (s *fakeSide) request(_ context.Context, command string) (*sample, error) {
 	s.asked = append(s.asked, fmt.Sprintf("%s%v %s", s.variant.prefix, s.build, command))
 	if s.answer != nil {
 		if err := s.answer(s.build, command); err != nil {

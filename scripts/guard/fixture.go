@@ -41,8 +41,8 @@ type fixture struct {
 	mems    map[[2]int]memory
 	copiers map[int]*transfer.Copier
 
-	patterns  pattern // the last that was used
-	coldPlace int     // an offset in host and into: what lies behind it was used long ago
+	patterns   pattern // the last that was used
+	coldOffset int     // an offset in host and into: what lies behind it was used long ago
 }
 
 // memory is device memory, which closes with the fixture.
@@ -185,13 +185,13 @@ func (f *fixture) checkUpload(dev *cudart.Device, p cudart.DevPtr, n int, op fun
 
 // onDevice returns an error if device memory has other bytes.
 func (f *fixture) onDevice(dev *cudart.Device, p cudart.DevPtr, want []byte) error {
-	back := make([]byte, min(len(want), 64*mib))
-	for at := 0; at < len(want); at += len(back) {
-		part := want[at:min(at+len(back), len(want))]
-		if err := dev.CopyToHost(pointer(back), p+cudart.DevPtr(at), len(part)); err != nil {
+	got := make([]byte, min(len(want), 64*mib))
+	for at := 0; at < len(want); at += len(got) {
+		part := want[at:min(at+len(got), len(want))]
+		if err := dev.CopyToHost(pointer(got), p+cudart.DevPtr(at), len(part)); err != nil {
 			return err
 		}
-		if err := equal(back[:len(part)], part); err != nil {
+		if err := equal(got[:len(part)], part); err != nil {
 			return fmt.Errorf("%v, from byte %d of %d on: %w", dev, at, len(want), err)
 		}
 	}
@@ -259,7 +259,7 @@ func (f *fixture) ownFile(folder string, n int) (*os.File, error) {
 // newFile creates an empty file with room for n bytes.
 func (f *fixture) newFile(folder string, n int) (*os.File, error) {
 	path := f.folder(folder)
-	switch free, err := room(path); {
+	switch free, err := freeBytes(path); {
 	case err != nil:
 		return nil, err
 	case free < n+64*mib:

@@ -40,8 +40,8 @@ func startOn(cmd *exec.Cmd, cpus int) error {
 		return os.NewSyscallError("sched_setaffinity", err)
 	}
 	err := cmd.Start()
-	if back := unix.SchedSetaffinity(0, &all); err == nil {
-		err = os.NewSyscallError("sched_setaffinity", back)
+	if restored := unix.SchedSetaffinity(0, &all); err == nil {
+		err = os.NewSyscallError("sched_setaffinity", restored)
 	}
 	return err
 }
@@ -53,8 +53,8 @@ func mapUntouched(n int) ([]byte, error) {
 
 func unmap(mem []byte) error { return unix.Munmap(mem) }
 
-// room returns how many bytes fit into the file system of a folder.
-func room(folder string) (int, error) {
+// freeBytes returns the number of bytes that fit into the file system of a folder.
+func freeBytes(folder string) (int, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(folder, &s); err != nil {
 		return 0, os.NewSyscallError("statfs", err)

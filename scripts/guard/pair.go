@@ -70,13 +70,13 @@ func (p *pair) do(ctx context.Context, of part, command string) (*sample, error)
 	} else if command == "warm" {
 		command = "sample"
 	}
-	s, err := p.sides[of.build].ask(ctx, command+" "+of.Name)
+	s, err := p.sides[of.build].request(ctx, command+" "+of.Name)
 	if err == nil {
 		return s, nil
 	}
 	err = fmt.Errorf("%v build: %w", of.build, err)
-	var answer replyError
-	if !errors.As(err, &answer) && ctx.Err() == nil {
+	var failed replyError
+	if !errors.As(err, &failed) && ctx.Err() == nil {
 		err = errors.Join(err, p.restart(ctx, of.build))
 	}
 	return nil, err
@@ -101,7 +101,7 @@ type goneSide struct {
 }
 
 func (g goneSide) hello() *hello { return g.said }
-func (g goneSide) ask(context.Context, string) (*sample, error) {
+func (g goneSide) request(context.Context, string) (*sample, error) {
 	return nil, replyError{text: g.err.Error()}
 }
 func (g goneSide) close() error { return nil }

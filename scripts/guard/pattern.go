@@ -27,7 +27,7 @@ func (p pattern) fill(mem []byte) {
 
 // check returns an error if mem has other bytes.
 func (p pattern) check(mem []byte) error {
-	var wrong atomic.Pointer[error]
+	var mismatch atomic.Pointer[error]
 	inParallel(mem, func(part []byte, at int) {
 		for i := 0; i < len(part); i += 8 {
 			var want [8]byte
@@ -35,12 +35,12 @@ func (p pattern) check(mem []byte) error {
 			got := part[i:min(i+8, len(part))]
 			if !bytes.Equal(got, want[:len(got)]) {
 				err := fmt.Errorf("bytes %x from %d on, not %x", got, at+i, want[:len(got)])
-				wrong.Store(&err)
+				mismatch.Store(&err)
 				return
 			}
 		}
 	})
-	if err := wrong.Load(); err != nil {
+	if err := mismatch.Load(); err != nil {
 		return *err
 	}
 	return nil
@@ -51,13 +51,13 @@ func equal(got, want []byte) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d bytes, not %d", len(got), len(want))
 	}
-	var wrong atomic.Int64 // offset of a part, counted from 1
+	var mismatch atomic.Int64 // offset of a part, counted from 1
 	inParallel(got, func(part []byte, at int) {
 		if !bytes.Equal(part, want[at:at+len(part)]) {
-			wrong.Store(int64(at) + 1)
+			mismatch.Store(int64(at) + 1)
 		}
 	})
-	if at := wrong.Load(); at > 0 {
+	if at := mismatch.Load(); at > 0 {
 		for at--; got[at] == want[at]; {
 			at++
 		}

@@ -36,7 +36,7 @@ func memcpyUp(n int, t temperature) func(*fixture) (*task, error) {
 		if err != nil {
 			return nil, err
 		}
-		next, src := f.places(f.source(), n, t), []byte(nil)
+		next, src := f.offsets(f.source(), n, t), []byte(nil)
 		op := func() error {
 			src = next()
 			return errors.Join(dev.CopyToDevice(dst, pointer(src), n), legacy.SynchronizeBlocking())
@@ -54,7 +54,7 @@ func memcpyDown(n int, t temperature) func(*fixture) (*task, error) {
 		if err != nil {
 			return nil, err
 		}
-		next, dst := f.places(f.target(), n, t), []byte(nil)
+		next, dst := f.offsets(f.target(), n, t), []byte(nil)
 		op := func() error { dst = next(); return dev.CopyToHost(pointer(dst), src, n) }
 		return &task{bytes: n, op: op, verify: func() error {
 			return f.checkDownload(dev, src, n, op, func() []byte { return dst })

@@ -91,10 +91,10 @@ func reportOf(c *comparisonResult, host hostFacts) *report {
 	}
 	for _, m := range c.measurements {
 		name := m.fullName()
-		var answer replyError
+		var failed replyError
 		switch {
-		case errors.As(m.err, &answer) && answer.leftOut:
-			r.LeftOut[name] = answer.text
+		case errors.As(m.err, &failed) && failed.leftOut:
+			r.LeftOut[name] = failed.text
 			continue
 		case m.err != nil:
 			r.Failed[name] = m.err.Error()

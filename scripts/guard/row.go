@@ -40,7 +40,7 @@ type row struct {
 // A task is a row that is ready to be measured.
 type task struct {
 	op func() error // what is timed
-	// count is how many of the row's operations op does, 0 for one.
+	// count is the number of the row's operations in one call of op; 0 is 1.
 	count int
 	// bytes are moved by op.
 	bytes int

@@ -62,10 +62,10 @@ const (
 	cold temperature = true  // the whole source in turn, so that they have none
 )
 
-// places returns a function that returns n bytes of mem, elsewhere each time. All tasks go on from the same
-// cold place.
-func (f *fixture) places(mem []byte, n int, t temperature) func() []byte {
-	at, step := &f.coldPlace, max(n, 4096)
+// offsets returns a function that returns n bytes of mem, at another offset each time. All tasks go on from the same
+// cold offset.
+func (f *fixture) offsets(mem []byte, n int, t temperature) func() []byte {
+	at, step := &f.coldOffset, max(n, 4096)
 	if t == warm {
 		at, step = new(int), max((len(mem)-n)/8/4096*4096, 1)
 	}
@@ -88,7 +88,7 @@ func upload(n int, t temperature) func(*fixture) (*task, error) {
 		if err != nil {
 			return nil, err
 		}
-		next, src := f.places(f.source(), n, t), []byte(nil)
+		next, src := f.offsets(f.source(), n, t), []byte(nil)
 		op := func() error { src = next(); return c.Upload(f.ctx, dst, src) }
 		return &task{bytes: n, op: op, verify: func() error {
 			return f.checkUpload(dev, dst, n, op, func() []byte { return src })
@@ -107,7 +107,7 @@ func download(n int, t temperature) func(*fixture) (*task, error) {
 		if err != nil {
 			return nil, err
 		}
-		next, dst := f.places(f.target(), n, t), []byte(nil)
+		next, dst := f.offsets(f.target(), n, t), []byte(nil)
 		op := func() error { dst = next(); return c.Download(f.ctx, dst, src) }
 		return &task{bytes: n, op: op, verify: func() error { return f.checkDownload(dev, src, n, op, func() []byte { return dst }) }}, nil
 	}
@@ -132,7 +132,7 @@ func bothWays(n int) func(*fixture) (*task, error) {
 		if err != nil {
 			return nil, err
 		}
-		_, back, err := f.memory(0, 1)
+		_, uploaded, err := f.memory(0, 1)
 		if err != nil {
 			return nil, err
 		}
@@ -142,13 +142,13 @@ func bothWays(n int) func(*fixture) (*task, error) {
 		}
 		src, dst := f.source()[:n], f.target()[:n]
 		op := func() error {
-			return together(func() error { return c.Upload(f.ctx, there, src) }, func() error { return c.Download(f.ctx, dst, back) })
+			return together(func() error { return c.Upload(f.ctx, there, src) }, func() error { return c.Download(f.ctx, dst, uploaded) })
 		}
 		return &task{bytes: 2 * n, op: op, verify: func() error {
 			if err := f.poison(dev, there, n); err != nil {
 				return err
 			}
-			return errors.Join(f.checkDownload(dev, back, n, op, func() []byte { return dst }), f.onDevice(dev, there, src))
+			return errors.Join(f.checkDownload(dev, uploaded, n, op, func() []byte { return dst }), f.onDevice(dev, there, src))
 		}}, nil
 	}
 }

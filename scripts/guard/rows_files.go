@@ -30,17 +30,17 @@ func init() {
 	)
 }
 
-// A fileWay is how a file is read.
-type fileWay int
+// A fileMethod is a method of reading a file.
+type fileMethod int
 
 const (
-	readAt       fileWay = iota // at offsets, by several goroutines
-	reader                      // as an io.Reader, which is a file
-	opaqueReader                // as an io.Reader of which nothing more is known
+	readAt       fileMethod = iota // at offsets, by several goroutines
+	reader                         // as an io.Reader, which is a file
+	opaqueReader                   // as an io.Reader of which nothing more is known
 )
 
 // uploadOf is a task that copies n bytes of a file to the first GPU.
-func uploadOf(f *fixture, file *os.File, n int, way fileWay) (*task, error) {
+func uploadOf(f *fixture, file *os.File, n int, method fileMethod) (*task, error) {
 	dev, dst, err := f.memory(0, 0)
 	if err != nil {
 		return nil, err
@@ -50,13 +50,13 @@ func uploadOf(f *fixture, file *os.File, n int, way fileWay) (*task, error) {
 		return nil, err
 	}
 	op := func() error { _, err := c.UploadFrom(f.ctx, dst, file, 0, n); return err }
-	if way != readAt {
+	if method != readAt {
 		op = func() error {
 			if _, err := file.Seek(0, io.SeekStart); err != nil {
 				return err
 			}
 			var r io.Reader = file
-			if way == opaqueReader {
+			if method == opaqueReader {
 				r = struct{ io.Reader }{file}
 			}
 			_, err := c.UploadReader(f.ctx, dst, r, n)
@@ -68,13 +68,13 @@ func uploadOf(f *fixture, file *os.File, n int, way fileWay) (*task, error) {
 	}}, nil
 }
 
-func uploadFile(folder string, n int, way fileWay) func(*fixture) (*task, error) {
+func uploadFile(folder string, n int, method fileMethod) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		file, err := f.sharedFile(folder, "source", nil, f.size(2*gib))
 		if err != nil {
 			return nil, err
 		}
-		t, err := uploadOf(f, file, f.size(n), way)
+		t, err := uploadOf(f, file, f.size(n), method)
 		if err != nil {
 			return nil, errors.Join(err, file.Close())
 		}

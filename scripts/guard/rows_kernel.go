@@ -79,13 +79,13 @@ func kernelRow(make func(*fixture, kernels) *task) func(*fixture) (*task, error)
 			if err := dev.CopyToHost(pointer(b[:]), mem+cudart.DevPtr(n/3), 1); err != nil {
 				return err
 			}
-			for wrong := range 2 {
+			for mismatches := range 2 {
 				found, err := m.Compare(f.ctx, s, mem, n, kernel.Content{}, 0)
 				if err != nil {
 					return err
 				}
-				if found.Wrong != wrong {
-					return fmt.Errorf("%d bytes are wrong, not %d", found.Wrong, wrong)
+				if found.Wrong != mismatches {
+					return fmt.Errorf("%d bytes are wrong, not %d", found.Wrong, mismatches)
 				}
 				b[0] ^= 1
 				if err := f.put(dev, mem+cudart.DevPtr(n/3), b[:]); err != nil {

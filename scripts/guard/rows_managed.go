@@ -37,7 +37,7 @@ func prefetch(f *fixture) (*task, error) {
 	}
 	inParallel(m.Bytes(), func(part []byte, at int) { copy(part, f.source()[at:]) })
 	there := func() error { return a.Move(f.ctx, dev.Location(), m.All()) }
-	back := func() error { return a.Move(f.ctx, managed.Host(), m.All()) }
+	toHost := func() error { return a.Move(f.ctx, managed.Host(), m.All()) }
 	return &task{
 		sample: func(target time.Duration) (sample, error) {
 			var in, out time.Duration
@@ -48,7 +48,7 @@ func prefetch(f *fixture) (*task, error) {
 					return sample{}, err
 				}
 				in += took
-				if took, err = timed(back); err != nil {
+				if took, err = timed(toHost); err != nil {
 					return sample{}, err
 				}
 				out += took
@@ -65,22 +65,22 @@ func prefetch(f *fixture) (*task, error) {
 			if err == nil && (at.LastPrefetch != dev.Location()) {
 				err = errors.New("the memory was not prefetched to the device")
 			}
-			return errors.Join(err, f.onDevice(dev, m.DevPtr(), f.source()[:n]), back(), equal(m.Bytes(), f.source()[:n]))
+			return errors.Join(err, f.onDevice(dev, m.DevPtr(), f.source()[:n]), toHost(), equal(m.Bytes(), f.source()[:n]))
 		},
 		close: func() error { return errors.Join(m.Close(), a.Close()) },
 	}, nil
 }
 
-// A planWay is what the work of a plan does with managed memory.
-type planWay int
+// A planMethod is the access of a plan's work to managed memory.
+type planMethod int
 
 const (
-	planRead    planWay = iota // it copies it to other memory of the device
-	planWrite                  // it copies to it from there
-	planInPlace                // it reads it over the link
+	planRead    planMethod = iota // it copies it to other memory of the device
+	planWrite                     // it copies to it from there
+	planInPlace                   // it reads it over the link
 )
 
-func planned(way planWay) func(*fixture) (*task, error) {
+func planned(method planMethod) func(*fixture) (*task, error) {
 	return func(f *fixture) (_ *task, err error) {
 		n, chunk := 2*gib, 32*mib
 		if f.sim {
@@ -127,7 +127,7 @@ func planned(way planWay) func(*fixture) (*task, error) {
 		var steps []managed.Step
 		for off := 0; off < n; off += chunk {
 			part := m.Range(off, chunk)
-			steps = append(steps, managed.Step{[...]managed.Use{part.Read(), part.Write(), part.InPlace()}[way]})
+			steps = append(steps, managed.Step{[...]managed.Use{part.Read(), part.Write(), part.InPlace()}[method]})
 		}
 		plan, err := a.NewPlan(steps, managed.PlanOptions{Budget: max(n/8, 4*chunk), Chunk: chunk})
 		if err != nil {
@@ -136,7 +136,7 @@ func planned(way planWay) func(*fixture) (*task, error) {
 		op := func() error {
 			err := plan.Run(f.ctx, s, func(step int) error {
 				from, to := m.DevPtr(), other
-				if way == planWrite {
+				if method == planWrite {
 					from, to = to, from
 				}
 				return s.CopyOnDevice(to+cudart.DevPtr(step*chunk), from+cudart.DevPtr(step*chunk), chunk)
@@ -149,7 +149,7 @@ func planned(way planWay) func(*fixture) (*task, error) {
 			if len(got) < n {
 				got = make([]byte, n)
 			}
-			if way == planWrite {
+			if method == planWrite {
 				want.fill(got)
 				clear(m.Bytes())
 				err := errors.Join(f.put(dev, other, got), op())

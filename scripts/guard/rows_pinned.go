@@ -26,24 +26,24 @@ func init() {
 	)
 }
 
-// A pinnedWay is how pinned memory is copied.
-type pinnedWay int
+// A pinnedMethod is a method of copying pinned memory.
+type pinnedMethod int
 
 const (
-	byCopierUp pinnedWay = iota
+	byCopierUp pinnedMethod = iota
 	byCopierDown
 	byCopierBoth
 	byStream
 )
 
-func pinnedCopy(n int, way pinnedWay) func(*fixture) (*task, error) {
+func pinnedCopy(n int, method pinnedMethod) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(n)
 		dev, there, err := f.memory(0, 0)
 		if err != nil {
 			return nil, err
 		}
-		_, back, err := f.memory(0, 1)
+		_, returned, err := f.memory(0, 1)
 		if err != nil {
 			return nil, err
 		}
@@ -71,16 +71,16 @@ func pinnedCopy(n int, way pinnedWay) func(*fixture) (*task, error) {
 		src := pin()
 		copy(src, f.source())
 		var dst []byte
-		if way == byCopierDown || way == byCopierBoth {
+		if method == byCopierDown || method == byCopierBoth {
 			dst = pin()
 		}
 		if err != nil {
 			return nil, errors.Join(err, t.close())
 		}
 		up := func() error { return c.Upload(f.ctx, there, src) }
-		down := func() error { return c.Download(f.ctx, dst, back) }
+		down := func() error { return c.Download(f.ctx, dst, returned) }
 		t.op = up
-		switch way {
+		switch method {
 		case byCopierDown:
 			t.op = down
 		case byCopierBoth:
@@ -94,12 +94,12 @@ func pinnedCopy(n int, way pinnedWay) func(*fixture) (*task, error) {
 			}
 		}
 		t.verify = func() error {
-			err := errors.Join(f.poison(dev, there, n), f.put(dev, back, src))
+			err := errors.Join(f.poison(dev, there, n), f.put(dev, returned, src))
 			clear(dst)
 			if err = errors.Join(err, t.op()); err != nil {
 				return err
 			}
-			if way != byCopierDown {
+			if method != byCopierDown {
 				err = f.onDevice(dev, there, src)
 			}
 			if dst != nil {

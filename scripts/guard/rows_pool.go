@@ -16,16 +16,16 @@ func init() {
 	)
 }
 
-// A poolWay is what a lease is released on.
-type poolWay int
+// A poolMethod is the kind of stream on which a lease is released.
+type poolMethod int
 
 const (
-	noStream   poolWay = iota
-	idleStream         // a stream that got nothing since the last release
-	afterCopy          // a stream that has a copy of the lease's memory queued
+	noStream   poolMethod = iota
+	idleStream            // a stream that got nothing since the last release
+	afterCopy             // a stream that has a copy of the lease's memory queued
 )
 
-func poolRow(goroutines int, way poolWay) func(*fixture) (*task, error) {
+func poolRow(goroutines int, method poolMethod) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		dev, dst, err := f.memory(0, 0)
 		if err != nil {
@@ -48,10 +48,10 @@ func poolRow(goroutines int, way poolWay) func(*fixture) (*task, error) {
 			if err != nil {
 				return err
 			}
-			if way == noStream {
+			if method == noStream {
 				return l.Release()
 			}
-			if way == afterCopy {
+			if method == afterCopy {
 				if err := l.CopyToDevice(s, dst, 0, 64); err != nil {
 					return errors.Join(err, l.Release())
 				}

@@ -58,8 +58,8 @@ func safetensors(n int) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 }
 
-// loadWeights loads each tensor onto the GPU that place returns for its number and the bytes before it, of all.
-func loadWeights(gpus int, place func(i, before, all int) int) func(*fixture) (*task, error) {
+// loadWeights loads each tensor onto the GPU that deviceOf returns for its number and the bytes before it, of all.
+func loadWeights(gpus int, deviceOf func(i, before, all int) int) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(2 * gib)
 		memory := map[int]weights.Memory{}
@@ -70,8 +70,8 @@ func loadWeights(gpus int, place func(i, before, all int) int) func(*fixture) (*
 			}
 			memory[i] = weights.Memory{Device: dev, Ptr: p, Bytes: f.size(sourceBytes)}
 		}
-		const room = mib // for the alignment of tensors
-		n -= min(room, n/2)
+		const slack = mib // for the alignment of tensors
+		n -= min(slack, n/2)
 		header := safetensors(n)
 		file, err := f.sharedFile(cached, "model.safetensors", header, n)
 		if err != nil {
@@ -86,7 +86,7 @@ func loadWeights(gpus int, place func(i, before, all int) int) func(*fixture) (*
 		}
 		i, before := 0, 0
 		plan, err := weights.NewPlan(m.Tensors(), func(t *weights.Tensor) int {
-			to := place(i, before, n)
+			to := deviceOf(i, before, n)
 			i, before = i+1, before+t.Size
 			return to
 		}, weights.PlanOptions{})

@@ -71,12 +71,12 @@ func helloOf(f *fixture, rows []row) *hello {
 //
 // Several rows may be ready at a time. A hello comes before the first answer.
 func serve(f *fixture, rows []row, in io.Reader, out io.Writer) (err error) {
-	answers := json.NewEncoder(out)
+	replies := json.NewEncoder(out)
 	defer func() { err = errors.Join(err, f.close()) }()
 	if err := f.open(); err != nil {
-		return answers.Encode(replyOf(nil, err))
+		return replies.Encode(replyOf(nil, err))
 	}
-	if err := answers.Encode(reply{Hello: helloOf(f, rows)}); err != nil {
+	if err := replies.Encode(reply{Hello: helloOf(f, rows)}); err != nil {
 		return err
 	}
 	s := server{f: f, rows: map[string]row{}, ready: map[string]*task{}}
@@ -91,7 +91,7 @@ func serve(f *fixture, rows []row, in io.Reader, out io.Writer) (err error) {
 	}()
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		command, name, _ := strings.Cut(lines.Text(), " ")
-		if err := answers.Encode(replyOf(s.do(command, name))); err != nil {
+		if err := replies.Encode(replyOf(s.do(command, name))); err != nil {
 			return err
 		}
 	}
@@ -157,12 +157,12 @@ func (f *fixture) timeOf(r row) time.Duration {
 
 // once measures a row about first calls, and writes one answer.
 func once(f *fixture, rows []row, name string, out io.Writer) error {
-	answer := reply{Error: fmt.Sprintf("no row %q about first calls", name)}
+	replied := reply{Error: fmt.Sprintf("no row %q about first calls", name)}
 	for _, r := range rows {
 		if r.name == name && r.once != nil {
 			s, err := r.once(f)
-			answer = replyOf(&s, errors.Join(err, f.close()))
+			replied = replyOf(&s, errors.Join(err, f.close()))
 		}
 	}
-	return json.NewEncoder(out).Encode(answer)
+	return json.NewEncoder(out).Encode(replied)
 }

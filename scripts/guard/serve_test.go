@@ -264,7 +264,7 @@ func TestAProcessThatEndsIsStartedAgain(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 1, c.hello().Cores, "GOMAXPROCS follows the CPUs that it may run on")
 	require.NoError(t, c.cmd.Process.Kill())
-	_, err = c.ask(t.Context(), "prepare calls/stream-query")
+	_, err = c.request(t.Context(), "prepare calls/stream-query")
 	var answer replyError
 	require.Error(t, err)
 	assert.NotErrorAs(t, err, &answer)
@@ -272,14 +272,14 @@ func TestAProcessThatEndsIsStartedAgain(t *testing.T) {
 
 	c, err = startChild(t.Context(), self, 0, "-sim", "-dir", t.TempDir())
 	require.NoError(t, err)
-	s, err := c.ask(t.Context(), "once -verify first/calls")
+	s, err := c.request(t.Context(), "once -verify first/calls")
 	require.NoError(t, err)
 	assert.NoError(t, (&measurement{}).add(newBuild, s))
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = c.ask(gone, "once first/calls")
+	_, err = c.request(gone, "once first/calls")
 	assert.ErrorContains(t, err, "first/calls")
-	_, err = c.ask(t.Context(), "prepare nothing")
+	_, err = c.request(t.Context(), "prepare nothing")
 	assert.ErrorAs(t, err, &answer)
 	assert.NoError(t, c.close())
 

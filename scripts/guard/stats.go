@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// limit is how many times the old cost is accepted.
+	// limit is the largest accepted ratio of the new cost to the old.
 	limit = 1.10
 	// confidence of intervals.
 	confidence = 0.99
@@ -66,11 +66,11 @@ func meansOutside(n int) int {
 	return k
 }
 
-// settled reports whether the processes that were measured need no more pairs: it is not worse, or looks worse,
+// decided reports whether the processes that were measured need no more pairs: the estimate is not worse, or is worse,
 // which only other processes can confirm.
-func (e estimate) settled() bool { return e.high <= limit || e.looksWorse() }
+func (e estimate) decided() bool { return e.high <= limit || e.isWorse() }
 
-func (e estimate) looksWorse() bool { return e.median > limit && e.low > 1 }
+func (e estimate) isWorse() bool { return e.median > limit && e.low > 1 }
 
 // suspicious reports whether the new build is more likely to be worse than not to be.
 func (e estimate) suspicious() bool { return e.high > limit && e.median > math.Sqrt(limit) }
@@ -91,7 +91,7 @@ func evaluate(rounds [][]float64) (estimate, verdict) {
 	e := estimateOf(slices.Concat(rounds...))
 	slower := !slices.ContainsFunc(rounds, func(r []float64) bool { return median(r) <= 1 })
 	switch {
-	case e.looksWorse() && slower:
+	case e.isWorse() && slower:
 		return e, worse
 	case e.high > limit:
 		return e, unclear

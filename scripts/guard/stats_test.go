@@ -27,7 +27,7 @@ func TestEstimateIgnoresAFewSamplesThatAreFarOut(t *testing.T) {
 	few := estimateOf([]float64{1, 2, 3})
 	assert.Zero(t, few.low)
 	assert.Equal(t, math.Inf(1), few.high)
-	assert.False(t, few.settled())
+	assert.False(t, few.decided())
 }
 
 // The interval contains the true ratio in 99 % of all cases, whatever the noise is.

@@ -43,7 +43,7 @@ func TestAWorkerDrivesForTheJob(t *testing.T) {
 
 func drainBesideTheJob(t *testing.T, drive func(s *Stage, j *Job)) {
 	// The last piece of a chunk is done before the next chunk lands: who did it finds nothing.
-	slow := cudasim.Way{Rate: 1}
+	slow := cudasim.Speed{Rate: 1}
 	s, _ := simulated(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{DeviceToHost: slow}}}})
 	s.workers = newWorkerPool(4, cores{}, newConcurrency(4)) // of its own: others copy too
 	const n = 64 * mib                                       // more than the ring holds

@@ -83,8 +83,8 @@ func planAlloc(env measure.Env) ([]measure.Group, error) {
 				continue // it is cudaHostAlloc then
 			}
 			g.Cases = append(g.Cases, p.sized(n))
-			g.Need.Pinned = max(g.Need.Pinned, takes(m.allocator(), n))
-			g.Need.Device = max(g.Need.Device, min(n, piece))
+			g.Footprint.Pinned = max(g.Footprint.Pinned, takes(m.allocator(), n))
+			g.Footprint.Device = max(g.Footprint.Device, min(n, piece))
 			g.Setup += secondsAt(n, slowPin) // to compare
 		}
 		if len(g.Cases) > 0 {
@@ -142,11 +142,11 @@ type pinner struct {
 	memory []byte
 	pool   *pool.Pool
 
-	running sync.WaitGroup // a sample
-	left    bool           // it was not waited for when ctx ended, and uses all of this
+	running   sync.WaitGroup // a sample
+	abandoned bool           // it was not waited for when ctx ended, and uses all of this
 }
 
-// warmUpBytes is how much is pinned before the first sample, for the context, the driver's
+// warmUpBytes is the number of bytes that are pinned before the first sample, for the context, the driver's
 // code, and what hostmem finds out about the host.
 const warmUpBytes = 4 << 20
 
@@ -158,7 +158,7 @@ func (p *pinner) open(ctx context.Context) error {
 // close releases what is prepared. It does not wait for a call into CUDA that ctx did not
 // end: when that returns it is undone, and the rest released.
 func (p *pinner) close() error {
-	if !p.left {
+	if !p.abandoned {
 		return p.reset()
 	}
 	go func() {
@@ -169,7 +169,7 @@ func (p *pinner) close() error {
 }
 
 func (p *pinner) said() []string {
-	if p.left {
+	if p.abandoned {
 		return nil
 	}
 	return p.notes
@@ -197,7 +197,7 @@ func (p *pinner) prepare(n int) error {
 	return p.method.prepare(p, n)
 }
 
-// pinning is what pinning and unpinning took.
+// pinning has the durations of pinning and unpinning.
 type pinning struct{ pin, unpin, cpu time.Duration } // cpu is of pinning
 
 // once calls do, and returns when it has, or when ctx ends: what is pinned by then is unpinned
@@ -219,7 +219,7 @@ func (p *pinner) once(ctx context.Context, n int, do func(context.Context, int) 
 	case t := <-done:
 		return t.pinning, t.err
 	case <-ctx.Done():
-		p.left = true
+		p.abandoned = true
 		return pinning{}, bounded.Ended(ctx)
 	}
 }
@@ -395,7 +395,7 @@ func pinFromPool(ctx context.Context, p *pinner, n int) (hostMemory, func() erro
 
 func explainAlloc(_ measure.Env, b *result.Bench) []string {
 	var answers []string
-	say := func(format string, args ...any) { answers = append(answers, sentence(fmt.Sprintf(format, args...))) }
+	conclude := func(format string, args ...any) { answers = append(answers, sentence(fmt.Sprintf(format, args...))) }
 	rates := largest(b, pinRate)
 	// Memory that is populated already, or pinned, is none that was pinned from nothing.
 	for _, no := range []string{registerPopulated, poolFirst, powerOfTwo} {
@@ -409,7 +409,7 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), units.Rate(s.Median))
 			}
 		}
-		say("%s", text)
+		conclude("%s", text)
 	}
 	times := largest(b, pinTime)
 	if rounded, exact := times[powerOfTwo], times[cudas]; rounded != nil && exact != nil && sizeOf(rounded.Labels) == sizeOf(exact.Labels) {
@@ -419,13 +419,13 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 		if s := times[ours]; s != nil && sizeOf(s.Labels) == n {
 			text += fmt.Sprintf(" and hostmem.Alloc %s", units.Seconds(s.Median))
 		}
-		say("%s", text)
+		conclude("%s", text)
 	}
 	if first, again := times[poolFirst], times[poolReuse]; first != nil && again != nil && sizeOf(first.Labels) == sizeOf(again.Labels) {
-		say("The first lease of %s from a pool takes %s, and its reuse %s", units.Bytes(sizeOf(first.Labels)), units.Seconds(first.Median), units.Seconds(again.Median))
+		conclude("The first lease of %s from a pool takes %s, and its reuse %s", units.Bytes(sizeOf(first.Labels)), units.Seconds(first.Median), units.Seconds(again.Median))
 	}
 	if s := times[registerPopulated]; s != nil {
-		say("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", units.Bytes(sizeOf(s.Labels)), units.Seconds(s.Median))
+		conclude("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", units.Bytes(sizeOf(s.Labels)), units.Seconds(s.Median))
 	}
 	return answers
 }

@@ -128,9 +128,9 @@ func TestAllocPlans(t *testing.T) {
 	_, err := planAlloc(measure.Env{})
 	require.EqualError(t, err, "no device")
 	_, devices := simulatedDevices(t, cudasim.Config{})
-	_, need, err := measure.Estimate(alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<28 + 1}}})
+	_, footprint, err := measure.Estimate(alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<28 + 1}}})
 	require.NoError(t, err)
-	assert.Equal(t, 1<<29, need.Pinned)
+	assert.Equal(t, 1<<29, footprint.Pinned)
 }
 
 func TestAllocAnswersSayWhatIsThere(t *testing.T) {

@@ -61,7 +61,7 @@ const (
 	// largestOther is the largest copy with kinds of memory other than registered: a
 	// larger one is not faster, and cudaMemcpy of it could not be interrupted.
 	largestOther = 256 << 20
-	// sampleBytes is how many bytes the copies of a sample have together, unless that
+	// sampleBytes is the sum of the bytes of the copies of a sample, unless that
 	// is more than maxCopies of them, or less than one.
 	sampleBytes = 256 << 20
 	maxCopies   = 256
@@ -75,7 +75,7 @@ type sizing struct {
 	sizes       []int // ascending
 	chosen      bool  // by the user
 	sampleBytes int
-	leftOut     bool // larger sizes, for want of memory
+	truncated   bool // larger sizes, for want of memory
 }
 
 func newSizing(env measure.Env) sizing {
@@ -108,7 +108,7 @@ func newSizing(env measure.Env) sizing {
 			z.sizes = append(z.sizes, n)
 		}
 	}
-	z.leftOut = len(z.sizes) < len(all) && !simulated
+	z.truncated = len(z.sizes) < len(all) && !simulated
 	return z
 }
 
@@ -172,7 +172,7 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 	if isSimulated(env) {
 		groups = append(groups, notMeasured("mapped memory", "only kernels read it as such, and simulated GPUs run none; copies of it are those of cudaHostAlloc"))
 	}
-	if z.leftOut {
+	if z.truncated {
 		groups = append(groups, notMeasured("larger copies", "they would take too much of the memory that is available: choose the sizes to measure them nevertheless"))
 	}
 	return groups, nil
@@ -189,8 +189,8 @@ func notMeasured(what, why string) measure.Group {
 // group has the cases of one rig.
 func (r *copyFixture) group(name string, cases []measure.Case) measure.Group {
 	return measure.Group{
-		Name: fmt.Sprintf("GPU %d, %s", r.dev.Ordinal(), name),
-		Need: r.need(), Setup: r.setup(cases), Open: r.open, Close: r.close, Cases: cases,
+		Name:      fmt.Sprintf("GPU %d, %s", r.dev.Ordinal(), name),
+		Footprint: r.footprint(), Setup: r.setup(cases), Open: r.open, Close: r.close, Cases: cases,
 	}
 }
 
@@ -295,9 +295,9 @@ func together(devices []*cudart.Device, n, count int, directions []string) measu
 	var fixtures []*copyFixture
 	for _, dev := range devices {
 		r := &copyFixture{resources: resources{dev: dev}, kind: registered, n: n}
-		need := r.need()
-		g.Need.Pinned += need.Pinned
-		g.Need.Device = need.Device
+		footprint := r.footprint()
+		g.Footprint.Pinned += footprint.Pinned
+		g.Footprint.Device = footprint.Device
 		g.Setup += r.setup(nil)
 		fixtures = append(fixtures, r)
 	}

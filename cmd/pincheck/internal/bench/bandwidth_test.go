@@ -22,9 +22,9 @@ import (
 
 // known is the link of a device of the tests.
 var known = cudasim.DeviceConfig{Link: cudasim.Link{
-	HostToDevice: cudasim.Way{Rate: 25, Latency: 8 * time.Microsecond},
-	DeviceToHost: cudasim.Way{Rate: 25, Latency: 8 * time.Microsecond},
-	OnDevice:     cudasim.Way{Rate: 400, Latency: 2 * time.Microsecond},
+	HostToDevice: cudasim.Speed{Rate: 25, Latency: 8 * time.Microsecond},
+	DeviceToHost: cudasim.Speed{Rate: 25, Latency: 8 * time.Microsecond},
+	OnDevice:     cudasim.Speed{Rate: 400, Latency: 2 * time.Microsecond},
 }}
 
 // simulated returns what an experiment runs on: so many devices with the known link. It
@@ -88,7 +88,7 @@ func TestBandwidthOfAKnownLink(t *testing.T) {
 func TestBothWaysAreTimedTogether(t *testing.T) {
 	t.Parallel()
 	const n, copies = 1 << 20, 3
-	fast, slow := cudasim.Way{Rate: 25}, cudasim.Way{Rate: 5}
+	fast, slow := cudasim.Speed{Rate: 25}, cudasim.Speed{Rate: 5}
 	for _, link := range []cudasim.Link{{HostToDevice: fast, DeviceToHost: slow}, {HostToDevice: slow, DeviceToHost: fast}} {
 		_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
 		r := &copyFixture{resources: resources{dev: rt.Devices()[0]}, kind: registered, n: n}

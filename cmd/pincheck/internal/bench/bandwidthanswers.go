@@ -22,31 +22,31 @@ var bothDirections = []string{result.HostToDevice, result.DeviceToHost}
 
 func explainBandwidth(_ measure.Env, b *result.Bench) []string {
 	var out []string
-	say := func(sentence string) {
+	conclude := func(sentence string) {
 		if sentence != "" {
 			out = append(out, sentence)
 		}
 	}
 	devices := devicesOf(b, seriesBandwidth)
 	for _, d := range devices {
-		say(reached(b, d))
+		conclude(reached(b, d))
 	}
 	for _, d := range devices {
-		say(pinnedGain(b, d))
-		say(stagedGain(b, d))
-		say(otherKinds(b, d))
+		conclude(pinnedGain(b, d))
+		conclude(stagedGain(b, d))
+		conclude(otherKinds(b, d))
 	}
 	if len(devices) > 0 {
-		say(whereSizeMatters(b, devices[0]))
+		conclude(whereSizeMatters(b, devices[0]))
 	}
 	for _, d := range devices {
-		say(bothAtOnce(b, d))
+		conclude(bothAtOnce(b, d))
 	}
 	for _, direction := range append(slices.Clone(bothDirections), result.Both) {
-		say(sharedUplink(b, direction))
+		conclude(sharedUplink(b, direction))
 	}
 	for _, d := range devicesOf(b, seriesDeviceMemory) {
-		say(notTheCardsMemory(b, d))
+		conclude(notTheCardsMemory(b, d))
 	}
 	return out
 }

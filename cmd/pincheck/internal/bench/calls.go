@@ -185,7 +185,7 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 	var groups []measure.Group
 	for _, dev := range env.Devices {
 		r := &callFixture{resources: resources{dev: dev}}
-		g := measure.Group{Name: fmt.Sprintf("GPU %d", dev.Ordinal()), Need: measure.Need{Pinned: pageBytes, Pageable: pageBytes, Device: 2 * pageBytes},
+		g := measure.Group{Name: fmt.Sprintf("GPU %d", dev.Ordinal()), Footprint: measure.Footprint{Pinned: pageBytes, Pageable: pageBytes, Device: 2 * pageBytes},
 			Open: r.open, Close: r.close}
 		for _, c := range r.calls() {
 			times := callsASample

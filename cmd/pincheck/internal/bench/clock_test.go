@@ -22,8 +22,8 @@ func TestPageableCopiesAreTimedUntilTheBytesArrive(t *testing.T) {
 	t.Parallel()
 	const n, copies = 1 << 20, 4
 	for _, link := range []cudasim.Link{
-		{PageableHostToDevice: cudasim.Way{Rate: 3.4}, PageableDeviceToHost: cudasim.Way{Rate: 12}},
-		{PageableHostToDevice: cudasim.Way{Rate: 12}, PageableDeviceToHost: cudasim.Way{Rate: 3.4}},
+		{PageableHostToDevice: cudasim.Speed{Rate: 3.4}, PageableDeviceToHost: cudasim.Speed{Rate: 12}},
+		{PageableHostToDevice: cudasim.Speed{Rate: 12}, PageableDeviceToHost: cudasim.Speed{Rate: 3.4}},
 	} {
 		_, rt := testgpu.Sim(t, cudasim.Config{StagedUploads: true, Devices: []cudasim.DeviceConfig{{Link: link}}})
 		dev := rt.Devices()[0]
@@ -56,7 +56,7 @@ func TestAllDevicesAreTimedTogether(t *testing.T) {
 	for _, rates := range [][]float64{{25, 5}, {5, 25}} {
 		var devices []cudasim.DeviceConfig
 		for _, rate := range rates {
-			way := cudasim.Way{Rate: rate}
+			way := cudasim.Speed{Rate: rate}
 			devices = append(devices, cudasim.DeviceConfig{Link: cudasim.Link{HostToDevice: way, DeviceToHost: way}})
 		}
 		_, rt := testgpu.Sim(t, cudasim.Config{Devices: devices})
@@ -86,7 +86,7 @@ func TestAllDevicesAreTimedTogether(t *testing.T) {
 func TestDevicesThatBeginLateCountForAll(t *testing.T) {
 	t.Parallel()
 	const n, copies = 1 << 20, 2
-	way := cudasim.Way{Rate: 10}
+	way := cudasim.Speed{Rate: 10}
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: way}}, {Link: cudasim.Link{HostToDevice: way}}}})
 	var fixtures []*copyFixture
 	for _, dev := range rt.Devices() {

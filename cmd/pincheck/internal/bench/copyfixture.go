@@ -32,19 +32,19 @@ type copyFixture struct {
 	watch          measure.Stopwatch
 }
 
-// checkBytes is how much of a device's memory is compared at a time.
+// checkBytes is the number of bytes of device memory that are compared at a time.
 const checkBytes = 8 << 20
 
-// need is what open takes.
-func (r *copyFixture) need() measure.Need {
-	need := measure.Need{Device: 2 * r.n, Pinned: min(r.n, checkBytes)}
+// footprint returns the memory that open allocates.
+func (r *copyFixture) footprint() measure.Footprint {
+	footprint := measure.Footprint{Device: 2 * r.n, Pinned: min(r.n, checkBytes)}
 	switch {
 	case r.kind.pinned:
-		need.Pinned += 2 * r.n
+		footprint.Pinned += 2 * r.n
 	default:
-		need.Pageable = 2 * r.n
+		footprint.Pageable = 2 * r.n
 	}
-	return need
+	return footprint
 }
 
 // setup is about how long open and the comparisons of some cases take.
@@ -115,7 +115,7 @@ func (r *copyFixture) node() (int, bool) {
 	if r.kind.name != memoryRegistered {
 		return 0, false
 	}
-	return whereLies(r.dev, r.source.Bytes(), r.target.Bytes())
+	return nodeOfMemory(r.dev, r.source.Bytes(), r.target.Bytes())
 }
 
 // prepare overwrites where copies of n bytes are to arrive.
@@ -210,7 +210,7 @@ func (r *copyFixture) take(ctx context.Context, direction string, n, count int) 
 		return r.takeWall(ctx, direction, n, count)
 	}
 	if r.kind.moves {
-		if err := r.moveBack(ctx, direction, n); err != nil {
+		if err := r.moveToSource(ctx, direction, n); err != nil {
 			return 0, err
 		}
 	}
@@ -279,8 +279,8 @@ func (r *copyFixture) took(ctx context.Context, direction string) (time.Duration
 	return r.span.Took(ctx, r.main(direction))
 }
 
-// moveBack moves memory to where it is to move away from.
-func (r *copyFixture) moveBack(ctx context.Context, direction string, n int) error {
+// moveToSource moves managed memory to the side from which the next copy moves it.
+func (r *copyFixture) moveToSource(ctx context.Context, direction string, n int) error {
 	for _, w := range directionsOf(direction) {
 		var err error
 		if w == result.HostToDevice {

@@ -106,7 +106,7 @@ func newPinnedFeed(ctx context.Context, w *resources, src loader.Source, stream 
 	return f, nil
 }
 
-// pinnedAhead is how many batches a loader fills ahead of the loop, as many as it does by
+// pinnedAhead is the number of batches that a loader fills ahead of the loop, as many as it does by
 // itself for batches of a MiB.
 const pinnedAhead = 64
 
@@ -124,11 +124,11 @@ func (f *pinnedFeed) next(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if f.blocking {
-		asked := f.now()
+		requestedAt := f.now()
 		if err := b.Wait(ctx); err != nil {
 			return 0, err
 		}
-		f.copying += f.now() - asked
+		f.copying += f.now() - requestedAt
 	}
 	return f.now() - began, nil
 }
@@ -175,7 +175,7 @@ type plainFeed struct {
 	workers               sync.WaitGroup
 	cancel                context.CancelFunc
 
-	turns   [2]turn // in turn
+	halves  [2]turn // in turn
 	at      int     // of turns, the last one
 	began   time.Duration
 	waiting time.Duration // for the workers
@@ -203,9 +203,9 @@ func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *
 	}
 	n := batch * oneSample
 	mem, err := f.pageable(count * n)
-	for i := range f.turns {
+	for i := range f.halves {
 		if err == nil {
-			f.turns[i].mem, err = f.device(n)
+			f.halves[i].mem, err = f.device(n)
 		}
 	}
 	if err != nil {
@@ -221,10 +221,10 @@ func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *
 	return f, nil
 }
 
-// ahead is how many batches wait in the channel, as in DataLoader.
+// ahead is the number of batches that wait in the channel, as in DataLoader.
 func ahead(workers int) int { return 2 * workers }
 
-// plainBatches is how many batches in host memory there are: ahead of the loop, in the
+// plainBatches is the number of batches in host memory: ahead of the loop, in the
 // hands of workers, and being copied.
 func plainBatches(workers int) int { return ahead(workers) + workers + 2 }
 
@@ -261,13 +261,13 @@ func (f *plainFeed) work(ctx context.Context) {
 
 // each calls do for each sample of a batch, until ctx ends.
 func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Context, int, [][]byte) error) error {
-	var place [1][]byte
+	var sample [1][]byte
 	for i := range f.batch {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		place[0] = b.mem[i*oneSample : (i+1)*oneSample]
-		if err := do(ctx, b.from+i, place[:]); err != nil {
+		sample[0] = b.mem[i*oneSample : (i+1)*oneSample]
+		if err := do(ctx, b.from+i, sample[:]); err != nil {
 			return err
 		}
 	}
@@ -276,7 +276,7 @@ func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Con
 
 func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 	f.at = 1 - f.at
-	t := &f.turns[f.at]
+	t := &f.halves[f.at]
 	if t.batch != nil { // that is done with
 		f.free <- t.batch
 		t.batch = nil
@@ -304,7 +304,7 @@ func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 }
 
 func (f *plainFeed) last() (cudart.DevPtr, []int) {
-	t := f.turns[f.at]
+	t := f.halves[f.at]
 	indices := make([]int, f.batch)
 	for i := range indices {
 		indices[i] = t.batch.from + i

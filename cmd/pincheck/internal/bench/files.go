@@ -127,20 +127,20 @@ type fileFixture struct {
 	fanout *transfer.Fanout
 	direct bool
 
-	running sync.WaitGroup // a sample
-	left    bool           // it was not waited for when ctx ended, and uses all of this
+	running   sync.WaitGroup // a sample
+	abandoned bool           // it was not waited for when ctx ended, and uses all of this
 }
 
 func (f *fileFixture) group() measure.Group {
 	g := measure.Group{
 		Name: "file of " + units.Bytes(f.n), Open: f.open, Close: f.close,
-		Need:  measure.Need{Pinned: 2*f.n + ringBytes*len(f.devices), Device: f.n, Disk: f.n},
-		Setup: secondsAt(f.n, writeRate) + secondsAt(f.n, slowPin),
+		Footprint: measure.Footprint{Pinned: 2*f.n + ringBytes*len(f.devices), Device: f.n, Disk: f.n},
+		Setup:     secondsAt(f.n, writeRate) + secondsAt(f.n, slowPin),
 	}
 	if f.inMemory {
-		g.Need.Pageable, g.Need.Disk = f.n, 0
+		g.Footprint.Pageable, g.Footprint.Disk = f.n, 0
 	}
-	add := func(device, cache, method string, bring fileWay) {
+	add := func(device, cache, method string, bring fileMethod) {
 		var cpu time.Duration
 		c := measure.Case{
 			CPU: func() time.Duration { return cpu },
@@ -164,7 +164,7 @@ func (f *fileFixture) group() measure.Group {
 		add(one, cache, fileStaged, clocked(f.byStaging))
 		add(one, cache, fileRegistered, clocked(f.fromPageCache))
 		if cache == outOfCache { // it does not use the page cache
-			add(one, cache, fileDirect, clocked(f.pastThePageCache))
+			add(one, cache, fileDirect, clocked(f.directIO))
 		}
 		if len(f.devices) > 1 {
 			add(allDevices, cache, fileFanout, clocked(f.toAll))
@@ -173,7 +173,7 @@ func (f *fileFixture) group() measure.Group {
 	return g
 }
 
-// ringBytes is what a copier has pinned, at most.
+// ringBytes is the largest number of bytes that a copier pins.
 const ringBytes = 64 << 20
 
 // open writes the file, and allocates the rest.
@@ -262,7 +262,7 @@ func (f *fileFixture) pieces(ctx context.Context, do func(off, n int) error) err
 // close releases everything. It does not wait for a sample that ctx did not end: all is
 // released when that returns.
 func (f *fileFixture) close() error {
-	if !f.left {
+	if !f.abandoned {
 		f.at = nil
 		return f.undo.run()
 	}
@@ -273,20 +273,20 @@ func (f *fileFixture) close() error {
 	return nil
 }
 
-// A fileWay brings the file to the device. It returns how long that took by the device, or 0:
+// A fileMethod copies the file to the device. It returns the duration by the clock of the device, or 0:
 // the clock counts then.
-type fileWay func(context.Context) (time.Duration, error)
+type fileMethod func(context.Context) (time.Duration, error)
 
 // clocked is a way that the clock counts for.
-func clocked(do func(context.Context) error) fileWay {
+func clocked(do func(context.Context) error) fileMethod {
 	return func(ctx context.Context) (time.Duration, error) { return 0, do(ctx) }
 }
 
-// fileTime is what it took to bring a file to a device.
+// fileTime has the durations of bringing a file to a device.
 type fileTime struct{ time, cpu time.Duration }
 
 // sample brings the file to the device once, and returns GB/s. It adds the CPU time of that to cpu.
-func (f *fileFixture) sample(ctx context.Context, cache, method, device string, bring fileWay, cpu *time.Duration) (float64, error) {
+func (f *fileFixture) sample(ctx context.Context, cache, method, device string, bring fileMethod, cpu *time.Duration) (float64, error) {
 	switch {
 	case cache == outOfCache && f.inMemory:
 		return 0, fmt.Errorf("the files of %s are in memory (name a directory on a disk by TMPDIR): %w", f.dir, errors.ErrUnsupported)
@@ -301,14 +301,14 @@ func (f *fileFixture) sample(ctx context.Context, cache, method, device string, 
 		*cpu += took.cpu
 		return float64(f.n) / float64(took.time.Nanoseconds()), err
 	case <-ctx.Done():
-		f.left = true
+		f.abandoned = true
 		return 0, bounded.Ended(ctx)
 	}
 }
 
 // time is one sample. What the devices had before is overwritten, so that bytes which do
 // not arrive show.
-func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileWay, took *fileTime) error {
+func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileMethod, took *fileTime) error {
 	for i, d := range f.devices {
 		if device == allDevices || i == 0 {
 			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
@@ -317,12 +317,12 @@ func (f *fileFixture) time(ctx context.Context, cache, device string, bring file
 		}
 	}
 	if cache == outOfCache {
-		left, err := dropCache(f.file, f.n)
+		abandoned, err := dropCache(f.file, f.n)
 		if err != nil {
 			return err
 		}
-		if left > stillCached {
-			return fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(left), errors.ErrUnsupported)
+		if abandoned > stillCached {
+			return fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(abandoned), errors.ErrUnsupported)
 		}
 	}
 	var watch measure.Stopwatch
@@ -366,7 +366,7 @@ func (f *fileFixture) byStaging(ctx context.Context) error {
 	return err
 }
 
-func (f *fileFixture) pastThePageCache(ctx context.Context) error {
+func (f *fileFixture) directIO(ctx context.Context) error {
 	_, err := f.copier.With(transfer.Call{DirectIO: true}).UploadFrom(ctx, f.at[0], f.file, 0, f.n)
 	return err
 }
@@ -403,7 +403,7 @@ func (f *fileFixture) verify(ctx context.Context, device string) error {
 				return err
 			}
 			if !bytes.Equal(arrived[:n], want[:n]) {
-				return fmt.Errorf("%w: %v has other bytes than the file, between %d and %d", measure.ErrWrongBytes, d, off, off+n)
+				return fmt.Errorf("%w: %v has other bytes than the file, between %d and %d", measure.ErrMismatch, d, off, off+n)
 			}
 			return nil
 		})

@@ -66,7 +66,7 @@ func TestFilesArrive(t *testing.T) {
 // The rate from pinned memory is the link's, by the device.
 func TestFilesKnowTheLink(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
-	_, devices := simulatedDevices(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Way{Rate: 25, Latency: 8 * time.Microsecond}}}}})
+	_, devices := simulatedDevices(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Speed{Rate: 25, Latency: 8 * time.Microsecond}}}}})
 	b, err := measure.Run(t.Context(), files, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{16 << 20}, Quick: true}}, nil)
 	require.NoError(t, err)
 	s := fileSeries(b, inCache, filePinned)

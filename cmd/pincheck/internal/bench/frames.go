@@ -112,8 +112,8 @@ type trip struct {
 	up     *cudart.Stream
 	spent  map[string]time.Duration // in each part of the last step
 
-	source, back hostMemory // back is nil if it is allocated anew
-	mem          cudart.DevPtr
+	source, returned hostMemory // returned is nil if it is allocated anew
+	mem              cudart.DevPtr
 
 	// allocated anew: the batch as it came back last, and what releases it
 	current asyncMemory
@@ -138,26 +138,26 @@ func (t *trip) stages() []string {
 // reuses reports whether all memory is allocated once.
 func (t *trip) reuses() bool { return t.method == framesReused || t.method == framesOverlapped }
 
-func (t *trip) need() measure.Need {
-	need := measure.Need{Pinned: t.n, Device: t.n}
+func (t *trip) footprint() measure.Footprint {
+	footprint := measure.Footprint{Pinned: t.n, Device: t.n}
 	switch {
 	case t.method == framesAnew:
-		need = measure.Need{Pageable: 2 * t.n, Device: t.n}
+		footprint = measure.Footprint{Pageable: 2 * t.n, Device: t.n}
 	case t.reuses():
-		need.Pinned *= 2
+		footprint.Pinned *= 2
 	default:
-		need.Pageable = t.n
+		footprint.Pageable = t.n
 	}
-	return need
+	return footprint
 }
 
 // node returns the NUMA node of the pinned memory.
 func (t *trip) node() (int, bool) {
 	memory := [][]byte{t.source.Bytes()}
-	if t.back != nil {
-		memory = append(memory, t.back.Bytes())
+	if t.returned != nil {
+		memory = append(memory, t.returned.Bytes())
 	}
-	return whereLies(t.dev, memory...)
+	return nodeOfMemory(t.dev, memory...)
 }
 
 func (t *trip) open(ctx context.Context) (err error) {
@@ -181,7 +181,7 @@ func (t *trip) open(ctx context.Context) (err error) {
 	if t.mem, err = t.device(t.n); err != nil {
 		return err
 	}
-	if t.back, err = registered.open(ctx, &t.resources, t.n); err != nil {
+	if t.returned, err = registered.open(ctx, &t.resources, t.n); err != nil {
 		return err
 	}
 	if err = t.up.Memset(t.mem, poison, t.n); err != nil {
@@ -244,7 +244,7 @@ func (t *trip) step(ctx context.Context) error {
 		if err := t.in(stageUpload, func() error { return t.copy(ctx, result.HostToDevice, t.source) }); err != nil {
 			return err
 		}
-		return t.in(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.back) })
+		return t.in(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.returned) })
 	case framesOverlapped:
 		return t.overlapped(ctx)
 	}
@@ -298,7 +298,9 @@ func (t *trip) anew(ctx context.Context) (err error) {
 func (t *trip) overlapped(ctx context.Context) error {
 	half := t.n / 2
 	send := func(off, n int) error { return t.source.CopyToDevice(ctx, t.up, t.mem+cudart.DevPtr(off), off, n) }
-	fetch := func(off, n int) error { return t.back.CopyFromDevice(ctx, t.down, t.mem+cudart.DevPtr(off), off, n) }
+	fetch := func(off, n int) error {
+		return t.returned.CopyFromDevice(ctx, t.down, t.mem+cudart.DevPtr(off), off, n)
+	}
 	var sent, fetched cudart.Point
 	for _, queue := range []func() error{
 		func() error { return fetch(half, t.n-half) },
@@ -320,14 +322,14 @@ func (t *trip) overlapped(ctx context.Context) error {
 
 // verify compares the batch as it came back last.
 func (t *trip) verify(ctx context.Context) error {
-	back := t.source // of framesPinned
+	returned := t.source // of framesPinned
 	switch {
 	case t.reuses():
-		back = t.back
+		returned = t.returned
 	case t.method == framesAnew:
-		back = t.current
+		returned = t.current
 	}
-	return uploaded.compare(ctx, back.Bytes(), 0)
+	return uploaded.compare(ctx, returned.Bytes(), 0)
 }
 
 // framesGroups are the methods on a batch of n bytes: a group each, because each has
@@ -367,8 +369,8 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups
 			})
 		}
 		groups = append(groups, measure.Group{
-			Name: fmt.Sprintf("%s, %s, on device %d", batchText(n), strings.ReplaceAll(method, "_", " "), dev.Ordinal()),
-			Need: t.need(), Setup: setupTime(n) + step, Open: t.open, Close: t.close, Cases: []measure.Case{c},
+			Name:      fmt.Sprintf("%s, %s, on device %d", batchText(n), strings.ReplaceAll(method, "_", " "), dev.Ordinal()),
+			Footprint: t.footprint(), Setup: setupTime(n) + step, Open: t.open, Close: t.close, Cases: []measure.Case{c},
 		})
 	}
 	return groups

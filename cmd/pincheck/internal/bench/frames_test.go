@@ -79,7 +79,7 @@ func TestFramesAllocatesWhereItSays(t *testing.T) {
 // faster than the other.
 func TestOverlappedHalvesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	slow, fast := cudasim.Way{Rate: 0.2}, cudasim.Way{Rate: 200}
+	slow, fast := cudasim.Speed{Rate: 0.2}, cudasim.Speed{Rate: 200}
 	for name, link := range map[string]cudasim.Link{"slow upload": {HostToDevice: slow, DeviceToHost: fast}, "slow download": {HostToDevice: fast, DeviceToHost: slow}} {
 		t.Run(name, func(t *testing.T) {
 			_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
@@ -93,9 +93,9 @@ func TestOverlappedHalvesKeepTheirOrder(t *testing.T) {
 				content := pattern(4099 * i)
 				require.NoError(t, content.fill(t.Context(), f.source.Bytes()))
 				require.NoError(t, f.step(t.Context()))
-				require.NoError(t, content.compare(t.Context(), f.back.Bytes()[:half], 0), "sent and fetched in this step")
+				require.NoError(t, content.compare(t.Context(), f.returned.Bytes()[:half], 0), "sent and fetched in this step")
 				if i > 0 {
-					require.NoError(t, pattern(4099*(i-1)).compare(t.Context(), f.back.Bytes()[half:], half), "sent in the step before")
+					require.NoError(t, pattern(4099*(i-1)).compare(t.Context(), f.returned.Bytes()[half:], half), "sent in the step before")
 				}
 			}
 		})
@@ -123,9 +123,9 @@ func TestBatchesFitTheMemory(t *testing.T) {
 		assert.Equal(t, want, batchText(n))
 	}
 	e := frames(wall())
-	_, need, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{1 << 20}}})
+	_, footprint, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{1 << 20}}})
 	require.NoError(t, err)
-	assert.Equal(t, measure.Need{Pinned: 2 << 20, Pageable: 2 << 20, Device: 1 << 20}, need)
+	assert.Equal(t, measure.Footprint{Pinned: 2 << 20, Pageable: 2 << 20, Device: 1 << 20}, footprint)
 	full, _, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{frameBytes}}})
 	require.NoError(t, err)
 	assert.Less(t, full, time.Second)

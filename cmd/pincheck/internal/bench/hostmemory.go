@@ -185,19 +185,19 @@ type prefetchedMemory struct {
 }
 
 func openManaged(_ context.Context, w *resources, n int) (hostMemory, error) {
-	for _, need := range []struct {
+	for _, footprint := range []struct {
 		attribute cudart.Attr
 		what      string
 	}{
 		{cudart.AttrManagedMemory, "has no managed memory"},
 		{cudart.AttrConcurrentManagedAccess, "does not move managed memory on demand, so there is nothing to prefetch"},
 	} {
-		v, err := w.dev.Attribute(need.attribute)
+		v, err := w.dev.Attribute(footprint.attribute)
 		if err != nil {
 			return nil, err
 		}
 		if v == 0 {
-			return nil, fmt.Errorf("%v %s: %w", w.dev, need.what, errors.ErrUnsupported)
+			return nil, fmt.Errorf("%v %s: %w", w.dev, footprint.what, errors.ErrUnsupported)
 		}
 	}
 	p, err := w.dev.MallocManaged(n, cudart.ManagedGlobal)

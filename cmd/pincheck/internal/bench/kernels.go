@@ -77,18 +77,18 @@ func (k *kernels) open(ctx context.Context) (err error) {
 }
 
 func (k *kernels) group(name string, cases []measure.Case) measure.Group {
-	need := measure.Need{Device: k.n}
+	footprint := measure.Footprint{Device: k.n}
 	if k.host {
-		need.Pinned = k.n
+		footprint.Pinned = k.n
 	}
-	return measure.Group{Name: fmt.Sprintf("GPU %d, %s", k.dev.Ordinal(), name), Need: need, Setup: setupTime(k.n), Open: k.open, Close: k.close, Cases: cases}
+	return measure.Group{Name: fmt.Sprintf("GPU %d, %s", k.dev.Ordinal(), name), Footprint: footprint, Setup: setupTime(k.n), Open: k.open, Close: k.close, Cases: cases}
 }
 
 // compare has a kernel compare device memory with a content.
 func (k *kernels) compare(ctx context.Context, n int, c kernel.Content) error {
 	found, err := k.memory.Compare(ctx, k.s, k.p, n, c, 0)
 	if err == nil && found.Wrong > 0 {
-		err = fmt.Errorf("%w: %d of %d, the first at offset %d", measure.ErrWrongBytes, found.Wrong, n, found.First)
+		err = fmt.Errorf("%w: %d of %d, the first at offset %d", measure.ErrMismatch, found.Wrong, n, found.First)
 	}
 	return err
 }
@@ -153,7 +153,7 @@ func (k *kernels) copies(direction string, n, count int) measure.Case {
 			return pieces(ctx, n, func(off, n int) error {
 				content.Fill(want[:n], uint64(off))
 				if !bytes.Equal(want[:n], k.bytes[off:off+n]) {
-					return fmt.Errorf("%w in %d bytes at offset %d", measure.ErrWrongBytes, n, off)
+					return fmt.Errorf("%w in %d bytes at offset %d", measure.ErrMismatch, n, off)
 				}
 				return nil
 			})
@@ -253,7 +253,7 @@ func loads(dev *cudart.Device) measure.Group {
 					return err
 				}
 				if got[0] != uint64(ends) {
-					return fmt.Errorf("%w: the chain led to %d, not %d", measure.ErrWrongBytes, got[0], ends)
+					return fmt.Errorf("%w: the chain led to %d, not %d", measure.ErrMismatch, got[0], ends)
 				}
 				return nil
 			},

@@ -45,7 +45,7 @@ func Latency() measure.Experiment {
 const (
 	latencySamples = 1000
 	quickLatencies = 300
-	// minLatencies is what percentiles need.
+	// minLatencies is the number of samples that percentiles need.
 	minLatencies  = 200
 	latencyBudget = 100 * time.Millisecond
 	quickLatency  = 20 * time.Millisecond

@@ -98,7 +98,7 @@ func TestBudgetEndsASlowLink(t *testing.T) {
 // On a slow link a sample has fewer copies, and says so.
 func TestSamplesOfASlowLinkHaveFewerCopies(t *testing.T) {
 	t.Parallel()
-	slow := cudasim.Link{HostToDevice: cudasim.Way{Rate: 0.5}, DeviceToHost: cudasim.Way{Rate: 0.3}}
+	slow := cudasim.Link{HostToDevice: cudasim.Speed{Rate: 0.5}, DeviceToHost: cudasim.Speed{Rate: 0.3}}
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: slow}}})
 	env := measure.Env{Devices: rt.Devices()}
 	b := run(t, Link(LinkPlan{Samples: 3}), env)

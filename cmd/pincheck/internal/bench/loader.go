@@ -160,7 +160,7 @@ type loop struct {
 	setting setting
 	feed    feed            // of the setting, or nil
 	queued  [2]cudart.Point // after the work on the last batches
-	turns   int
+	steps   int
 
 	waited, cpu float64 // of the last sample of the measurement
 	stage       loader.Stage
@@ -306,13 +306,13 @@ func (l *loop) sample(ctx context.Context, s setting) (float64, error) {
 // turn gets a batch, and queues the work on it. It returns how long it waited for the
 // batch, or for the copies of earlier ones.
 func (l *loop) turn(ctx context.Context) (waited time.Duration, err error) {
-	place := &l.queued[l.turns%2]
-	asked := l.now()
-	if err := place.Wait(ctx); err != nil {
+	point := &l.queued[l.steps%2]
+	waitingSince := l.now()
+	if err := point.Wait(ctx); err != nil {
 		return 0, err
 	}
 	if !l.setting.gpuWork {
-		waited = l.now() - asked
+		waited = l.now() - waitingSince
 		l.feed.waited(waited)
 	}
 	d, err := l.feed.next(ctx)
@@ -324,8 +324,8 @@ func (l *loop) turn(ctx context.Context) (waited time.Duration, err error) {
 			return 0, err
 		}
 	}
-	*place = l.stream.Point()
-	l.turns++
+	*point = l.stream.Point()
+	l.steps++
 	return waited + d, nil
 }
 
@@ -350,7 +350,7 @@ func (l *loop) verify(ctx context.Context) error {
 			}
 		}
 		if !bytes.Equal(want, got[at*oneSample:(at+1)*oneSample]) {
-			return fmt.Errorf("%w: sample %d, in place %d of a batch, is not on the device", measure.ErrWrongBytes, i, at)
+			return fmt.Errorf("%w: sample %d, in place %d of a batch, is not on the device", measure.ErrMismatch, i, at)
 		}
 	}
 	return nil
@@ -387,7 +387,7 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	}
 	out := measure.Group{
 		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
-		Need: measure.Need{
+		Footprint: measure.Footprint{
 			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(largest)*size,
 			Device: (pinnedAhead+1)*size + size + min(loadFactor*size, loadBytes),
 		},

@@ -120,7 +120,7 @@ func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
 	}
 	sim.Release()
 
-	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Way{Rate: 20, Latency: 20 * time.Millisecond}}}}})
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{HostToDevice: cudasim.Speed{Rate: 20, Latency: 20 * time.Millisecond}}}}})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	l = newLoop(t, dev, fromMemory)
@@ -217,11 +217,11 @@ func TestLoaderStaysWithinItsTime(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
 	for quick, largest := range map[bool]time.Duration{false: 40 * time.Second, true: 5 * time.Second} {
-		took, need, err := measure.Estimate(loading(fullGrid, quickGrid), measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Quick: quick}})
+		took, footprint, err := measure.Estimate(loading(fullGrid, quickGrid), measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Quick: quick}})
 		require.NoError(t, err)
 		assert.LessOrEqual(t, took, largest)
-		assert.Less(t, need.Pinned, 128<<20)
-		assert.Less(t, need.Pageable, 512<<20)
+		assert.Less(t, footprint.Pinned, 128<<20)
+		assert.Less(t, footprint.Pageable, 512<<20)
 	}
 }
 

@@ -50,10 +50,10 @@ const (
 
 // The values of the label method of seriesManagedBudget.
 const (
-	byPlan     = "plan"
-	byInPlace  = "plan_in_place" // which leaves the memory on the host
-	byFaults   = "faults"
-	byExplicit = "explicit_pinned"
+	byPlan        = "plan"
+	byPlanInPlace = "plan_in_place" // which leaves the memory on the host
+	byFaults      = "faults"
+	byExplicit    = "explicit_pinned"
 )
 
 // Values of adviceLabel.
@@ -116,14 +116,14 @@ func planManaged(env measure.Env) ([]measure.Group, error) {
 		r := &managedFixture{resources: resources{dev: dev}}
 		for _, n := range sizes {
 			if n <= fits {
-				groups = append(groups, r.group(fmt.Sprintf("managed memory, %s", units.Bytes(n)), measure.Need{Pageable: n, Device: 2 * n}, n, r.bySize(n)))
+				groups = append(groups, r.group(fmt.Sprintf("managed memory, %s", units.Bytes(n)), measure.Footprint{Pageable: n, Device: 2 * n}, n, r.bySize(n)))
 			}
 		}
 		page := pagesTouched * gpuPage
-		groups = append(groups, r.group("managed pages", measure.Need{Pageable: page, Device: page}, page, r.byPage(page)))
+		groups = append(groups, r.group("managed pages", measure.Footprint{Pageable: page, Device: page}, page, r.byPage(page)))
 		budget := min(total, fits) / timesBudget &^ (minBudget - 1)
 		if n := budget * timesBudget; n > 0 {
-			groups = append(groups, r.group(fmt.Sprintf("a budget of %s", units.Bytes(budget)), measure.Need{Pageable: n, Pinned: n, Device: 2 * budget}, n, r.budgeted(n)))
+			groups = append(groups, r.group(fmt.Sprintf("a budget of %s", units.Bytes(budget)), measure.Footprint{Pageable: n, Pinned: n, Device: 2 * budget}, n, r.budgeted(n)))
 		}
 	}
 	return groups, nil
@@ -152,9 +152,9 @@ type managedFixture struct {
 
 const sinkBytes = 2 * managed.DefaultChunk
 
-func (r *managedFixture) group(name string, need measure.Need, n int, cases []measure.Case) measure.Group {
-	need.Device += sinkBytes
-	return measure.Group{Name: fmt.Sprintf("%s on GPU %d", name, r.dev.Ordinal()), Need: need, Setup: secondsAt(n, 2) + time.Duration(len(cases))*secondsAt(n, 3), // to fill, and to compare
+func (r *managedFixture) group(name string, footprint measure.Footprint, n int, cases []measure.Case) measure.Group {
+	footprint.Device += sinkBytes
+	return measure.Group{Name: fmt.Sprintf("%s on GPU %d", name, r.dev.Ordinal()), Footprint: footprint, Setup: secondsAt(n, 2) + time.Duration(len(cases))*secondsAt(n, 3), // to fill, and to compare
 		Open: func(ctx context.Context) error { return r.open(ctx, n) }, Close: r.shut, Cases: cases, Notes: r.notes}
 }
 
@@ -483,15 +483,15 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 	}
 	for _, advice := range []string{noAdvice, adviseFromAfar} {
 		add(seriesManagedPingPong, "", adviceLabel, advice, func(ctx context.Context) (float64, error) {
-			const turns = 20
+			const rounds = 20
 			var took time.Duration
 			err := r.advised(ctx, advice, func() error {
 				if err := r.moved(ctx, managed.Host()); err != nil {
 					return err
 				}
 				r.watch.Start()
-				for i := range turns {
-					wrote := byte(turns - i) // the last one is written
+				for i := range rounds {
+					wrote := byte(rounds - i) // the last one is written
 					r.m.Bytes()[0] = 0
 					if err := r.s.Memset(r.m.DevPtr(), wrote, hostPage); err != nil {
 						return err
@@ -500,13 +500,13 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 						return err
 					}
 					if got := r.m.Bytes()[0]; got != wrote {
-						return fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, wrote, measure.ErrWrongBytes)
+						return fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, wrote, measure.ErrMismatch)
 					}
 				}
 				took = r.watch.Stop()
 				return nil
 			})
-			return took.Seconds() / turns, err
+			return took.Seconds() / rounds, err
 		}, writes{n, hostPage})
 	}
 	return cases
@@ -522,14 +522,14 @@ func (r *managedFixture) budgeted(n int) []measure.Case {
 		if write {
 			access = "write"
 		}
-		for _, method := range []string{byExplicit, byPlan, byInPlace, byFaults} {
+		for _, method := range []string{byExplicit, byPlan, byPlanInPlace, byFaults} {
 			c := measure.Case{
 				Series: result.Series{Name: seriesManagedBudget, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n,
 					Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: accessLabel, Value: access},
 						result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
 				WarmUp: 1, Samples: 5, CPU: r.watch.CPU,
 				Sample: func(ctx context.Context) (float64, error) {
-					run := map[string]func(context.Context, int, int, bool) (time.Duration, error){byExplicit: r.explicit, byPlan: r.planned, byInPlace: r.inPlace, byFaults: r.faulting}[method]
+					run := map[string]func(context.Context, int, int, bool) (time.Duration, error){byExplicit: r.explicit, byPlan: r.planned, byPlanInPlace: r.inPlace, byFaults: r.faulting}[method]
 					took, err := run(ctx, budget, chunk, write)
 					return float64(n) / float64(took), err
 				},
@@ -713,7 +713,7 @@ func explainManaged(_ measure.Env, b *result.Bench) []string {
 		for _, access := range []string{"read", "write"} {
 			plan := b.Find(seriesManagedBudget, result.Label{Key: result.Device, Value: device}, result.Label{Key: result.Method, Value: byPlan}, result.Label{Key: accessLabel, Value: access})
 			explicit := other(b, plan, seriesManagedBudget, result.Method, byExplicit)
-			inPlace := other(b, plan, seriesManagedBudget, result.Method, byInPlace)
+			inPlace := other(b, plan, seriesManagedBudget, result.Method, byPlanInPlace)
 			faults := other(b, plan, seriesManagedBudget, result.Method, byFaults)
 			if plan == nil || explicit == nil || inPlace == nil || faults == nil {
 				continue

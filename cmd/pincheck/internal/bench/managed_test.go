@@ -36,7 +36,7 @@ func TestManaged(t *testing.T) {
 			assert.Positive(t, s.Median, method)
 			assert.True(t, s.Verified, method)
 		}
-		for _, method := range []string{byPlan, byInPlace, byFaults, byExplicit} {
+		for _, method := range []string{byPlan, byPlanInPlace, byFaults, byExplicit} {
 			for _, access := range []string{"read", "write"} {
 				require.NotNil(t, b.Find(seriesManagedBudget, label(result.Device, device), label(result.Method, method), label(accessLabel, access)))
 			}
@@ -182,7 +182,7 @@ func TestManagedLeavesRoomOnTheCard(t *testing.T) {
 	var names []string
 	for _, g := range groups {
 		names = append(names, g.Name)
-		assert.LessOrEqual(t, g.Need.Device, 400<<20/2, g.Name)
+		assert.LessOrEqual(t, g.Footprint.Device, 400<<20/2, g.Name)
 	}
 	assert.Equal(t, []string{"managed memory, 1 MiB on GPU 0", "managed pages on GPU 0", "a budget of 8 MiB on GPU 0"}, names)
 }
@@ -229,7 +229,7 @@ func TestWrongBytesOfManagedMemoryAreFound(t *testing.T) {
 		}
 		at := n/2 + hostPage // where each case writes
 		memory[at/gpuPage*gpuPage] ^= 0x80
-		require.ErrorIs(t, c.Verify(t.Context()), measure.ErrWrongBytes, name)
+		require.ErrorIs(t, c.Verify(t.Context()), measure.ErrMismatch, name)
 		_, err := c.Sample(t.Context())
 		require.NoError(t, err, name)
 		require.NoError(t, c.Verify(t.Context()), name)
@@ -237,7 +237,7 @@ func TestWrongBytesOfManagedMemoryAreFound(t *testing.T) {
 			_, err := c.Sample(t.Context())
 			require.NoError(t, err, name)
 			require.NoError(t, errors.Join(r.dev.Memset(r.sink, poison, sinkBytes), r.dev.Synchronize(t.Context())))
-			require.ErrorIs(t, c.Verify(t.Context()), measure.ErrWrongBytes, "%s: what was read", name)
+			require.ErrorIs(t, c.Verify(t.Context()), measure.ErrMismatch, "%s: what was read", name)
 		}
 	}
 }
@@ -247,8 +247,8 @@ func TestWrongBytesOfManagedMemoryAreFound(t *testing.T) {
 func TestExplicitCopiesDoTheWorkOfPlans(t *testing.T) {
 	t.Parallel()
 	const n, slow = 64 << 20, 2.0
-	link := cudasim.Link{OnDevice: cudasim.Way{Rate: slow}, PrefetchToDevice: cudasim.Way{Rate: 50}, PrefetchToHost: cudasim.Way{Rate: 50},
-		HostToDevice: cudasim.Way{Rate: 50}, DeviceToHost: cudasim.Way{Rate: 50}, FaultToDevice: cudasim.Way{Rate: 50}}
+	link := cudasim.Link{OnDevice: cudasim.Speed{Rate: slow}, PrefetchToDevice: cudasim.Speed{Rate: 50}, PrefetchToHost: cudasim.Speed{Rate: 50},
+		HostToDevice: cudasim.Speed{Rate: 50}, DeviceToHost: cudasim.Speed{Rate: 50}, FaultToDevice: cudasim.Speed{Rate: 50}}
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: link}}})
 	_, cases := managedCases(t, rt.Devices()[0], n)
 	for _, access := range []string{"read", "write"} {
@@ -267,7 +267,7 @@ func TestExplicitCopiesDoTheWorkOfPlans(t *testing.T) {
 func TestLateWorkOnManagedMemoryIsTimed(t *testing.T) {
 	t.Parallel()
 	const n, late = 1 << 20, 5 * time.Millisecond
-	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{OnDevice: cudasim.Way{Rate: 100, Latency: late}}}}})
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{OnDevice: cudasim.Speed{Rate: 100, Latency: late}}}}})
 	_, cases := managedCases(t, rt.Devices()[0], n)
 	for method, works := range map[string]int{gpuFirstTouch: 1, gpuFaults: 1, gpuReads: 2} {
 		i := slices.IndexFunc(cases, func(c measure.Case) bool { return c.Name == seriesManaged && c.Labels.Get(result.Method) == method })

@@ -33,7 +33,7 @@ func mapForReading(f *os.File, n int) (b []byte, unmap func() error, err error) 
 
 // dropCache drops a file's first n bytes from the page cache (posix_fadvise,
 // POSIX_FADV_DONTNEED), and returns which share of them is still there (mincore).
-func dropCache(f *os.File, n int) (left float64, err error) {
+func dropCache(f *os.File, n int) (cached float64, err error) {
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
 		return 0, os.NewSyscallError("posix_fadvise", err)
 	}

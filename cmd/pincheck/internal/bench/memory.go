@@ -36,8 +36,8 @@ const (
 var allocators = []string{ours, pooled, cudas, powerOfTwo}
 
 const (
-	memoryName = "memory"
-	keptName   = "kept_per_byte"
+	memoryName   = "memory"
+	retainedName = "kept_per_byte"
 )
 
 var memory = measure.Experiment{
@@ -45,7 +45,7 @@ var memory = measure.Experiment{
 	Short:    "host memory kept for each byte asked, by size and allocator",
 	Question: "How much memory does pinned memory take?",
 	Views: []result.View{
-		{Title: "Bytes kept for each byte asked", Series: keptName, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Bytes kept for each byte asked", Series: retainedName, X: result.Size, Lines: []string{result.Method}},
 	},
 	Plan:    planMemory,
 	Explain: explainMemory,
@@ -58,14 +58,14 @@ var (
 	simulatedMemorySizes = []int{64 << 10, 1<<20 + 1, 3 << 20, 16<<20 + 1}
 )
 
-// Small sizes are allocated several times, until askedAtLeast bytes are asked for, so that
+// Small sizes are allocated several times, until minRequested bytes are requested, so that
 // what a process takes by the way is little of it.
 const (
-	askedAtLeast = 64 << 20
+	minRequested = 64 << 20
 	maxBlocks    = 16384 // each may be a mapping, of which Linux allows 65,530
 )
 
-func blocksOf(n int) int { return min(max(askedAtLeast/n, 1), maxBlocks) }
+func blocksOf(n int) int { return min(max(minRequested/n, 1), maxBlocks) }
 
 // roundedUp returns the next power of two.
 func roundedUp(n int) int { return 1 << bits.Len(uint(n-1)) }
@@ -103,8 +103,8 @@ func planMemory(env measure.Env) ([]measure.Group, error) {
 		g := measure.Group{Name: allocator, Open: k.open, Close: func() error { return nil }, Notes: func() []string { return k.notes }}
 		for _, n := range sizes {
 			g.Cases = append(g.Cases, k.retained(n, env.Quick))
-			g.Need.Pinned = max(g.Need.Pinned, blocksOf(n)*takes(allocator, n))
-			g.Need.Device = max(g.Need.Device, min(n, piece))
+			g.Footprint.Pinned = max(g.Footprint.Pinned, blocksOf(n)*takes(allocator, n))
+			g.Footprint.Device = max(g.Footprint.Device, min(n, piece))
 		}
 		groups = append(groups, g)
 	}
@@ -163,32 +163,32 @@ func (k *keeper) retained(n int, quick bool) measure.Case {
 	}
 	count := blocksOf(n)
 	pinned := count * takes(k.allocator, n)
-	wrong := ""
+	mismatch := ""
 	return measure.Case{
-		Series: result.Series{Name: keptName, Unit: result.Ratio, Better: result.Lower,
+		Series: result.Series{Name: retainedName, Unit: result.Ratio, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
 		MinSamples: 1, Samples: samples, Budget: processTime + secondsAt(pinned, slowPin),
 		Sample: func(ctx context.Context) (float64, error) {
 			library := k.dev.Runtime().Library()
-			answer, err := child.Run[keepAnswer](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{
+			reply, err := child.Run[keepReply](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{
 				Library: library.Path, Simulated: library.Simulated, Device: k.dev.Ordinal(), Allocator: k.allocator, Size: n, Count: count,
 			})
 			if err != nil {
 				return 0, err
 			}
-			for _, note := range answer.Notes {
+			for _, note := range reply.Notes {
 				if note = k.allocator + ": " + note; !slices.Contains(k.notes, note) {
 					k.notes = append(k.notes, note)
 				}
 			}
-			wrong = cmp.Or(wrong, answer.Wrong)
-			return float64(answer.Retained) / (float64(n) * float64(count)), nil
+			mismatch = cmp.Or(mismatch, reply.Mismatch)
+			return float64(reply.Retained) / (float64(n) * float64(count)), nil
 		},
 		Verify: func(context.Context) error { // the process has compared
-			if wrong == "" {
+			if mismatch == "" {
 				return nil
 			}
-			return fmt.Errorf("%w: %s", measure.ErrWrongBytes, wrong)
+			return fmt.Errorf("%w: %s", measure.ErrMismatch, mismatch)
 		},
 	}
 }
@@ -208,24 +208,24 @@ type keepRequest struct {
 	Count     int // of blocks of this size
 }
 
-type keepAnswer struct {
+type keepReply struct {
 	Retained int // bytes
 	Notes    []string
-	// Wrong is how the bytes of the first or the last block did not come back from the device; empty
+	// Mismatch describes the bytes of the first or last block that differ after a round trip; empty
 	// for right ones.
-	Wrong string
+	Mismatch string
 }
 
 // keep allocates pinned memory, and returns what the process has become larger by. It is
 // for a process that ends then.
-func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
+func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	var opened releases
 	defer func() { err = errors.Join(err, opened.run()) }()
 	options := cudart.Options{Library: r.Library}
 	if r.Simulated {
 		sim, err := cudasim.New(cudasim.Config{})
 		if err != nil {
-			return answer, err
+			return reply, err
 		}
 		opened = append(opened, sim.Close)
 		options = cudart.Options{Source: sim}
@@ -233,50 +233,50 @@ func keep(ctx context.Context, r keepRequest) (answer keepAnswer, err error) {
 	}
 	rt, err := cudart.Open(options)
 	if err != nil {
-		return answer, err
+		return reply, err
 	}
 	opened = append(opened, rt.Close)
 	dev, err := rt.Device(r.Device)
 	if err != nil {
-		return answer, err
+		return reply, err
 	}
 	// The first memory makes the context, and brings the driver's code into memory.
 	first, err := hostmem.Alloc(ctx, dev, 4096, hostmem.Options{})
 	if err != nil {
-		return answer, err
+		return reply, err
 	}
 	opened = append(opened, first.Close)
 	a := &allocation{dev: dev, allocator: r.Allocator, size: r.Size}
 	before, err := resident()
 	if err != nil {
-		return answer, err
+		return reply, err
 	}
 	var blocks [2]hostMemory // the first and the last
 	for i := range r.Count {
 		block, release, err := a.alloc(ctx)
 		if err != nil {
-			return answer, err
+			return reply, err
 		}
 		opened = append(opened, release)
 		blocks[min(i, 1)] = block
 	}
 	after, err := resident()
 	if err != nil {
-		return answer, err
+		return reply, err
 	}
 	if r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo) {
 		a.notes = append(a.notes, "the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
 	}
-	answer = keepAnswer{Retained: after - before, Notes: a.notes}
+	reply = keepReply{Retained: after - before, Notes: a.notes}
 	for _, block := range blocks[:min(r.Count, 2)] {
 		switch err := prove(ctx, dev, block, r.Size); {
-		case errors.Is(err, measure.ErrWrongBytes):
-			answer.Wrong = err.Error()
+		case errors.Is(err, measure.ErrMismatch):
+			reply.Mismatch = err.Error()
 		case err != nil:
-			return answer, err
+			return reply, err
 		}
 	}
-	return answer, nil
+	return reply, nil
 }
 
 // An allocation is of memory by one of the allocators.
@@ -348,14 +348,14 @@ func resident() (int, error) {
 }
 
 func explainMemory(_ measure.Env, b *result.Bench) []string {
-	var answers []string
+	var conclusions []string
 	for _, a := range []struct{ method, text string }{
 		{ours, "hostmem.Alloc"},
 		{pooled, "A pool (hostmem/pool)"},
 		{cudas, "cudaHostAlloc"},
 		{powerOfTwo, "An allocator that rounds up to powers of two, as PyTorch's does by default,"},
 	} {
-		worst := maxMedianOf(b, keptName, a.method)
+		worst := maxMedianOf(b, retainedName, a.method)
 		if worst == nil {
 			continue
 		}
@@ -364,12 +364,12 @@ func explainMemory(_ measure.Env, b *result.Bench) []string {
 		if extra := int((worst.Median - 1) * float64(n)); worst.Median >= 1.05 {
 			text += fmt.Sprintf(": %s more than asked", units.Bytes(extra))
 		}
-		answers = append(answers, sentence(text))
+		conclusions = append(conclusions, sentence(text))
 		if a.method == powerOfTwo && worst.Median >= 1.25 {
-			answers = append(answers, sentence("In PyTorch this ends it: "+procmem.PyTorchSetting))
+			conclusions = append(conclusions, sentence("In PyTorch this ends it: "+procmem.PyTorchSetting))
 		}
 	}
-	return answers
+	return conclusions
 }
 
 // maxMedianOf returns the series of a name and a method with the largest median, or nil.

@@ -60,7 +60,7 @@ func TestMemoryKept(t *testing.T) {
 	}
 	for _, n := range env.Sizes {
 		for method, want := range map[string]float64{ours: 1, pooled: 1, cudas: 1, powerOfTwo: float64(roundedUp(n)) / float64(n)} {
-			s := find(t, b, keptName, method, n)
+			s := find(t, b, retainedName, method, n)
 			assert.InDelta(t, want, s.Median, within, "%s of %d", method, n)
 			assert.Equal(t, result.Ratio, s.Unit)
 			assert.True(t, s.Verified, method)
@@ -98,9 +98,9 @@ func TestMemoryPlans(t *testing.T) {
 	_, err := planMemory(measure.Env{})
 	require.EqualError(t, err, "no device")
 	_, devices := simulatedDevices(t, cudasim.Config{})
-	_, need, err := measure.Estimate(memory, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<29 + 1}}})
+	_, footprint, err := measure.Estimate(memory, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<29 + 1}}})
 	require.NoError(t, err)
-	assert.Equal(t, 1<<30, need.Pinned, "what the allocator that rounds takes")
+	assert.Equal(t, 1<<30, footprint.Pinned, "what the allocator that rounds takes")
 	for n, want := range map[int]int{1: 16384, 4 << 10: 16384, 64 << 10: 1024, 1 << 20: 64, 64 << 20: 1, 1 << 30: 1} {
 		assert.Equal(t, want, blocksOf(n), n)
 	}
@@ -130,8 +130,8 @@ func TestMemoryAnswersSayWhatIsThere(t *testing.T) {
 	t.Parallel()
 	assert.Empty(t, explainMemory(measure.Env{}, &result.Bench{}))
 	b := &result.Bench{Series: []result.Series{
-		{Name: keptName, Labels: result.Labels{{Key: result.Method, Value: cudas}, {Key: result.Size, Value: "65536"}}, Stats: result.Stats{Median: 32}},
-		{Name: keptName, Labels: result.Labels{{Key: result.Method, Value: powerOfTwo}, {Key: result.Size, Value: "1048576"}}, Stats: result.Stats{Median: 1.001}},
+		{Name: retainedName, Labels: result.Labels{{Key: result.Method, Value: cudas}, {Key: result.Size, Value: "65536"}}, Stats: result.Stats{Median: 32}},
+		{Name: retainedName, Labels: result.Labels{{Key: result.Method, Value: powerOfTwo}, {Key: result.Size, Value: "1048576"}}, Stats: result.Stats{Median: 1.001}},
 	}}
 	assert.Equal(t, []string{
 		"cudaHostAlloc keeps at most 32.0 bytes for each byte asked, at 64 KiB: 1.94 MiB more than asked.",

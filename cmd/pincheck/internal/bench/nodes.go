@@ -99,7 +99,7 @@ func onNode(node int) hostKind {
 			return nil, err
 		}
 		w.undo = append(w.undo, b.CloseContext)
-		return bufferMemory{b}, lieOn(os.DirFS("/"), b.Bytes(), node, b.Misplaced())
+		return bufferMemory{b}, checkNode(os.DirFS("/"), b.Bytes(), node, b.Misplaced())
 	}
 	return k
 }
@@ -107,8 +107,8 @@ func onNode(node int) hostKind {
 // minShareOnNode is the share of pages on a node from which on memory counts as lying there.
 const minShareOnNode = 0.95
 
-// lieOn returns an error for memory that does not lie on a node. Why is what hostmem says of it.
-func lieOn(fsys fs.FS, b []byte, node int, why []string) error {
+// checkNode returns an error unless the memory resides on a node. why is the result of Buffer.Misplaced.
+func checkNode(fsys fs.FS, b []byte, node int, why []string) error {
 	pages, err := pagesByNode(fsys, b)
 	if err != nil {
 		return fmt.Errorf("the kernel does not say on which node pages lie: %w: %w", err, errors.ErrUnsupported)
@@ -151,9 +151,9 @@ func pagesByNode(fsys fs.FS, memory ...[]byte) (map[linux.NUMANode]int, error) {
 	return pages, nil
 }
 
-// whereLies returns the NUMA node that most pages of host memory for a device lie on, if the
+// nodeOfMemory returns the NUMA node of most pages of host memory for a device, if the
 // host has several and the kernel says so.
-func whereLies(dev *cudart.Device, memory ...[]byte) (int, bool) {
+func nodeOfMemory(dev *cudart.Device, memory ...[]byte) (int, bool) {
 	if _, several := hostmem.NodeOf(context.Background(), dev); !several {
 		return 0, false
 	}

@@ -128,8 +128,8 @@ func TestMemoryLiesOnANode(t *testing.T) {
 	host := func(pages string) fstest.MapFS {
 		return fstest.MapFS{"proc/self/numa_maps": {Data: []byte(fmt.Sprintf("1000 default N5=9\n%x default anon=1 %s kernelpagesize_kB=4\n", at, pages))}}
 	}
-	require.NoError(t, lieOn(host("N1=100"), b, 1, nil))
-	require.NoError(t, lieOn(host("N0=5 N1=100"), b, 1, nil))
+	require.NoError(t, checkNode(host("N1=100"), b, 1, nil))
+	require.NoError(t, checkNode(host("N0=5 N1=100"), b, 1, nil))
 	for _, c := range []struct {
 		host fstest.MapFS
 		says string
@@ -138,7 +138,7 @@ func TestMemoryLiesOnANode(t *testing.T) {
 		{host(""), "pages of a driver"},
 		{fstest.MapFS{}, "does not say on which node"},
 	} {
-		err := lieOn(c.host, b, 1, []string{"binding to node 1 failed"})
+		err := checkNode(c.host, b, 1, []string{"binding to node 1 failed"})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		assert.ErrorContains(t, err, c.says)
 	}

@@ -181,7 +181,7 @@ func (h *hiding) open(ctx context.Context) (err error) {
 	return err
 }
 
-// loadFactor is how many times the bytes of a copy its load may set at a time: device
+// loadFactor is the largest ratio of the bytes that a load sets at a time to the bytes of the copy: device
 // memory is that much faster than a link.
 const loadFactor = 16
 
@@ -223,7 +223,7 @@ func hiddenGroups(env measure.Env, dev *cudart.Device, now clock) (groups []meas
 		}
 		g := h.group("copies of "+k.label+" memory beside work", cases)
 		g.Open = h.open
-		g.Need.Device += min(loadFactor*h.n, loadBytes)
+		g.Footprint.Device += min(loadFactor*h.n, loadBytes)
 		groups = append(groups, g)
 	}
 	return groups
@@ -271,7 +271,7 @@ func staleGroup(dev *cudart.Device) measure.Group {
 	const size = 256 << 20 // at most
 	labels := append(labelsOf(dev), result.Labels{{Key: result.Memory, Value: inPinned}, {Key: result.Direction, Value: result.DeviceToHost}, {Key: result.Method, Value: "cudaMemcpyAsync"}, {Key: reader, Value: readerHost}}...)
 	return measure.Group{
-		Name: fmt.Sprintf("reads before synchronising on device %d", dev.Ordinal()), Need: measure.Need{Pinned: 2 * size, Device: size},
+		Name: fmt.Sprintf("reads before synchronising on device %d", dev.Ordinal()), Footprint: measure.Footprint{Pinned: 2 * size, Device: size},
 		Open: func(context.Context) error { return nil }, Close: func() error { return nil },
 		Cases: []measure.Case{{
 			Series:  result.Series{Name: oldShare, Labels: labels, Unit: result.Ratio, Better: result.Lower},
@@ -282,7 +282,7 @@ func staleGroup(dev *cudart.Device) measure.Group {
 				case err != nil:
 					return 0, err
 				case r.BadAfter > 0:
-					return 0, fmt.Errorf("%w: %d of %d after synchronising", measure.ErrWrongBytes, r.BadAfter, r.SizeBytes)
+					return 0, fmt.Errorf("%w: %d of %d after synchronising", measure.ErrMismatch, r.BadAfter, r.SizeBytes)
 				}
 				return float64(r.StaleBefore) / float64(r.SampledBytes), nil
 			},
@@ -358,7 +358,7 @@ func (o *ordering) verify(_ context.Context, n int) error {
 		return err
 	}
 	if !bytes.Equal(o.came[:n], o.source[:n]) {
-		return fmt.Errorf("%w: an upload of %d bytes has not arrived", measure.ErrWrongBytes, n)
+		return fmt.Errorf("%w: an upload of %d bytes has not arrived", measure.ErrMismatch, n)
 	}
 	return nil
 }
@@ -385,7 +385,7 @@ func orderGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 	o := &ordering{resources: resources{dev: dev, now: now}}
 	largest := slices.Max(sizes)
 	g := measure.Group{
-		Name: fmt.Sprintf("uploads and work on device %d", dev.Ordinal()), Need: measure.Need{Pageable: 2 * largest, Device: 2 * largest}, Setup: setupTime(2 * largest),
+		Name: fmt.Sprintf("uploads and work on device %d", dev.Ordinal()), Footprint: measure.Footprint{Pageable: 2 * largest, Device: 2 * largest}, Setup: setupTime(2 * largest),
 		Open: func(ctx context.Context) error { return o.open(ctx, largest) }, Close: o.close,
 	}
 	for _, n := range sizes {
@@ -443,7 +443,7 @@ func explainAsynchrony(b *result.Bench) []string {
 
 func explainBlocked(b *result.Bench, direction string) string {
 	text := ""
-	say := func(s *result.Series) {
+	conclude := func(s *result.Series) {
 		call, done := also(b, s, callTime), also(b, s, copyTime)
 		if call == nil || done == nil {
 			return
@@ -464,7 +464,7 @@ func explainBlocked(b *result.Bench, direction string) string {
 	}
 	for _, s := range []*result.Series{slow, fast} {
 		if s != nil {
-			say(s)
+			conclude(s)
 		}
 	}
 	text = fmt.Sprintf("An asynchronous copy of %s %s blocks its caller: %s.", units.Bytes(sizeOf(either.Labels)), directionText(direction), text)

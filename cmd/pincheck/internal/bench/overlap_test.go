@@ -254,7 +254,7 @@ func TestOverlapVerifiesTheCopies(t *testing.T) {
 		for _, c := range copyCasesOf(r, k.label, []int{n - 1, n}) {
 			verify := c.caseOf(measure.Case{}).Verify
 			require.NoError(t, c.prepare(t.Context()))
-			assert.ErrorIs(t, verify(t.Context()), measure.ErrWrongBytes, c.labels())
+			assert.ErrorIs(t, verify(t.Context()), measure.ErrMismatch, c.labels())
 			require.NoError(t, c.queue(t.Context()))
 			require.NoError(t, r.main(c.direction).Synchronize(t.Context()))
 			assert.NoError(t, verify(t.Context()), c.labels())

@@ -75,5 +75,5 @@ func firstDifference(b, want []byte, off int) error {
 	for b[i] == want[i] {
 		i++
 	}
-	return fmt.Errorf("%w: byte %d is %#02x, and %#02x was copied", measure.ErrWrongBytes, off+i, b[i], want[i])
+	return fmt.Errorf("%w: byte %d is %#02x, and %#02x was copied", measure.ErrMismatch, off+i, b[i], want[i])
 }

@@ -16,7 +16,7 @@ const (
 	blockName   = "process_block"
 	kindLabel   = "kind"
 	blockLabel  = "block"
-	// shownBlocks is how many of the largest blocks are listed.
+	// shownBlocks is the number of the largest blocks that are listed.
 	shownBlocks = 16
 )
 

@@ -47,7 +47,7 @@ func TestPinnedMemoryIsProvedByACopyThereAndBack(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, prove(t.Context(), dev, b, n))
 	for _, at := range []int{0, piece - 1, piece, n - 1} {
-		require.ErrorIs(t, prove(t.Context(), dev, flipped{b, at}, n), measure.ErrWrongBytes, at)
+		require.ErrorIs(t, prove(t.Context(), dev, flipped{b, at}, n), measure.ErrMismatch, at)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestCallsThatCopyNothingAreFound(t *testing.T) {
 		}
 		compared++
 		require.NoError(t, r.prepare(t.Context(), c))
-		require.ErrorIs(t, r.verify(t.Context(), c), measure.ErrWrongBytes, c.name)
+		require.ErrorIs(t, r.verify(t.Context(), c), measure.ErrMismatch, c.name)
 		require.NoError(t, c.do())
 		require.NoError(t, r.stream.Synchronize(t.Context()))
 		require.NoError(t, r.verify(t.Context(), c), c.name)

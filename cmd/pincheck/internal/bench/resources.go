@@ -45,7 +45,7 @@ func (w *resources) time() time.Duration {
 	return w.now()
 }
 
-// drainTime is how long close waits for work that is under way.
+// drainTime is the time that close waits for work in flight.
 const drainTime = 10 * time.Second
 
 // close waits for the streams, and releases everything, the last one first. If the
@@ -132,7 +132,7 @@ const (
 	inPageable = "pageable"
 )
 
-// piece is how much is copied, filled or compared before the context is looked at.
+// piece is the number of bytes that are copied, filled or compared between two checks of the context.
 const piece = 32 << 20
 
 // pieces calls f for the pieces of n bytes, until ctx ends.
@@ -148,7 +148,7 @@ func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 	return nil
 }
 
-// poison is what device memory holds before something is copied there.
+// poison fills device memory before something is copied there.
 const poison = 0xee
 
 // prove copies n bytes of pinned memory to the device and back, and compares them.
@@ -173,15 +173,15 @@ func prove(ctx context.Context, dev *cudart.Device, m hostMemory, n int) (err er
 		if err := s.Synchronize(ctx); err != nil {
 			return err
 		}
-		back := m.Bytes()[off : off+n]
-		clear(back)
+		returned := m.Bytes()[off : off+n]
+		clear(returned)
 		if err := m.CopyFromDevice(ctx, s, p, off, n); err != nil {
 			return err
 		}
 		if err := s.Synchronize(ctx); err != nil {
 			return err
 		}
-		return uploaded.compare(ctx, back, off)
+		return uploaded.compare(ctx, returned, off)
 	})
 }
 

@@ -18,9 +18,9 @@ import (
 
 // testLink is slow enough for the time of calls not to matter, on the device's clock.
 var testLink = cudasim.Link{
-	HostToDevice: cudasim.Way{Rate: 20}, DeviceToHost: cudasim.Way{Rate: 10},
-	PageableHostToDevice: cudasim.Way{Rate: 5}, PageableDeviceToHost: cudasim.Way{Rate: 4},
-	OnDevice: cudasim.Way{Rate: 200},
+	HostToDevice: cudasim.Speed{Rate: 20}, DeviceToHost: cudasim.Speed{Rate: 10},
+	PageableHostToDevice: cudasim.Speed{Rate: 5}, PageableDeviceToHost: cudasim.Speed{Rate: 4},
+	OnDevice: cudasim.Speed{Rate: 200},
 }
 
 // slowSim opens a simulated GPU with testLink.

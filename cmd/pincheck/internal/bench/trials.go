@@ -58,7 +58,7 @@ func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment 
 				p := &pinner{dev: env.Devices[0], method: m}
 				c := p.sized(trialPin)
 				c.Samples, c.MinSamples, c.Budget = 5, 3, trialBudget
-				groups = append(groups, measure.Group{Name: m.name, Need: measure.Need{Pinned: trialPin},
+				groups = append(groups, measure.Group{Name: m.name, Footprint: measure.Footprint{Pinned: trialPin},
 					Setup: secondsAt(warmUpBytes, slowPin), Open: p.open, Close: p.close, Cases: []measure.Case{c}})
 			}
 			return groups, nil

@@ -28,7 +28,7 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// Archive is what was read of a host.
+// An Archive has the files that were read of a host.
 type Archive struct {
 	// Host are the files that were read, and Environ the variables that matter, as in
 	// os.Environ.

@@ -45,19 +45,19 @@ func estimated(samples []float64) estimate {
 	sorted := slices.Sorted(slices.Values(samples))
 	n := len(sorted)
 	cut := int(trimmed * float64(n))
-	kept := sorted[cut : n-cut]
-	e := estimate{center: mean(kept)}
+	retained := sorted[cut : n-cut]
+	e := estimate{center: mean(retained)}
 	if n < 2 {
 		return e
 	}
 	for i := range cut { // winsorized
-		sorted[i], sorted[n-1-i] = kept[0], kept[len(kept)-1]
+		sorted[i], sorted[n-1-i] = retained[0], retained[len(retained)-1]
 	}
 	middle, squares := mean(sorted), 0.0
 	for _, v := range sorted {
 		squares += (v - middle) * (v - middle)
 	}
-	h := float64(len(kept))
+	h := float64(len(retained))
 	e.variance = variance{squares / (h * (h - 1)), h - 1}
 	return e
 }
@@ -79,7 +79,7 @@ type scale struct {
 }
 
 func scaleOf(unit result.Unit, values []*Value) scale {
-	lowest, highest, least := math.Inf(1), 0.0, math.Inf(1)
+	lowest, highest, smallest := math.Inf(1), 0.0, math.Inf(1)
 	for _, v := range values {
 		if v == nil {
 			continue
@@ -87,11 +87,11 @@ func scaleOf(unit result.Unit, values []*Value) scale {
 		for _, x := range v.samples {
 			lowest, highest = min(lowest, x), max(highest, math.Abs(x))
 		}
-		least = min(least, math.Abs(v.Median))
+		smallest = min(smallest, math.Abs(v.Median))
 	}
 	switch {
 	case unit == result.Ratio || unit == result.Count:
-		return scale{unit: max(least, 1)}
+		return scale{unit: max(smallest, 1)}
 	case lowest > 0:
 		return scale{log: true}
 	}

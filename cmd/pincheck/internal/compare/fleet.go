@@ -11,7 +11,7 @@ import (
 type Host struct {
 	Name   string `json:"name"`
 	Series int    `json:"series"` // that were compared
-	// OutOfLine is how many of them are out of line, Worse how many for the worse, or
+	// OutOfLine is the number of outliers, Worse the number of those that are worse, or
 	// in a quantity of which neither direction is better.
 	OutOfLine int `json:"out_of_line"`
 	Worse     int `json:"worse"`
@@ -24,21 +24,21 @@ type Host struct {
 const (
 	// normalDeviance times the median absolute deviation is the standard deviation of normal values.
 	normalDeviance = 1.4826
-	// outOfLine is how many times that deviation a host of a divided fleet must be away from the middle
+	// outOfLine is the multiple of that deviation that a host of a divided fleet must be away from the middle
 	// (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
 	outOfLine = 3.5
 )
 
-// A place is a host's in a series.
-type place struct {
+// A hostValue is the value of a host in a series.
+type hostValue struct {
 	row  *Row
 	host int
 }
 
 // probabilities returns how likely each host is as far from the middle of the others as it is by
 // chance, adjusted for the number of series and hosts.
-func (c *Comparison) probabilities(common []*Row) map[place]float64 {
-	var places []place
+func (c *Comparison) probabilities(common []*Row) map[hostValue]float64 {
+	var cells []hostValue
 	var p []float64
 	for _, r := range common {
 		scale := scaleOf(r.Unit, r.Values)
@@ -65,13 +65,13 @@ func (c *Comparison) probabilities(common []*Row) map[place]float64 {
 			}
 			// The middle is a median: of normal values its variance is that.
 			ofMiddle := variance{math.Pi / 2 / float64(len(others)) * max(between.value, own.value), driftFreedom}
-			places = append(places, place{r, hosts[i]})
+			cells = append(cells, hostValue{r, hosts[i]})
 			p = append(p, probability(e.center-middle, sum(e.variance, ofMiddle)))
 		}
 	}
-	out := make(map[place]float64, len(p))
+	out := make(map[hostValue]float64, len(p))
 	for i, adjusted := range holm(p) {
-		out[places[i]] = adjusted
+		out[cells[i]] = adjusted
 	}
 	return out
 }
@@ -91,7 +91,7 @@ func middleOf(hosts []estimate) (middle float64, own, between variance) {
 		away = append(away, math.Abs(center-middle))
 	}
 	deviation := normalDeviance * result.Summarize(away).Median
-	if few := 1 + 6/math.Sqrt(float64(len(hosts))); deviation*deviation > few*own.value {
+	if widening := 1 + 6/math.Sqrt(float64(len(hosts))); deviation*deviation > widening*own.value {
 		between = variance{deviation * deviation, driftFreedom}
 	}
 	return middle, own, between
@@ -143,7 +143,7 @@ func (c *Comparison) fleet(common []*Row) {
 			h := &c.Hosts[i]
 			h.Series++
 			distance := math.Abs(v.Median - center)
-			if distance <= relevant || likely[place{r, i}] > alpha || divided && distance <= outOfLine*normalDeviance*deviation {
+			if distance <= relevant || likely[hostValue{r, i}] > alpha || divided && distance <= outOfLine*normalDeviance*deviation {
 				continue
 			}
 			v.Verdict = direction(r.Better, v.Median > center)

@@ -124,10 +124,10 @@ func long() bool { return os.Getenv("PINNED_SOAK") != "" }
 
 // machine returns runs of one machine: those of a report, with noise and drift of kept runs.
 type machine struct {
-	t      *testing.T
-	r      *rand.Rand
-	kept   []keptSeries
-	drifts map[float64][]float64
+	t        *testing.T
+	r        *rand.Rand
+	retained []keptSeries
+	drifts   map[float64][]float64
 }
 
 func newMachine(t *testing.T, seed uint64, file func(k *keptSeries) bool) *machine {
@@ -139,7 +139,7 @@ func newMachine(t *testing.T, seed uint64, file func(k *keptSeries) bool) *machi
 		s := series{all[i].bench, 1, all[i].Series}
 		if !known[s.key()] && file(&all[i]) {
 			known[s.key()] = true
-			m.kept = append(m.kept, all[i])
+			m.retained = append(m.retained, all[i])
 		}
 	}
 	return m
@@ -148,12 +148,12 @@ func newMachine(t *testing.T, seed uint64, file func(k *keptSeries) bool) *machi
 // run is one run, of which one series is different by a factor; none for a negative index.
 func (m *machine) run(host, n, different int, factor float64) Run {
 	r := Run{Name: fmt.Sprintf("run %d", host), Tool: "pincheck", Complete: true, index: map[string]int{}}
-	for i := range m.kept {
+	for i := range m.retained {
 		f := 1.0
 		if i == different {
 			f = factor
 		}
-		k := &m.kept[i]
+		k := &m.retained[i]
 		r.series = append(r.series, series{k.bench, 1, k.again(m.r, m.drifts[k.drift], n, f)})
 	}
 	return r
@@ -172,9 +172,9 @@ func differs(c *Comparison) bool {
 func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 	t.Parallel()
 	bandwidth := func(k *keptSeries) bool { return k.bench == "bandwidth" }
-	rounds, few := 100, 30
+	rounds, widening := 100, 30
 	if long() {
-		rounds, few = 1000, 1000
+		rounds, widening = 1000, 1000
 	}
 	for _, c := range []struct {
 		name    string
@@ -183,11 +183,11 @@ func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 		of      func(*keptSeries) bool
 		rounds  int
 	}{
-		{"pair, report", 2, 0, all, few},
-		{"pair, report, 25 samples", 2, 25, all, few},
+		{"pair, report", 2, 0, all, widening},
+		{"pair, report, 25 samples", 2, 25, all, widening},
 		{"pair, bandwidth", 2, 0, bandwidth, rounds},
 		{"pair, bandwidth, 25 samples", 2, 25, bandwidth, rounds},
-		{"fleet of 4, report", 4, 0, all, few},
+		{"fleet of 4, report", 4, 0, all, widening},
 		{"fleet of 4, bandwidth", 4, 0, bandwidth, rounds},
 		{"fleet of 16, bandwidth", 16, 0, bandwidth, rounds},
 	} {
@@ -206,7 +206,7 @@ func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 					wrong++
 				}
 			}
-			t.Logf("%d series: %d of %d comparisons differ", len(m.kept), wrong, c.rounds)
+			t.Logf("%d series: %d of %d comparisons differ", len(m.retained), wrong, c.rounds)
 			assert.LessOrEqual(t, wrong, c.rounds/100)
 		})
 	}
@@ -223,8 +223,8 @@ func TestDifferencesOfALinkAreFound(t *testing.T) {
 		}
 		for _, hosts := range []int{2, 4} {
 			found, rounds := 0, 0
-			for i := range m.kept {
-				k := &m.kept[i]
+			for i := range m.retained {
+				k := &m.retained[i]
 				if !isLink(&k.Series) || k.Name != "bandwidth" || k.Labels.Get(result.Direction) == result.Both {
 					continue
 				}

@@ -74,7 +74,7 @@ func Runs(files []File) []Run {
 	for i := range runs {
 		if strings.HasPrefix(runs[i].Tool, "nvbandwidth") {
 			if at := slices.IndexFunc(runs, func(r Run) bool { return r.Tool == "pincheck" }); at >= 0 {
-				runs[i].standBeside(&runs[at])
+				runs[i].matchLabels(&runs[at])
 			}
 		}
 	}
@@ -123,10 +123,10 @@ func name(runs []Run) {
 	}
 }
 
-// standBeside gives the series of nvbandwidth the labels of those of pincheck that they
+// matchLabels gives the series of nvbandwidth the labels of those of pincheck that they
 // are about: its JSON has neither the size of the copies nor the kind of memory, which is
 // that of cuMemHostAlloc. They are compared with the largest copies.
-func (r *Run) standBeside(ours *Run) {
+func (r *Run) matchLabels(ours *Run) {
 	kinds := []string{"cuda_host_alloc", "registered"} // the better one first
 	for i := range r.series {
 		s := &r.series[i]

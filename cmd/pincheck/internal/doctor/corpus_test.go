@@ -85,7 +85,7 @@ func TestCorpus(t *testing.T) {
 	for _, file := range files {
 		c, err := hosttest.LoadCase(file)
 		require.NoError(t, err)
-		if !c.Judged {
+		if !c.Graded {
 			continue
 		}
 		name := strings.TrimSuffix(filepath.Base(file), ".txtar")

@@ -23,7 +23,7 @@ type Host struct {
 	OpenFiles    Limit      `json:"open_files,omitzero"`
 	Security     Security   `json:"security,omitzero"`
 	NUMA         []NUMANode `json:"numa_nodes,omitempty"`
-	// User is what the kernel checks before this process may open a device; nil if unknown.
+	// User has the credentials by which the kernel lets this process open a device; nil if unknown.
 	User *User `json:"user,omitempty"`
 	// Mounts are the file systems that data can be loaded from, and what reads of them are
 	// like.

@@ -14,7 +14,7 @@ type Mount struct {
 	Type  string `json:"type"` // nfs4, ext4, overlay, fuse.gcsfuse
 	// Network is that the data come from another machine.
 	Network bool `json:"network,omitempty"`
-	// ReadAhead is how much the kernel reads ahead of a program that reads in order
+	// ReadAhead is the number of bytes that the kernel reads ahead of a program that reads in order
 	// (read_ahead_kb); unknown for file systems without a device of their own.
 	ReadAhead Limit `json:"read_ahead_bytes,omitzero"`
 }

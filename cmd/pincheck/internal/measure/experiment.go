@@ -46,9 +46,9 @@ type Options struct {
 
 // A Group is a list of cases that share memory. One group is open at a time.
 type Group struct {
-	Name  string
-	Need  Need
-	Setup time.Duration // estimated time of Open
+	Name      string
+	Footprint Footprint
+	Setup     time.Duration // estimated time of Open
 	// Open allocates what the cases use. If its error wraps errors.ErrUnsupported, the group
 	// is left out with a note. Close is called after an error, too.
 	Open  func(context.Context) error
@@ -59,8 +59,8 @@ type Group struct {
 	Notes func() []string
 }
 
-// Need is the peak use of a group in bytes.
-type Need struct {
+// A Footprint is the peak memory of a group in bytes.
+type Footprint struct {
 	Pinned   int // of host memory
 	Pageable int
 	Device   int // on each device
@@ -86,7 +86,7 @@ type Case struct {
 	// nil stands for the CPU time of this process, including what is not timed.
 	CPU func() time.Duration
 	// Verify compares the copied bytes after the samples. A mismatch is an error that wraps
-	// ErrWrongBytes. nil for nothing to compare.
+	// ErrMismatch. nil for nothing to compare.
 	Verify func(context.Context) error
 	// Node returns the NUMA node of the group's host memory, while the group is open. nil
 	// for none.
@@ -100,8 +100,8 @@ type Also struct {
 	Last func() (value float64, ok bool)
 }
 
-// ErrWrongBytes is wrapped by the error of a Verify that found a mismatch.
-var ErrWrongBytes = errors.New("wrong bytes")
+// ErrMismatch is wrapped by the error of a Verify that found a mismatch.
+var ErrMismatch = errors.New("wrong bytes")
 
 const (
 	minimum       = 3

@@ -22,12 +22,12 @@ type Progress struct {
 
 // Estimate returns the estimated time of an experiment and its peak use of memory. It returns
 // an error for invalid options, and for a plan that needs more memory than is available.
-func Estimate(e Experiment, env Env) (time.Duration, Need, error) {
+func Estimate(e Experiment, env Env) (time.Duration, Footprint, error) {
 	p, err := newPlan(e, env)
 	if err != nil {
-		return 0, Need{}, err
+		return 0, Footprint{}, err
 	}
-	return p.time, p.need, nil
+	return p.time, p.footprint, nil
 }
 
 // Run runs an experiment. When ctx ends, it returns the finished series and ctx's error. A case
@@ -58,11 +58,11 @@ func Run(ctx context.Context, e Experiment, env Env, progress func(Progress)) (*
 // A plan is an experiment with the defaults filled in.
 type plan struct {
 	Experiment
-	env    Env
-	groups []Group
-	cases  int
-	time   time.Duration
-	need   Need
+	env       Env
+	groups    []Group
+	cases     int
+	time      time.Duration
+	footprint Footprint
 }
 
 func newPlan(e Experiment, env Env) (*plan, error) {
@@ -84,7 +84,7 @@ func newPlan(e Experiment, env Env) (*plan, error) {
 	for i := range p.groups {
 		g := &p.groups[i]
 		setup += g.Setup
-		p.need = p.need.or(g.Need)
+		p.footprint = p.footprint.or(g.Footprint)
 		for j := range g.Cases {
 			c := &g.Cases[j]
 			c.MinSamples = cmp.Or(c.MinSamples, minimum)
@@ -102,12 +102,12 @@ func newPlan(e Experiment, env Env) (*plan, error) {
 		for _, g := range p.groups {
 			for j := range g.Cases {
 				c := &g.Cases[j]
-				least := c.least()
+				minTime := c.minTime()
 				c.Budget = max(time.Duration(float64(c.Budget)*scale), minimumBudget)
 				if scale > 1 {
 					c.Samples = int(float64(c.Samples) * scale)
 				}
-				budget += max(c.Budget, least)
+				budget += max(c.Budget, minTime)
 			}
 		}
 	}
@@ -118,15 +118,15 @@ func newPlan(e Experiment, env Env) (*plan, error) {
 	return p, nil
 }
 
-// least is about how long a case takes whatever its budget is: it has a warm-up and the fewest
+// minTime estimates the duration of a case whose budget is 0: it has a warm-up and the fewest
 // samples, and is compared.
-func (c *Case) least() time.Duration {
+func (c *Case) minTime() time.Duration {
 	const rate = 5.0 // GB/s
 	return min(c.Budget, time.Duration(float64((c.WarmUp+c.MinSamples)*c.BytesPerSample)/rate))
 }
 
-func (n Need) or(m Need) Need {
-	return Need{max(n.Pinned, m.Pinned), max(n.Pageable, m.Pageable), max(n.Device, m.Device), max(n.Disk, m.Disk)}
+func (n Footprint) or(m Footprint) Footprint {
+	return Footprint{max(n.Pinned, m.Pinned), max(n.Pageable, m.Pageable), max(n.Device, m.Device), max(n.Disk, m.Disk)}
 }
 
 // hostShare is the share of the available host memory that an experiment may use, because
@@ -135,17 +135,17 @@ const hostShare = 0.8
 
 // fits returns an error for a plan that needs more memory than is available.
 func (p *plan) fits() error {
-	if host := p.need.Pinned + p.need.Pageable; host > 0 {
+	if host := p.footprint.Pinned + p.footprint.Pageable; host > 0 {
 		if available, ok := hostmem.Available(); ok && float64(host) > hostShare*float64(available) {
 			return fmt.Errorf("it takes %s of host memory, and %s are available: name smaller sizes", units.Bytes(host), units.Bytes(available))
 		}
 	}
-	if p.need.Device == 0 {
+	if p.footprint.Device == 0 {
 		return nil
 	}
 	for _, d := range p.env.Devices {
-		if free, _, err := d.MemInfo(); err == nil && p.need.Device > free {
-			return fmt.Errorf("it takes %s of %v, and %s are free: name smaller sizes", units.Bytes(p.need.Device), d, units.Bytes(free))
+		if free, _, err := d.MemInfo(); err == nil && p.footprint.Device > free {
+			return fmt.Errorf("it takes %s of %v, and %s are free: name smaller sizes", units.Bytes(p.footprint.Device), d, units.Bytes(free))
 		}
 	}
 	return nil
@@ -279,7 +279,7 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	if c.Verify != nil {
 		if err := c.Verify(ctx); err != nil {
 			r.failed(ctx, caseName(g, c)+": compared afterwards", err)
-			if errors.Is(err, ErrWrongBytes) {
+			if errors.Is(err, ErrMismatch) {
 				s.Mismatch = err.Error()
 			}
 		} else {

@@ -102,7 +102,7 @@ func TestRunGoesOnAfterAFailure(t *testing.T) {
 		}
 		return 1, nil
 	}
-	wrong.Verify = func(context.Context) error { return fmt.Errorf("%w: byte 7", ErrWrongBytes) }
+	wrong.Verify = func(context.Context) error { return fmt.Errorf("%w: byte 7", ErrMismatch) }
 	closed := 0
 	done := func() error { closed++; return nil }
 	b, err := Run(t.Context(), experiment(
@@ -157,7 +157,7 @@ func TestRunThatIsInterruptedKeepsWhatItHas(t *testing.T) {
 
 func TestPlansThatCannotBe(t *testing.T) {
 	t.Parallel()
-	e := experiment(Group{Name: "a", Need: Need{Pinned: math.MaxInt / 2}, Cases: []Case{counted("never")}})
+	e := experiment(Group{Name: "a", Footprint: Footprint{Pinned: math.MaxInt / 2}, Cases: []Case{counted("never")}})
 	for want, env := range map[string]Env{
 		"measure: test: duration -1s: must not be negative":     {Options: Options{Duration: -time.Second}},
 		"measure: test: size 0: must be positive":               {Options: Options{Sizes: []int{1, 0}}},
@@ -178,11 +178,11 @@ func TestDurationIsSharedByTheCases(t *testing.T) {
 	t.Parallel()
 	short, long := counted("short"), counted("long")
 	short.Budget, long.Budget = time.Second, 3*time.Second
-	e := experiment(Group{Name: "a", Setup: time.Second, Need: Need{Pageable: 7}, Cases: []Case{short}}, Group{Name: "b", Need: Need{Pageable: 5, Disk: 1}, Cases: []Case{long}})
-	d, need, err := Estimate(e, Env{})
+	e := experiment(Group{Name: "a", Setup: time.Second, Footprint: Footprint{Pageable: 7}, Cases: []Case{short}}, Group{Name: "b", Footprint: Footprint{Pageable: 5, Disk: 1}, Cases: []Case{long}})
+	d, footprint, err := Estimate(e, Env{})
 	require.NoError(t, err)
 	assert.Equal(t, 5*time.Second, d)
-	assert.Equal(t, Need{Pageable: 7, Disk: 1}, need)
+	assert.Equal(t, Footprint{Pageable: 7, Disk: 1}, footprint)
 	p, err := newPlan(e, Env{Options: Options{Duration: 9 * time.Second}})
 	require.NoError(t, err)
 	assert.Equal(t, 9*time.Second, p.time)

@@ -12,14 +12,14 @@ import (
 	"fmt"
 )
 
-// Report is what the library returned.
+// A Report has the results of the library.
 type Report struct {
 	Library string `json:"library"`           // its path
 	Driver  string `json:"driver,omitempty"`  // 580.159.04
 	Version string `json:"version,omitempty"` // of NVML
 	// ConfidentialComputing is that the feature is on; nil if unknown.
 	ConfidentialComputing *bool `json:"confidential_computing,omitempty"`
-	// Count is how many GPUs of the host this process may see.
+	// Count is the number of GPUs of the host that this process may see.
 	Count int `json:"count,omitempty"`
 	// GPUs are these, in NVML's order, which is that of PCI addresses: fewer than Count if
 	// the library did not return from a call. CUDA_VISIBLE_DEVICES does not count here.

@@ -56,10 +56,10 @@ type Plans struct {
 	Together  bench.LinkPlan
 }
 
-// Device is what the examination of a GPU has found so far.
+// A Device has the results of the examination of a GPU so far.
 type Device struct {
 	Facts doctor.Device `json:"facts"`
-	// Together is what the step of this name measured.
+	// Together has the measurements of the step of this name.
 	Together *result.Bench `json:"together,omitempty"`
 	// Errors are those of releasing what was used.
 	Errors []string `json:"errors,omitempty"`
@@ -107,14 +107,14 @@ type Local struct {
 	// Limit replaces the time limits of calls, and Silence the time in which a child process
 	// may send nothing, though it does so each Tick. 0 means the constants above.
 	Limit, Silence time.Duration
-	// Grace is how long what is under way at the end of a context may take to return. Only
+	// Grace is the time that calls in flight at the end of a context may take to return. Only
 	// what takes longer is reported as unreturned. 0 means defaultGrace.
 	Grace time.Duration
 }
 
 const defaultGrace = 600 * time.Millisecond
 
-func (l Local) limit(usual time.Duration) time.Duration { return cmp.Or(l.Limit, usual) }
+func (l Local) limit(byDefault time.Duration) time.Duration { return cmp.Or(l.Limit, byDefault) }
 
 func (l Local) grace() time.Duration { return cmp.Or(l.Grace, defaultGrace) }
 
@@ -157,7 +157,7 @@ func (l Local) openLibrary(ctx context.Context, r Request) (rt *cudart.Runtime, 
 	return rt, closeAll, err
 }
 
-// Opened is what opening the library showed.
+// Opened has the facts from opening the library.
 type Opened struct {
 	Facts  *doctor.Facts `json:"facts"`
 	Errors []string      `json:"errors,omitempty"` // of releasing
@@ -276,10 +276,10 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 	}
 	watching, stop := context.WithCancel(context.Background())
 	defer stop()
-	hung, leave := context.WithCancel(context.Background())
+	hung, abandon := context.WithCancel(context.Background())
 	var probe doctor.Probe
 	go func() {
-		defer leave()
+		defer abandon()
 		probe = l.watch(watching, ctx, rt, r, ongoing)
 	}()
 	errs, err := bounded.Do(hung, bounded.Call[[]string]{Grace: bounded.NoGrace, Run: func() ([]string, error) {
@@ -528,8 +528,8 @@ func peerOf(dev *cudart.Device, ordinals []int) (first *cudart.Device) {
 			continue // what is wrong with it is told of it itself
 		}
 		there, err := dev.CanAccessPeer(d)
-		back, failed := d.CanAccessPeer(dev)
-		if err == nil && failed == nil && there && back {
+		reverse, failed := d.CanAccessPeer(dev)
+		if err == nil && failed == nil && there && reverse {
 			return d
 		}
 		if first == nil {

@@ -26,10 +26,10 @@ func listen(ctx context.Context, first, then time.Duration) (listening context.C
 	listening, cancel := context.WithCancelCause(ctx)
 	tick := then / silentTicks
 	ticker := time.NewTicker(tick)
-	quiet := new(silenceOf)
-	quiet.allow(int(first / tick))
-	go quiet.watch(listening, ticker.C, func() { cancel(errSilent) })
-	return listening, func() { quiet.allow(silentTicks) }, func() { ticker.Stop(); cancel(nil) }
+	allowance := new(silenceOf)
+	allowance.allow(int(first / tick))
+	go allowance.watch(listening, ticker.C, func() { cancel(errSilent) })
+	return listening, func() { allowance.allow(silentTicks) }, func() { ticker.Stop(); cancel(nil) }
 }
 
 // watch calls tooLong once the allowed ticks have passed. It returns then, or when ctx ends.

@@ -65,7 +65,7 @@ const smallBlock = 2 << 20
 // are stacks and heaps.
 const largePrivate = 1 << 20
 
-// mallocHeader is what glibc's malloc maps beside large memory: a page.
+// mallocHeader is the page that glibc's malloc maps beside large memory.
 const mallocHeader = 4096
 
 // variables are those that shape the pinned memory of a framework.

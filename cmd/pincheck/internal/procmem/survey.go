@@ -29,7 +29,7 @@ type MappedFile struct {
 // weightSuffixes are the names of files of model weights.
 var weightSuffixes = []string{".safetensors", ".gguf", ".ggml"}
 
-// surveyTime is how long [Survey] looks at processes, on hosts with very many.
+// surveyTime bounds the time that [Survey] reads processes, on hosts with very many.
 const surveyTime = 500 * time.Millisecond
 
 // Survey lists the processes below /proc that use the CUDA driver and that this user may

@@ -62,7 +62,7 @@ type Series struct {
 	// ShareOfLink is Median over the rate of the device's link as it was under load, nil if
 	// that is unknown.
 	ShareOfLink *float64 `json:"share_of_link,omitempty"`
-	// Expected is what is known of such hardware; nil where nothing is.
+	// Expected has the reference figures of such hardware, nil if there are none.
 	Expected *Expected `json:"expected,omitempty"`
 }
 

@@ -33,11 +33,11 @@ const variable = "PINCHECK_CHILD"
 // maxText limits what is kept of a child's standard error, in bytes.
 const maxText = 1 << 20
 
-// killGrace is how long Run waits for the end of a process that it killed. A process that hangs
+// killGrace is the time that Run waits for the end of a process that it killed. A process that hangs
 // in the kernel may not end.
 const killGrace = time.Second
 
-// reapGrace is how long Run waits for the exit status of a process that closed its pipe without
+// reapGrace is the time that Run waits for the exit status of a process that closed its pipe without
 // an answer. A dying process unpins its memory first, which takes seconds for hundreds of GB.
 const reapGrace = 10 * time.Second
 
@@ -47,37 +47,37 @@ var ErrTimeout = errors.New("no answer within the time limit")
 // A Func is the work of a child process. It decodes the request, may send answers while it works
 // and wait for its turn, and returns the last answer. [Handle], [HandleStream] and [HandleTurn]
 // make them.
-type Func func(ctx context.Context, request json.RawMessage, turn <-chan struct{}, send func(any)) (answer any, err error)
+type Func func(ctx context.Context, request json.RawMessage, turn <-chan struct{}, send func(any)) (result any, err error)
 
 // Handle returns do as a Func. Requests and answers are sent as JSON. The parent gets the text of
 // an error, and whether it wraps errors.ErrUnsupported.
-func Handle[Request, Answer any](do func(context.Context, Request) (Answer, error)) Func {
-	return HandleStream(func(ctx context.Context, request Request, _ func(Answer)) (Answer, error) { return do(ctx, request) })
+func Handle[Request, Reply any](do func(context.Context, Request) (Reply, error)) Func {
+	return HandleStream(func(ctx context.Context, request Request, _ func(Reply)) (Reply, error) { return do(ctx, request) })
 }
 
 // HandleStream is [Handle] of a function that sends what it has so far, for [Stream]: should
 // the process hang or crash, its caller has that. Send may be called from several goroutines.
-func HandleStream[Request, Answer any](do func(ctx context.Context, request Request, send func(Answer)) (Answer, error)) Func {
-	return HandleTurn(func(ctx context.Context, request Request, _ <-chan struct{}, send func(Answer)) (Answer, error) {
+func HandleStream[Request, Reply any](do func(ctx context.Context, request Request, send func(Reply)) (Reply, error)) Func {
+	return HandleTurn(func(ctx context.Context, request Request, _ <-chan struct{}, send func(Reply)) (Reply, error) {
 		return do(ctx, request, send)
 	})
 }
 
 // HandleTurn is [HandleStream] of a function that waits before a part of its work until turn is
 // closed, for [StreamTurn]: what must not be done beside others.
-func HandleTurn[Request, Answer any](do func(ctx context.Context, request Request, turn <-chan struct{}, send func(Answer)) (Answer, error)) Func {
+func HandleTurn[Request, Reply any](do func(ctx context.Context, request Request, turn <-chan struct{}, send func(Reply)) (Reply, error)) Func {
 	return func(ctx context.Context, text json.RawMessage, turn <-chan struct{}, send func(any)) (any, error) {
 		var request Request
 		if err := json.Unmarshal(text, &request); err != nil {
 			return nil, fmt.Errorf("request: %w", err)
 		}
-		return do(ctx, request, turn, func(a Answer) { send(a) })
+		return do(ctx, request, turn, func(a Reply) { send(a) })
 	}
 }
 
 // reply is a line of what a process writes to its standard output.
 type reply struct {
-	Answer      json.RawMessage `json:"answer,omitempty"`
+	Value       json.RawMessage `json:"answer,omitempty"`
 	Error       string          `json:"error,omitempty"`
 	Unsupported bool            `json:"unsupported,omitempty"`
 	More        bool            `json:"more,omitempty"` // it is not the last
@@ -109,10 +109,10 @@ func Serve(funcs map[string]Func) {
 func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) error {
 	var mu sync.Mutex
 	lines := json.NewEncoder(out)
-	write := func(answer any, err error, more bool) error {
+	write := func(result any, err error, more bool) error {
 		r := reply{More: more}
 		if err == nil {
-			if r.Answer, err = json.Marshal(answer); err != nil {
+			if r.Value, err = json.Marshal(result); err != nil {
 				err = fmt.Errorf("answer: %w", err)
 			}
 		}
@@ -140,10 +140,10 @@ func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) e
 		}
 		orphaned()
 	}()
-	answer, err := do(context.Background(), request, turn, func(partial any) {
+	result, err := do(context.Background(), request, turn, func(partial any) {
 		_ = write(partial, nil, true) // a parent that has ended reads nothing: see orphaned
 	})
-	return write(answer, err, false)
+	return write(result, err, false)
 }
 
 // Run starts this executable again, has it do the function of this name, and returns
@@ -151,25 +151,25 @@ func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) e
 // limit: the error wraps ErrTimeout. Other errors are those of the function, and of
 // processes that do not start, that crash (they wrap an *exec.ExitError), or that answer
 // something else; they have what the process wrote to its standard error.
-func Run[Answer any](ctx context.Context, limit time.Duration, name string, request any) (Answer, error) {
-	return Stream(ctx, limit, name, request, func(Answer) {})
+func Run[Reply any](ctx context.Context, limit time.Duration, name string, request any) (Reply, error) {
+	return Stream(ctx, limit, name, request, func(Reply) {})
 }
 
 // Stream is [Run] of a function made by [HandleStream]. It calls each, one call at a time,
 // with every answer that arrives before the last one. With an error it returns the newest
 // of them: what the process had found before it hung, crashed or failed.
-func Stream[Answer any](ctx context.Context, limit time.Duration, name string, request any, each func(Answer)) (answer Answer, err error) {
+func Stream[Reply any](ctx context.Context, limit time.Duration, name string, request any, each func(Reply)) (result Reply, err error) {
 	return StreamTurn(ctx, limit, name, request, nil, each)
 }
 
 // StreamTurn is [Stream] of a function made by [HandleTurn], whose turn it is when turn is closed.
-func StreamTurn[Answer any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Answer)) (answer Answer, err error) {
+func StreamTurn[Reply any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Reply)) (result Reply, err error) {
 	err = run(ctx, limit, name, request, turn, func(text json.RawMessage, more bool) error {
-		var a Answer
+		var a Reply
 		if err := json.Unmarshal(text, &a); err != nil {
 			return fmt.Errorf("answer %.200q: %w", text, err)
 		}
-		if answer = a; more {
+		if result = a; more {
 			each(a)
 		}
 		return nil
@@ -177,10 +177,10 @@ func StreamTurn[Answer any](ctx context.Context, limit time.Duration, name strin
 	if err != nil {
 		err = fmt.Errorf("child: %s: %w", name, err)
 	}
-	return answer, err
+	return result, err
 }
 
-func run(caller context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, take func(answer json.RawMessage, more bool) error) error {
+func run(caller context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, take func(result json.RawMessage, more bool) error) error {
 	if err := bounded.Ended(caller); err != nil {
 		return err
 	}
@@ -233,10 +233,10 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 		ended <- cmd.Wait()
 		close(gone)
 	}()
-	answered := make(chan error, 1)
-	go func() { answered <- read(replies, take) }()
+	replied := make(chan error, 1)
+	go func() { replied <- read(replies, take) }()
 	select {
-	case err := <-answered:
+	case err := <-replied:
 		// The answer counts, and not how the process ends: one that has answered may
 		// hang in the driver's exit handlers.
 		grace := killGrace
@@ -275,7 +275,7 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 			err = fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", cause(), cmd.Process.Pid)
 		}
 		replies.Close() // a process that has not ended holds the other end
-		<-answered      // no answer is taken after the return
+		<-replied       // no answer is taken after the return
 		return err
 	}
 }
@@ -293,7 +293,7 @@ func Killed(err error) bool {
 
 // read gives each reply to take, until the last one or an error. io.EOF is an end without
 // a last reply.
-func read(replies io.Reader, take func(answer json.RawMessage, more bool) error) error {
+func read(replies io.Reader, take func(result json.RawMessage, more bool) error) error {
 	lines := bufio.NewReader(replies)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -309,7 +309,7 @@ func read(replies io.Reader, take func(answer json.RawMessage, more bool) error)
 		case r.Error != "":
 			return errors.New(r.Error)
 		}
-		if err := take(r.Answer, r.More); err != nil || !r.More {
+		if err := take(r.Value, r.More); err != nil || !r.More {
 			return err
 		}
 	}

@@ -99,10 +99,10 @@ func needsProcesses(t *testing.T) {
 }
 
 // do is Run, where programs of this architecture can be started.
-func do[Answer any](t *testing.T, ctx context.Context, limit time.Duration, name string, request any) (Answer, error) {
+func do[Reply any](t *testing.T, ctx context.Context, limit time.Duration, name string, request any) (Reply, error) {
 	t.Helper()
 	needsProcesses(t)
-	return Run[Answer](ctx, limit, name, request)
+	return Run[Reply](ctx, limit, name, request)
 }
 
 func TestAnswers(t *testing.T) {
@@ -149,9 +149,9 @@ func TestSignalsToAProcessGroup(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no such signals")
 	}
-	answer, err := do[string](t, t.Context(), long, "signals", 0)
+	result, err := do[string](t, t.Context(), long, "signals", 0)
 	require.NoError(t, err)
-	assert.Equal(t, "still here", answer)
+	assert.Equal(t, "still here", result)
 
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -277,18 +277,18 @@ func TestTurns(t *testing.T) {
 	needsProcesses(t)
 	turn := make(chan struct{})
 	waits := 0
-	answer, err := StreamTurn(t.Context(), long, "turn", 7, turn, func(n int) {
+	result, err := StreamTurn(t.Context(), long, "turn", 7, turn, func(n int) {
 		waits++
 		assert.Equal(t, 7, n)
 		close(turn)
 	})
 	require.NoError(t, err)
-	assert.Equal(t, 8, answer)
+	assert.Equal(t, 8, result)
 	assert.Equal(t, 1, waits)
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stop")
-	answer, err = StreamTurn(ctx, long, "turn", 7, make(chan struct{}), func(int) { cancel(stop) })
+	result, err = StreamTurn(ctx, long, "turn", 7, make(chan struct{}), func(int) { cancel(stop) })
 	require.ErrorIs(t, err, stop)
-	assert.Equal(t, 7, answer)
+	assert.Equal(t, 7, result)
 }

@@ -7,25 +7,25 @@ import (
 	"strings"
 )
 
-// A place is a part of the host that may hold a library.
-type place struct {
+// A location is a set of directories that may hold a library.
+type location struct {
 	found    string   // Candidate.Found of the libraries there
-	searched string   // describes the place
+	searched string   // describes the location
 	dirs     []string // directories that may hold the library
 	sonames  []string // names for the dynamic loader, whose turn comes after the directories
 }
 
 const toolkitBelow = "/{lib64,lib,targets/*/lib}"
 
-// places returns all places except the process itself. The ones that a user
+// locations returns all locations except the process itself. The ones that a user
 // chose most deliberately come first.
-func (s search) places() []place {
-	var list []place
+func (s search) locations() []location {
+	var list []location
 	add := func(found, searched string, dirs []string) {
-		if dirs == nil && slices.ContainsFunc(list, func(p place) bool { return p.searched == searched }) {
+		if dirs == nil && slices.ContainsFunc(list, func(p location) bool { return p.searched == searched }) {
 			return // such as a variable that is not set
 		}
-		list = append(list, place{found: found, searched: searched, dirs: dirs})
+		list = append(list, location{found: found, searched: searched, dirs: dirs})
 	}
 	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
 		switch prefix := s.env(name); {
@@ -69,7 +69,7 @@ func (s search) places() []place {
 	} else {
 		add("", "$LD_LIBRARY_PATH (no absolute directory in it)", nil)
 	}
-	list = append(list, place{
+	list = append(list, location{
 		found:    "loader path",
 		searched: "the loader's own path, for " + strings.Join(s.lib.Sonames, ", "),
 		dirs:     s.loaderConfigDirs(),

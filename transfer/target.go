@@ -18,28 +18,28 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// A place has the device addresses of a copy: pieces of its bytes, each with an address on
+// A target has the device addresses of a copy: pieces of its bytes, each with an address on
 // every device of the engine.
-type place struct {
+type target struct {
 	view
 	pieces   []Piece
 	numbered bool // errors name the number of a piece
 }
 
-// at is the place of n bytes, with an address for each device.
-func (v view) at(n int, dsts ...cudart.DevPtr) place {
-	return place{view: v, pieces: []Piece{{N: n, Dsts: dsts}}}
+// at returns the target of n bytes, with an address for each device.
+func (v view) at(n int, dsts ...cudart.DevPtr) target {
+	return target{view: v, pieces: []Piece{{N: n, Dsts: dsts}}}
 }
 
 // what names n bytes in errors; onto names the devices of a Fanout.
-func (p place) what(n int) string {
+func (p target) what(n int) string {
 	if p.numbered {
 		return fmt.Sprintf("%d pieces of %d bytes", len(p.pieces), n)
 	}
 	return fmt.Sprintf("%d bytes", n)
 }
 
-func (p place) onto() string {
+func (p target) onto() string {
 	if p.engine == nil || len(p.members) == 1 {
 		return ""
 	}
@@ -47,7 +47,7 @@ func (p place) onto() string {
 }
 
 // memory uploads memory, which may be pinned.
-func (p place) memory(ctx context.Context, src []byte) (int, error) {
+func (p target) memory(ctx context.Context, src []byte) (int, error) {
 	if len(p.members) == 1 && len(p.pieces) == 1 && p.pieces[0].Off == 0 && p.pieces[0].N >= len(src) {
 		return p.copyMemory(ctx, p.pieces[0].Dsts[0], src, false)
 	}
@@ -67,8 +67,8 @@ func (p place) memory(ctx context.Context, src []byte) (int, error) {
 	return p.stage(ctx, fromMemory(src))
 }
 
-// stage copies between the host and the place, through the ring.
-func (p place) stage(ctx context.Context, c stage.Copy) (int, error) {
+// stage copies between the host and the target, through the ring.
+func (p target) stage(ctx context.Context, c stage.Copy) (int, error) {
 	down := c.Down
 	c.Queue = func(on *cudart.Stream, device int, mem []byte, off int) error {
 		return p.each(off, len(mem), func(piece *Piece, skip, n int) error {
@@ -97,7 +97,7 @@ func (v view) run(ctx context.Context, c stage.Copy, counter *atomic.Int64) (int
 // forward queues the copies of n bytes at off from one member of a group to the
 // others, when the device has passed a Point. It returns their ends, also after an
 // error.
-func (p place) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
+func (p target) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
 	if !p.forwarding.Begin() {
 		return nil, ErrClosed // the copy was abandoned before
 	}
@@ -128,7 +128,7 @@ func (p place) forward(from, off, n int, after cudart.Point) (ends []cudart.Poin
 
 // copyPinned copies n bytes of pinned memory, which send queues, without the ring. With
 // several devices the members of a group get the pieces round robin.
-func (p place) copyPinned(ctx context.Context, n int, send sender, down bool) (int, error) {
+func (p target) copyPinned(ctx context.Context, n int, send sender, down bool) (int, error) {
 	round, stream := 0, 0
 	if down {
 		stream = 1
@@ -180,14 +180,14 @@ type Piece struct {
 // processed: pieces that end before have arrived on all devices. r is read as
 // [View.UploadFrom] does, and Call.Progress counts the bytes that are read.
 func (f *FanoutView) UploadPieces(ctx context.Context, r io.ReaderAt, off int64, n int, pieces []Piece) (int, error) {
-	return place{f.get(), pieces, true}.uploadFrom(ctx, r, off, n)
+	return target{f.get(), pieces, true}.uploadFrom(ctx, r, off, n)
 }
 
 // check returns an error unless the pieces are in order within n bytes, and have places
 // on every device that do not overlap: no two devices have memory at one address.
-func (p place) check(n int) error {
+func (p target) check(n int) error {
 	end := 0
-	places := make([]devicePlace, 0, len(p.pieces)*len(p.members))
+	ranges := make([]deviceRange, 0, len(p.pieces)*len(p.members))
 	for i, piece := range p.pieces {
 		if err := p.checkPiece(piece, end, n); err != nil {
 			if p.numbered {
@@ -198,13 +198,13 @@ func (p place) check(n int) error {
 		end = piece.Off + piece.N
 		for d, dst := range piece.Dsts {
 			if piece.N > 0 {
-				places = append(places, devicePlace{d, dst, piece.Off, piece.N})
+				ranges = append(ranges, deviceRange{d, dst, piece.Off, piece.N})
 			}
 		}
 	}
-	slices.SortFunc(places, func(a, b devicePlace) int { return cmp.Compare(a.dst, b.dst) })
-	for i := 1; i < len(places); i++ {
-		if a, b := places[i-1], places[i]; b.dst < a.dst+cudart.DevPtr(a.n) {
+	slices.SortFunc(ranges, func(a, b deviceRange) int { return cmp.Compare(a.dst, b.dst) })
+	for i := 1; i < len(ranges); i++ {
+		if a, b := ranges[i-1], ranges[i]; b.dst < a.dst+cudart.DevPtr(a.n) {
 			return fmt.Errorf("the destinations of byte %d on %v (%v) and of byte %d on %v (%v) overlap",
 				a.off, p.members[a.device].dev, a.dst, b.off, p.members[b.device].dev, b.dst)
 		}
@@ -213,7 +213,7 @@ func (p place) check(n int) error {
 }
 
 // checkPiece checks a piece behind one that ends at a byte.
-func (p place) checkPiece(piece Piece, end, n int) error {
+func (p target) checkPiece(piece Piece, end, n int) error {
 	switch {
 	case piece.N < 0:
 		return fmt.Errorf("%d bytes: must not be negative", piece.N)
@@ -232,8 +232,8 @@ func (p place) checkPiece(piece Piece, end, n int) error {
 	return nil
 }
 
-// A devicePlace is the address range of a piece on one device.
-type devicePlace struct {
+// A deviceRange is the address range of a piece on one device.
+type deviceRange struct {
 	device int
 	dst    cudart.DevPtr
 	off, n int // of the piece
@@ -241,7 +241,7 @@ type devicePlace struct {
 
 // each calls do for each piece that has some of the n bytes at off, with the range of the
 // piece that they have: n bytes after the first skip bytes.
-func (p place) each(off, n int, do func(p *Piece, skip, n int) error) error {
+func (p target) each(off, n int, do func(p *Piece, skip, n int) error) error {
 	first := sort.Search(len(p.pieces), func(i int) bool { return p.pieces[i].Off+p.pieces[i].N > off })
 	for i := first; i < len(p.pieces) && p.pieces[i].Off < off+n; i++ {
 		piece := &p.pieces[i]
