@@ -1,3 +1,10 @@
+// The experiment alloc times pinning and unpinning: n bytes by each method (hostmem, cudaHostAlloc,
+// cudaHostRegister of memory that is resident or not, pools), on the first device alone.
+//
+//   - Clock: the host's, around the calls; the CPU time is that of pinning.
+//   - pin_time, unpin_time: seconds of one of the sample's repetitions.
+//   - pin_rate, unpin_rate: n bytes by that time, in GB/s of 1e9 bytes.
+
 package bench
 
 import (
@@ -175,7 +182,7 @@ func (p *pinner) said() []string {
 	return p.notes
 }
 
-// simulatedTimes is said of times that no GPU and no driver has a part in.
+// simulatedTimes returns the note for times in which no GPU and no driver takes part.
 func simulatedTimes() []string {
 	return []string{"the simulated GPU neither pins nor populates memory: what this took is the time of the simulator and of this host"}
 }

@@ -1,3 +1,13 @@
+// The experiment bandwidth times rows of copies of one size: between host memory of each kind and each
+// device, in each direction, within a device's memory, and with all devices at once.
+//
+//   - Clock: two events on the copies' stream. Where the calling thread copies or stages, the host's clock,
+//     until the stream is synchronized.
+//   - A rate is all bytes of a sample by its time: of both directions together for "both", read and written
+//     for copies within a device.
+//   - With all devices, a device's rate is by its own events, and the sum is by one clock, from the first copy
+//     to the end of the last.
+
 package bench
 
 import (

@@ -1,3 +1,5 @@
+// Conclusions of bandwidth: sentences from its series.
+
 package bench
 
 import (

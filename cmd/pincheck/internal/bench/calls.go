@@ -1,3 +1,9 @@
+// The experiment calls times what one CUDA call through package cudart costs its caller, on each device.
+//
+//   - Clock: the host's, around a row of calls. Work that they queued is waited for after the clock stops.
+//   - call_time: seconds of a row by its number of calls.
+//   - call_allocations: allocations on the Go heap by the number of calls, measured apart from the time.
+
 package bench
 
 import (
@@ -45,7 +51,7 @@ func Calls() measure.Experiment {
 	}
 }
 
-// A callFixture is what the calls need.
+// A callFixture has the memory and the stream of the calls.
 type callFixture struct {
 	resources
 	stream      *cudart.Stream

@@ -1,3 +1,6 @@
+// The memory, streams and events with which bandwidth, latency and overlap copy, and the comparison of all bytes
+// that were copied.
+
 package bench
 
 import (
@@ -25,7 +28,7 @@ type copyFixture struct {
 	source, target hostMemory    // of uploads, of downloads
 	in, out        cudart.DevPtr // the target of uploads, the source of downloads
 	up, down       *cudart.Stream
-	span, all      *measure.Span // of this rig; of this and others together
+	span, all      *measure.Span // of this fixture; of this and others together
 	fork, join     *cudart.Event
 	check          *hostmem.Buffer // the device's bytes, to compare
 	rate           float64         // of the last sample, GB/s

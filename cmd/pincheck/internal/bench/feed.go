@@ -1,3 +1,6 @@
+// Feeds of the experiment loader: a data set whose samples wait, compute or are in memory, and the two ways to
+// bring its batches to a device: package loader, and a plain reader with goroutines and a channel, as DataLoader has it.
+
 package bench
 
 import (

@@ -1,3 +1,10 @@
+// The experiment files times one file on its way to a device: mapped, read, staged, by O_DIRECT, from its
+// registered page cache, and to all devices; resident in the page cache or dropped from it before each sample.
+//
+//   - Clock: the host's, until the bytes are on the device. For copies of memory that is pinned before the
+//     sample, two events of the device.
+//   - A rate is the file's bytes by that time, however many devices get them. The CPU time is that of the timed part.
+
 package bench
 
 import (
@@ -274,10 +281,10 @@ func (f *fileFixture) close() error {
 }
 
 // A fileMethod copies the file to the device. It returns the duration by the clock of the device, or 0:
-// the clock counts then.
+// then the host's clock counts.
 type fileMethod func(context.Context) (time.Duration, error)
 
-// clocked is a way that the clock counts for.
+// clocked returns a fileMethod that is timed by the host's clock.
 func clocked(do func(context.Context) error) fileMethod {
 	return func(ctx context.Context) (time.Duration, error) { return 0, do(ctx) }
 }

@@ -1,3 +1,10 @@
+// The experiment frames times a step that sends a batch of frames to a device and back, in four methods from
+// allocating everything anew to overlapped halves.
+//
+//   - Clock: the host's, around the whole step.
+//   - round_trip: the batch's bytes in both directions, 2n, by that time.
+//   - stage_time: seconds of a part of the step, such as allocating, uploading or copying on the host.
+
 package bench
 
 import (

@@ -1,3 +1,5 @@
+// Kinds of host memory, as the label memory names them, with their allocation and their copies.
+
 package bench
 
 import (

@@ -1,3 +1,10 @@
+// Series of bandwidth and latency whose bytes are moved by kernels, and not by copy engines: pinned host memory
+// that is mapped for the device, the device's own memory filled or checked, and loads that depend on one
+// another. A simulated GPU runs no kernels and has none of these series.
+//
+//   - Clock: two events around the kernels of a sample.
+//   - A rate is the bytes of all passes by that time; load_latency is that time by the number of loads.
+
 package bench
 
 import (

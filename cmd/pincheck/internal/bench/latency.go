@@ -1,3 +1,10 @@
+// The experiment latency times one small copy between registered memory and a device, on an idle stream.
+//
+//   - Clock of issued, synchronize and synchronize_blocking: the host's, from before the call that queues the
+//     copy to its return, or to the end of the wait.
+//   - Clock of device: two events around 64 copies in a row, divided by 64.
+//   - Percentiles are of single samples: there are 200 at least.
+
 package bench
 
 import (

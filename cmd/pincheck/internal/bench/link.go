@@ -1,3 +1,6 @@
+// Link and Together are short plans of bandwidth, for a check of each device's link, and of all at once. They have
+// its clocks and its denominators.
+
 package bench
 
 import (

@@ -1,3 +1,11 @@
+// The experiment loader times a training loop that consumes batches of samples: by workers, pinned or pageable
+// memory, blocking copies, and work of the GPU, for sources in memory, that wait, and that compute.
+//
+//   - Clock: the host's, from the first batch of a window until the stream has completed the last one.
+//   - samples: samples of all batches by that time. waited_share: time in which the loop waited for a batch on the
+//     device, by that time.
+//   - cpu_per_million_samples: CPU seconds of the process in the window by the samples, times 1e6.
+
 package bench
 
 import (
@@ -44,7 +52,7 @@ const (
 	fromBoth   = "io_and_cpu"
 )
 
-// A grid is the settings that are measured, and how long.
+// A grid has the settings that are measured, and their times.
 type grid struct {
 	workers        []int
 	sources        []string
@@ -66,7 +74,7 @@ var (
 	}
 )
 
-// A setting is a place in the grid.
+// A setting is a point of the grid.
 type setting struct {
 	workers              int
 	memory               string

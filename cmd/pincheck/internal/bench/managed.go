@@ -1,3 +1,12 @@
+// The experiment managed times managed memory: first touches, prefetches, page faults, advice, and work over
+// eight times its budget by plans, by page faults and by explicit copies of pinned memory.
+//
+//   - Clock: the host's, until the stream has completed the work or the CPU its accesses. Moving the memory to
+//     where a sample starts is not timed.
+//   - managed_bandwidth, managed_budget: the bytes that are accessed by that time, once each, also where they
+//     move in both directions.
+//   - managed_page, managed_ping_pong: seconds by the number of pages, or of rounds.
+
 package bench
 
 import (

@@ -1,3 +1,9 @@
+// The experiment memory compares the bytes that allocators retain with the bytes that were requested. Each
+// sample allocates in a child process, copies bytes to the device and back, and reads the kernel's figures of that process.
+//
+//   - kept_per_byte: growth of the process's resident memory, by the number of allocated blocks times
+//     their size. Small blocks are allocated until 64 MiB are requested. There is no clock.
+
 package bench
 
 import (

@@ -1,3 +1,7 @@
+// Series of copies whose host memory resides on one NUMA node: the device's own, and the remotest one. They are
+// part of [Trials], and have the clock and the denominators of bandwidth. Where the kernel reports other nodes for the
+// pages than requested, the case fails.
+
 package bench
 
 import (
@@ -19,7 +23,7 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// seriesByNode are copies whose host memory lies on the NUMA node of nodeLabel.
+// seriesByNode are copies whose host memory resides on the NUMA node of nodeLabel.
 const (
 	seriesByNode = "bandwidth_by_node"
 	nodeLabel    = "numa_node"
@@ -89,8 +93,8 @@ func remotest(host *hostinfo.Host, busID string) (own, remote int, ok bool) {
 	return own, remote, ok
 }
 
-// onNode is registered memory whose pages lie on a NUMA node. Opening it is unsupported
-// where the kernel refuses that, or does not say where they lie.
+// onNode is registered memory whose pages reside on a NUMA node. Opening it is unsupported
+// where the kernel refuses that, or does not report their nodes.
 func onNode(node int) hostKind {
 	k := registered
 	k.open = func(ctx context.Context, w *resources, n int) (hostMemory, error) {
@@ -104,14 +108,14 @@ func onNode(node int) hostKind {
 	return k
 }
 
-// minShareOnNode is the share of pages on a node from which on memory counts as lying there.
+// minShareOnNode is the share of pages on a node from which on memory counts as resident there.
 const minShareOnNode = 0.95
 
 // checkNode returns an error unless the memory resides on a node. why is the result of Buffer.Misplaced.
 func checkNode(fsys fs.FS, b []byte, node int, why []string) error {
 	pages, err := pagesByNode(fsys, b)
 	if err != nil {
-		return fmt.Errorf("the kernel does not say on which node pages lie: %w: %w", err, errors.ErrUnsupported)
+		return fmt.Errorf("the kernel does not report the nodes of pages: %w: %w", err, errors.ErrUnsupported)
 	}
 	total := 0
 	for _, n := range pages {

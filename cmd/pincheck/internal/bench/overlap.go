@@ -1,3 +1,11 @@
+// The experiment overlap measures the asynchrony of copies: the share of a copy in which the call blocks, the
+// share that runs beside work of the GPU, and whether a reader that does not wait gets old bytes.
+//
+//   - blocked_share: time in the call by the time until the stream is synchronized, both by the host's clock.
+//   - hidden_share: (copy alone + work alone - both together) by the shorter of copy and work, all by
+//     events of the device.
+//   - old_bytes_share: bytes that the reader found old, by the bytes of all tries of a sample.
+
 package bench
 
 import (

@@ -1,3 +1,5 @@
+// Patterns by which copied bytes are compared.
+
 package bench
 
 import (
@@ -11,8 +13,8 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// patternPeriod is after how many bytes a pattern repeats. No power of two is a multiple of
-// it, so bytes that a copy put at a wrong place do not look right.
+// patternPeriod is the number of bytes after which a pattern repeats. No power of two is a multiple of
+// it, so bytes that a copy puts at another offset are a mismatch.
 const patternPeriod = 1<<20 - 3
 
 // patternBytes are two periods of a pattern: from any place in the first one on, a whole

@@ -1,3 +1,6 @@
+// The memory of a running process as a result of the experiment memory (pincheck bench memory --pid): pinned
+// memory and its largest blocks, by the kernel's files of the process. There is no clock, and nothing is allocated.
+
 package bench
 
 import (

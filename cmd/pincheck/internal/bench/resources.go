@@ -1,3 +1,5 @@
+// The memory and streams of a group of cases, released in reverse order when their work has completed.
+
 package bench
 
 import (

@@ -1,3 +1,6 @@
+// Trials are the short measurements that a diagnosis needs beside the link. They have the clocks and the
+// denominators of latency, bandwidth and alloc, with fewer and shorter samples.
+
 package bench
 
 import (

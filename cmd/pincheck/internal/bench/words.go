@@ -1,3 +1,5 @@
+// Sentences about series, for all experiments.
+
 package bench
 
 import (
