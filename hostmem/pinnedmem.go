@@ -141,7 +141,7 @@ func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostR
 // opened completes memory that is resident and pinned, and adds it to the ledger. start is
 // when opening began; stack is the caller's, in debug mode.
 func (m *pinnedMem) opened(start time.Time, stack string) {
-	m.reservation.Resident()
+	m.reservation.MarkResident()
 	m.n = m.region.Len()
 	for _, s := range m.spans {
 		m.pieces = append(m.pieces, s.Span)

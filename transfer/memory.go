@@ -115,7 +115,7 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 		},
 		Grace: bounded.CallbackGrace,
 	})
-	return true, stage.Abandoned(err)
+	return true, stage.AddUnderWay(err)
 }
 
 // DownloadNew copies n bytes from the device into memory that it allocates. The memory is

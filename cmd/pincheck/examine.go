@@ -57,7 +57,7 @@ type examination struct {
 	p       examiner
 	facts   *doctor.Facts
 	request probe.Request
-	shown   *overall
+	shown   *totalProgress
 
 	// By GPU.
 	ordinals []int
@@ -74,7 +74,7 @@ func (s *session) examine(ctx context.Context, p examiner, request probe.Request
 		all[i], ordinals[i] = i, facts.Devices[i].Ordinal
 	}
 	e := &examination{session: s, p: p, facts: facts, request: request, ordinals: ordinals, failed: make([]bool, len(all)),
-		shown: &overall{s: s, shares: make([]float64, len(all)), scale: 1}}
+		shown: &totalProgress{s: s, shares: make([]float64, len(all)), scale: 1}}
 	if len(all) > 1 && request.Steps.Bandwidth {
 		e.shown.scale = 1 - togetherShare
 	}
@@ -146,7 +146,7 @@ func (e *examination) examineGPU(ctx context.Context, i int, steps probe.Steps, 
 		r.Peers = slices.Concat(e.ordinals[i+1:], e.ordinals[:i])
 	}
 	reply, err := e.p.Device(ctx, r, func(now probe.Device) {
-		e.shown.show(i, now)
+		e.shown.showStep(i, now)
 		if now.Stage == doctor.StageWaiting {
 			ready()
 		}
@@ -202,14 +202,14 @@ func (e *examination) together(ctx context.Context) error {
 	return bounded.Ended(ctx)
 }
 
-// overall displays the progress of the examination of all GPUs. The session's lock guards it.
-type overall struct {
+// totalProgress displays the progress of the examination of all GPUs. The session's lock guards it.
+type totalProgress struct {
 	s      *session
 	shares []float64 // by GPU
 	scale  float64   // their share of all
 }
 
-func (o *overall) show(i int, now probe.Device) {
+func (o *totalProgress) showStep(i int, now probe.Device) {
 	o.s.mu.Lock()
 	defer o.s.mu.Unlock()
 	o.shares[i] = max(o.shares[i], now.Share)
@@ -227,13 +227,13 @@ func (o *overall) show(i int, now probe.Device) {
 }
 
 // ended counts a GPU as done. The display changes with the next step of another GPU.
-func (o *overall) ended(i int) {
+func (o *totalProgress) ended(i int) {
 	o.s.mu.Lock()
 	defer o.s.mu.Unlock()
 	o.shares[i] = 1
 }
 
 // together shows the last step, with all GPUs at once.
-func (o *overall) together(now probe.Device) {
+func (o *totalProgress) together(now probe.Device) {
 	o.s.show(report.At{What: now.Step, Share: 1 - togetherShare*(1-now.Share), Left: now.Left})
 }

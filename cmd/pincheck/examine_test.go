@@ -250,7 +250,7 @@ func TestShareOfGPUsThatAreDone(t *testing.T) {
 	l := &stageLog{t: t, groupOf: func(gpu int) int { return gpu }, sizes: map[int]int{0: 1}, verifying: map[int]int{}, begun: map[int]chan struct{}{}}
 	s := &session{options: &options{quiet: true}, cmd: &cobra.Command{}, sys: system{root: fstest.MapFS{}}, result: &report.Result{}}
 	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, ordinals: []int{0, 1}, failed: make([]bool, 2),
-		shown: &overall{s: s, shares: make([]float64, 2), scale: 1}}
+		shown: &totalProgress{s: s, shares: make([]float64, 2), scale: 1}}
 	require.NoError(t, e.examineGPU(t.Context(), 0, probe.Steps{Verify: true, Bandwidth: true}, nil, func() {}))
 	assert.Equal(t, []float64{1, 0}, e.shown.shares)
 	require.NoError(t, e.examineGPU(t.Context(), 0, probe.Steps{Bandwidth: true}, nil, func() {}))

@@ -52,7 +52,7 @@ func (s *Sim) dispatch(export int, a *arguments) uintptr {
 		return closedResult(export) // an entry of another version
 	}
 	in := s.strike(export, name, a)
-	if !s.suffer(name, in.early) {
+	if !s.delay(name, in.early) {
 		return closedResult(export)
 	}
 	if e.text != nil {
@@ -60,7 +60,7 @@ func (s *Sim) dispatch(export int, a *arguments) uintptr {
 	}
 	id := s.threads.current()
 	code := s.run(e, name, a, id, in)
-	if !s.suffer(name, in.late) {
+	if !s.delay(name, in.late) {
 		return closedResult(export)
 	}
 	if code == cudart.Success && in.late.code != cudart.Success {

@@ -267,7 +267,7 @@ func (s *Sim) strike(export int, name string, a *arguments) (in injection) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stream, event := s.subject(&exports[export], a)
+	stream, event := s.handlesOf(&exports[export], a)
 	device := -1
 	if exports[export].traits&(withoutDriver|withoutContext) == 0 {
 		device = s.thread(s.threads.current()).device
@@ -308,9 +308,9 @@ func (in *injection) add(f *armedFault) {
 	}
 }
 
-// subject returns the stream and the event that a call is about, 0 for none. It
+// handlesOf returns the stream and the event among the arguments of a call, 0 for none. It
 // needs mu.
-func (s *Sim) subject(e *export, a *arguments) (stream, event uintptr) {
+func (s *Sim) handlesOf(e *export, a *arguments) (stream, event uintptr) {
 	if e.event > 0 {
 		event = a[e.event-1]
 		if ev := s.events[event]; ev != nil && ev.record != nil {
@@ -323,9 +323,9 @@ func (s *Sim) subject(e *export, a *arguments) (stream, event uintptr) {
 	return stream, event
 }
 
-// suffer stalls and blocks the calling thread, without mu. It is false when the
+// delay stalls and blocks the calling thread, without mu. It is false when the
 // Sim was closed meanwhile.
-func (s *Sim) suffer(name string, h hit) bool {
+func (s *Sim) delay(name string, h hit) bool {
 	s.pause(h.stall)
 	for _, block := range h.blocks {
 		s.mu.Lock()

@@ -86,13 +86,13 @@ func (s *Sim) Misuses() []Misuse {
 
 // WrongDevice returns the misuses of that kind.
 func (s *Sim) WrongDevice() []Misuse {
-	var wrong []Misuse
+	var misuses []Misuse
 	for _, m := range s.Misuses() {
 		if m.Kind == WrongDevice {
-			wrong = append(wrong, m)
+			misuses = append(misuses, m)
 		}
 	}
-	return wrong
+	return misuses
 }
 
 // stale is the result of a call with a handle that is none. It is a misuse, unless the

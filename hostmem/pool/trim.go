@@ -197,21 +197,21 @@ func (p *memory) emptyArenas() (empty []*hostmem.Buffer) {
 	return empty
 }
 
-// discard keeps memory to be unmapped at the next occasion.
-func (p *memory) discard(buffers ...*hostmem.Buffer) {
+// queueUnmap keeps memory to be unmapped with what the next plan chooses.
+func (p *memory) queueUnmap(buffers ...*hostmem.Buffer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.unwanted = append(p.unwanted, buffers...)
 }
 
 // unmap unmaps memory that is in no list, and waits for the calls, or until ctx ends. Buffers
-// that it has not begun then are discarded. A call that returns later counts then, and wakes
+// that it has not begun then are queued. A call that returns later counts then, and wakes
 // the waiting Get.
 func (p *core) unmap(ctx context.Context, buffers []*hostmem.Buffer) (freed int, err error) {
 	var errs []error
 	for i, buf := range buffers {
 		if ctx.Err() != nil {
-			p.discard(buffers[i:]...)
+			p.queueUnmap(buffers[i:]...)
 			errs = append(errs, bounded.Ended(ctx))
 			break
 		}
@@ -229,7 +229,7 @@ func (p *core) unmap(ctx context.Context, buffers []*hostmem.Buffer) (freed int,
 func (p *core) unmapOne(buf *hostmem.Buffer) (freed int, err error) {
 	if err := buf.Close(); err != nil {
 		p.failures.Add(1)
-		p.discard(buf)
+		p.queueUnmap(buf)
 		return 0, err
 	}
 	p.trimmed.Add(int64(buf.Reserved()))

@@ -123,8 +123,8 @@ func (b *Budget) allowed() int {
 	return min(int(total)-q.taken, available-q.reserve)
 }
 
-// Resident records that the pages of the reservation are resident.
-func (r *Reservation) Resident() {
+// MarkResident records that the pages of the reservation are resident.
+func (r *Reservation) MarkResident() {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
 	q := &r.b.guard
@@ -139,7 +139,7 @@ func (r *Reservation) Resident() {
 	}
 }
 
-// remove undoes what tryAdmit and Resident did. It needs Budget.mu.
+// remove undoes what tryAdmit and MarkResident did. It needs Budget.mu.
 func (q *guard) remove(r *Reservation) {
 	q.taken -= r.taken
 	switch {

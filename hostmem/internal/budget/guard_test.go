@@ -58,7 +58,7 @@ func TestTheGuardLeavesTheHostAShare(t *testing.T) {
 	require.ErrorContains(t, err, "a reserve of 64 MiB")
 	require.ErrorContains(t, err, "Limits.MaxShare")
 	files["proc/meminfo"] = hostWith(64, 1)["proc/meminfo"]
-	first.Resident()
+	first.MarkResident()
 	require.ErrorIs(t, take(b, gib), ErrLimit, "now the kernel shows it")
 
 	// What was refused counts for nothing, and more may be allowed.
@@ -82,7 +82,7 @@ func TestTheGuardCountsSmallRequestsToo(t *testing.T) {
 			break
 		}
 		h.use(n)
-		g.Resident()
+		g.MarkResident()
 		granted += n
 	}
 	assert.LessOrEqual(t, granted, 1024*mib*9/10)
@@ -242,7 +242,7 @@ func TestManyAtOnceGetNoMoreThanOneAfterTheOther(t *testing.T) {
 					}
 					if populated == "at once" {
 						h.use(size)
-						g.Resident()
+						g.MarkResident()
 					}
 					mu.Lock()
 					all = append(all, g)
@@ -300,7 +300,7 @@ func TestTheGuardUnderManyGoroutines(t *testing.T) {
 					if !g.file { // page cache stays among what is available
 						h.use(n)
 					}
-					g.Resident()
+					g.MarkResident()
 				}
 				mu.Lock()
 				held -= n
@@ -325,7 +325,7 @@ func TestPinnedPageCacheIsNotAvailable(t *testing.T) {
 	b := withoutHeap(New(h.read))
 	file, err := b.Acquire(t.Context(), Request{Bytes: 600 * mib, File: true, InUse: func() int { return 600 * mib }})
 	require.NoError(t, err)
-	file.Resident()
+	file.MarkResident()
 	left, err := b.Headroom()
 	require.NoError(t, err)
 	assert.Equal(t, 400*mib, left.Available)
@@ -353,7 +353,7 @@ func TestMemoryInUseIsNeverRefusedByTheGuard(t *testing.T) {
 	g, err := b.Acquire(t.Context(), request(900*mib, 900*mib))
 	require.NoError(t, err)
 	assert.Equal(t, 900*mib, b.Used(), "it counts for the limit")
-	g.Resident()
+	g.MarkResident()
 	assert.Zero(t, b.guard.taken)
 	_, err = b.Acquire(t.Context(), request(60*mib, 50*mib))
 	require.ErrorIs(t, err, ErrLimit, "10 MiB have to come from somewhere")
@@ -374,7 +374,7 @@ func TestTheGuardHasUnusedMemoryUnmappedBeforeItRefuses(t *testing.T) {
 	b := withoutHeap(New(h.read))
 	idle := b.mustReserve(t, 800*mib)
 	h.use(800 * mib)
-	idle.Resident()
+	idle.MarkResident()
 	calls := 0
 	stop := b.Reclaim(func(_ context.Context, need int) int {
 		calls++

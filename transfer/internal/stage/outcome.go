@@ -176,8 +176,8 @@ func errUnknown(p cudart.Point, err error) error {
 	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Timeline(), err)
 }
 
-// Abandoned adds ErrUnderWay to an error of [bounded.Do] if that has abandoned the copy.
-func Abandoned(err error) error {
+// AddUnderWay adds ErrUnderWay to an error of [bounded.Do] if that has abandoned the copy.
+func AddUnderWay(err error) error {
 	if errors.Is(err, bounded.ErrStuck) {
 		return fmt.Errorf("%w: %w", ErrUnderWay, err)
 	}

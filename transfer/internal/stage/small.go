@@ -90,7 +90,7 @@ func (s *Stage) CopySmall(ctx context.Context, dev cudart.DevPtr, mem []byte, do
 		Abandon: func() bool { return l.state.CompareAndSwap(slotWaits, slotAbandoned) },
 		Grace:   grace,
 	})
-	return true, Abandoned(err)
+	return true, AddUnderWay(err)
 }
 
 // take takes the slot if neither a goroutine nor the GPU uses it. After an unfinished copy it

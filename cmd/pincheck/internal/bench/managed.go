@@ -201,9 +201,9 @@ func (r *managedFixture) begin(ctx context.Context) error {
 	return err
 }
 
-// fromPattern is a case whose first sample begins with the pattern in memory. It is compared by
-// verify afterwards.
-func (r *managedFixture) fromPattern(c measure.Case, verify func(context.Context) error) measure.Case {
+// withPattern returns a case whose first sample begins with the pattern in memory. verify compares
+// the memory after the samples.
+func (r *managedFixture) withPattern(c measure.Case, verify func(context.Context) error) measure.Case {
 	begun, sample := false, c.Sample
 	c.Sample = func(ctx context.Context) (float64, error) {
 		if !begun {
@@ -364,7 +364,7 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 	}
 	var cases []measure.Case
 	add := func(method, advice string, bytes int, sample func(context.Context) (float64, error), verify func(context.Context) error) {
-		cases = append(cases, r.fromPattern(measure.Case{
+		cases = append(cases, r.withPattern(measure.Case{
 			Series: result.Series{Name: seriesManaged, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: bytes,
 				Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: adviceLabel, Value: advice},
 					result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
@@ -452,7 +452,7 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 		if method != "" {
 			labels = append(labels, result.Label{Key: result.Method, Value: method})
 		}
-		cases = append(cases, r.fromPattern(measure.Case{
+		cases = append(cases, r.withPattern(measure.Case{
 			Series: result.Series{Name: series, Unit: result.Seconds, Better: result.Lower, Labels: append(labels, result.Label{Key: key, Value: value})},
 			WarmUp: 1, Samples: 9, Sample: sample,
 		}, func(ctx context.Context) error { return r.verify(ctx, w) }))
@@ -547,7 +547,7 @@ func (r *managedFixture) budgeted(n int) []measure.Case {
 			if write {
 				w = everything
 			}
-			cases = append(cases, r.fromPattern(c, func(ctx context.Context) (err error) {
+			cases = append(cases, r.withPattern(c, func(ctx context.Context) (err error) {
 				switch {
 				case write:
 				case method == byExplicit:

@@ -136,7 +136,7 @@ func TestMemoryLiesOnANode(t *testing.T) {
 	}{
 		{host("N0=50 N1=50"), "binding to node 1 failed; of 100 pages 50 lie on node 1"},
 		{host(""), "pages of a driver"},
-		{fstest.MapFS{}, "does not say on which node"},
+		{fstest.MapFS{}, "does not report the nodes"},
 	} {
 		err := checkNode(c.host, b, 1, []string{"binding to node 1 failed"})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
