@@ -281,7 +281,7 @@ func containerWithoutGPU(f *Facts) []Finding {
 	if h.Virt.Container == "" || h.NVIDIA.HasGPUNode() || h.NVIDIA.HasNode("/dev/nvmap") || len(h.NVIDIA.Nodes) > 0 {
 		return nil
 	}
-	asked := h.Env["NVIDIA_VISIBLE_DEVICES"]
+	requested := h.Env["NVIDIA_VISIBLE_DEVICES"]
 	out := Finding{Summary: "the container was started without a GPU"}
 	switch {
 	case h.NVIDIA.DriverVersion != "":
@@ -292,8 +292,8 @@ func containerWithoutGPU(f *Facts) []Finding {
 	case h.Virt.Sandbox != "":
 		out.because = "sandbox"
 		out.Evidence = []string{"the kernel is that of " + h.Virt.Sandbox}
-	case asked != "" && h.PCICount == 0:
-		out.Evidence = []string{"NVIDIA_VISIBLE_DEVICES=" + asked}
+	case requested != "" && h.PCICount == 0:
+		out.Evidence = []string{"NVIDIA_VISIBLE_DEVICES=" + requested}
 	default:
 		return nil
 	}

@@ -9,7 +9,7 @@ import (
 
 // byteChecks judge whether the bytes arrived.
 var byteChecks = []Check{
-	{ID: "wrong_bytes", Host: wrongTogether, Device: wrongBytes},
+	{ID: "wrong_bytes", Host: corruptedTogether, Device: corruptedBytes},
 	{ID: "failed_round_trips", Device: failedRoundTrips},
 	{ID: "skipped_round_trips", Device: skippedRoundTrips},
 }
@@ -21,7 +21,7 @@ func (d *Device) proved() bool {
 	return v != nil && v.Cases+v.FailureCount+v.SkippedCases >= v.CasesPlanned
 }
 
-func wrongBytes(_ *Facts, d *Device) (out []Finding) {
+func corruptedBytes(_ *Facts, d *Device) (out []Finding) {
 	if v := d.Verify; v != nil {
 		stale := v.Stale != nil && v.Stale.BadAfter > 0
 		if v.MismatchCount > 0 || stale {
@@ -50,8 +50,8 @@ func wrongBytes(_ *Facts, d *Device) (out []Finding) {
 	return out
 }
 
-// wrongTogether are copies of all GPUs at once.
-func wrongTogether(f *Facts) (out []Finding) {
+// corruptedTogether returns the findings of copies of all GPUs at once.
+func corruptedTogether(f *Facts) (out []Finding) {
 	if f.Together == nil {
 		return nil
 	}

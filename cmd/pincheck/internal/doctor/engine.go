@@ -28,8 +28,8 @@ type Check struct {
 type group struct {
 	name   string
 	checks []Check
-	// looked reports whether the facts contain the data that most of the checks need.
-	looked func(*Facts) bool
+	// examined reports whether the facts contain the data that most of the checks need.
+	examined func(*Facts) bool
 }
 
 // groups returns all checks. Findings of one severity are in this order: causes that keep a GPU
@@ -94,7 +94,7 @@ func Passed(f *Facts, found []Finding) []string {
 		bad := slices.ContainsFunc(found, func(one Finding) bool {
 			return one.Severity.AtLeast(Warning) && slices.ContainsFunc(g.checks, func(c Check) bool { return c.ID == one.ID })
 		})
-		if !bad && g.looked(f) {
+		if !bad && g.examined(f) {
 			passed = append(passed, g.name)
 		}
 	}
@@ -121,19 +121,19 @@ func compete(f *Facts, all []Finding) []Finding {
 	for _, c := range Checks() {
 		explains[c.ID] = c.Explains
 	}
-	var hypotheses, kept []Finding
+	var hypotheses, otherFindings []Finding
 	for _, one := range all {
 		switch codes := explains[one.ID]; {
 		case codes == nil || one.Device != nil || !one.Severity.AtLeast(Warning):
-			kept = append(kept, one)
+			otherFindings = append(otherFindings, one)
 		case slices.Contains(codes, code):
 			hypotheses = append(hypotheses, one)
 		case one.Certainty == Certain:
-			kept = append(kept, one)
+			otherFindings = append(otherFindings, one)
 		}
 	}
 	if len(hypotheses) == 0 {
-		return kept
+		return otherFindings
 	}
 	slices.SortStableFunc(hypotheses, func(a, b Finding) int { return cmp.Compare(a.Certainty.rank(), b.Certainty.rank()) })
 	winner := hypotheses[0]
@@ -149,7 +149,7 @@ func compete(f *Facts, all []Finding) []Finding {
 			won[0].Alternatives = append(won[0].Alternatives, one.ID+": "+one.Summary)
 		}
 	}
-	return append(won, kept...)
+	return append(won, otherFindings...)
 }
 
 // startCode returns the code with which CUDA failed to start, Success for a failure without one. failed is

@@ -49,8 +49,8 @@ func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) 
 	return texts
 }
 
-// leastFiles is fewer than CUDA opens: about 30 for one GPU, and more for each other one.
-const leastFiles = 64
+// minFiles is fewer than CUDA opens: about 30 for one GPU, and more for each other one.
+const minFiles = 64
 
 func fewFiles(f *Facts) []Finding {
 	if f.Host == nil {
@@ -59,7 +59,7 @@ func fewFiles(f *Facts) []Finding {
 	_, full := f.denied(emfile)
 	limit, finite := f.Host.OpenFiles.Finite()
 	failed := f.failures(shortOf, emfile)
-	if len(full) == 0 && (!finite || limit > leastFiles || len(failed) == 0) {
+	if len(full) == 0 && (!finite || limit > minFiles || len(failed) == 0) {
 		return nil
 	}
 	out := Finding{Summary: "the process may open too few files", Evidence: slices.Concat(full, failed[:min(len(failed), 2)])}
@@ -89,9 +89,9 @@ func fewTasks(f *Facts) []Finding {
 	})
 }
 
-// leastAddresses is less address space than CUDA reserves on large hosts: that of all memory of the host and its
+// minAddresses is less address space than CUDA reserves on large hosts: that of all memory of the host and its
 // GPUs, several times.
-const leastAddresses = 1 << 40
+const minAddresses = 1 << 40
 
 func addressSpace(f *Facts) []Finding {
 	if f.Host == nil {
@@ -99,7 +99,7 @@ func addressSpace(f *Facts) []Finding {
 	}
 	limit, finite := f.Host.AddressSpace.Finite()
 	failed := f.failures([]cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrOperatingSystem, cudart.ErrInitializationError, cudart.ErrUnknown}, "cannot allocate memory")
-	if !finite || limit >= leastAddresses || len(failed) == 0 {
+	if !finite || limit >= minAddresses || len(failed) == 0 {
 		return nil
 	}
 	out := Finding{

@@ -25,7 +25,7 @@ var linkChecks = []Check{
 	{ID: "link_errors", Device: linkErrors},
 	{ID: "unsteady_copies", Device: unsteadyCopies},
 	{ID: "unjudged_copies", Device: unjudgedCopies},
-	{ID: "slot_below_card", Device: slotBelowCard},
+	{ID: "slot_below_card", Device: slotBelowGPU},
 	{ID: "slow_together", Host: slowTogether},
 	{ID: "shared_switch", Host: sharedSwitch},
 }
@@ -407,7 +407,7 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 	})
 }
 
-func slotBelowCard(f *Facts, d *Device) []Finding {
+func slotBelowGPU(f *Facts, d *Device) []Finding {
 	made, l := f.made(d), d.Link
 	if l == nil || made.Width == 0 || made.Rate() >= l.MaxRate {
 		return nil

@@ -17,22 +17,22 @@ import (
 type startCode struct {
 	id    string
 	codes []cudart.Code
-	// also are other codes that its cause can lead to, and look is the check where the code alone does not
+	// also are other codes that its cause can lead to, and examine is the check where the code alone does not
 	// tell: nil for those of which it does.
-	also []cudart.Code
-	look func(*Facts) []Finding
+	also    []cudart.Code
+	examine func(*Facts) []Finding
 }
 
 // startCodes are the codes that name a state of the host. Their pages have the same cause and remedy
 // as the errors of package cudart.
 var startCodes = []startCode{
 	{id: "stub_library", codes: []cudart.Code{cudart.ErrStubLibrary}},
-	{id: "compat_library", codes: []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}, look: compat,
+	{id: "compat_library", codes: []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}, examine: compat,
 		also: []cudart.Code{cudart.ErrSystemDriverMismatch, cudart.ErrNoDevice, cudart.ErrUnknown, cudart.ErrInitializationError, cudart.ErrInsufficientDriver}},
-	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, look: mismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
+	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, examine: mismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
 	{id: "driver_too_old", codes: []cudart.Code{cudart.ErrInsufficientDriver}},
-	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, look: fabric},
-	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, look: unavailable},
+	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, examine: fabric},
+	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, examine: unavailable},
 	{id: "open_out_of_memory", codes: []cudart.Code{cudart.ErrMemoryAllocation}},
 	{id: "mps_unavailable", codes: []cudart.Code{cudart.ErrMpsConnectionFailed, cudart.ErrMpsRpcFailure,
 		cudart.ErrMpsServerNotReady, cudart.ErrMpsMaxClientsReached, cudart.ErrMpsMaxConnectionsReached, cudart.ErrMpsClientTerminated}},
@@ -53,8 +53,8 @@ func codeChecks() (all []Check) {
 			if f.Opening == nil || !slices.Contains(explains, cudart.Code(f.Opening.Code)) {
 				return nil
 			}
-			if s.look != nil {
-				return s.look(f)
+			if s.examine != nil {
+				return s.examine(f)
 			}
 			return finding(f.start())
 		})})

@@ -68,16 +68,16 @@ func withoutOne(t *testing.T, text []byte) map[string][]byte {
 		switch v := value.(type) {
 		case map[string]any:
 			for _, name := range slices.Sorted(maps.Keys(v)) {
-				kept := v[name]
+				otherFindings := v[name]
 				delete(v, name)
 				if where := kindOf(at + "." + name); out[where] == nil {
 					changed, err := json.Marshal(all)
 					require.NoError(t, err)
 					out[where] = changed
 				}
-				v[name] = kept
+				v[name] = otherFindings
 				if depth < 3 {
-					walk(at+"."+name, kept, depth+1)
+					walk(at+"."+name, otherFindings, depth+1)
 				}
 			}
 		case []any:

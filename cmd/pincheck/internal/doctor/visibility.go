@@ -118,8 +118,8 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 		return nil
 	}
 	c := f.chosen(value)
-	asked := f.Opening != nil && cudart.Code(f.Opening.Code) == cudart.ErrInvalidDevice
-	if c.bad == "" && !asked || c.why == "negative" || c.named > 0 && len(f.Devices) > c.named {
+	requested := f.Opening != nil && cudart.Code(f.Opening.Code) == cudart.ErrInvalidDevice
+	if c.bad == "" && !requested || c.why == "negative" || c.named > 0 && len(f.Devices) > c.named {
 		return nil // it ends the list, or CUDA shows that it is there
 	}
 	out := Finding{

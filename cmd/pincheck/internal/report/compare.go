@@ -264,27 +264,27 @@ func (t *comparison) conclude(common int) {
 	}
 	limit := fmt.Sprintf("%g %%", math.Round(1e4*t.Threshold)/100)
 	var said []string
-	say := func(v compare.Verdict, format string) {
+	count := func(v compare.Verdict, format string) {
 		if n[v] > 0 {
 			said = append(said, fmt.Sprintf(format, n[v]))
 		}
 	}
 	if t.pair() {
-		say(compare.Worse, "%d worse in b")
-		say(compare.Better, "%d better in b")
-		say(compare.Different, "%d different")
-		say(compare.Unclear, "%d unclear (the medians differ by no more than runs of one machine may)")
-		say(compare.Untested, "%d untested (the medians differ, and there are too few samples to be sure)")
-		say(compare.Same, "%d the same within "+strings.ReplaceAll(limit, "%", "%%"))
+		count(compare.Worse, "%d worse in b")
+		count(compare.Better, "%d better in b")
+		count(compare.Different, "%d different")
+		count(compare.Unclear, "%d unclear (the medians differ by no more than runs of one machine may)")
+		count(compare.Untested, "%d untested (the medians differ, and there are too few samples to be sure)")
+		count(compare.Same, "%d the same within "+strings.ReplaceAll(limit, "%", "%%"))
 		t.wrapped("", fmt.Sprintf("Of %s: %s.", units.Things(common, "series", "series"), strings.Join(said, ", ")))
 		t.wrapped("", "What is worse or better differs by more than runs of one machine do: of a hundred comparisons of such runs one says so. What is unclear may become clear with more runs of each side, one after the other in a file.")
 		return
 	}
-	say(compare.Worse, "%d with a host out of line for the worse")
-	say(compare.Different, "%d with a host out of line")
-	say(compare.Better, "%d with a host out of line for the better")
-	say(compare.Divided, "%d in which the hosts are divided, so that none stands out: which of them are right is not decided")
-	say(compare.Same, "%d in line within "+strings.ReplaceAll(limit, "%", "%%")+" or the hosts' scatter")
+	count(compare.Worse, "%d with a host out of line for the worse")
+	count(compare.Different, "%d with a host out of line")
+	count(compare.Better, "%d with a host out of line for the better")
+	count(compare.Divided, "%d in which the hosts are divided, so that none stands out: which of them are right is not decided")
+	count(compare.Same, "%d in line within "+strings.ReplaceAll(limit, "%", "%%")+" or the hosts' scatter")
 	t.wrapped("", fmt.Sprintf("Of %s of %d hosts: %s.", units.Things(common, "series", "series"), len(t.Hosts), strings.Join(said, ", ")))
 }
 

@@ -259,7 +259,7 @@ func (p *layout) groupName(value string) string {
 	return labelValue(p.view.X, value)
 }
 
-// ambiguous reports whether two series are on the same place of the same line.
+// ambiguous reports whether two series are on the same position of the same line.
 func (p *layout) ambiguous(all []*result.Series) bool {
 	seen := map[[2]string]bool{}
 	for _, s := range all {
@@ -434,7 +434,7 @@ func (p *layout) chart(in part, all []*result.Series) chart {
 				continue
 			}
 			st, _ := stats(s)
-			l.points = append(l.points, point{p.place(s), st.Median, min(st.Min, st.Median), max(st.Max, st.Median)})
+			l.points = append(l.points, point{p.position(s), st.Median, min(st.Min, st.Median), max(st.Max, st.Median)})
 			if s.Expected != nil && drawable(s.Expected.Value) {
 				known = append(known, s)
 			}
@@ -449,8 +449,8 @@ func (p *layout) chart(in part, all []*result.Series) chart {
 	return c
 }
 
-// place returns where a series is along the axis.
-func (p *layout) place(s *result.Series) float64 {
+// position returns the position of a series along the axis.
+func (p *layout) position(s *result.Series) float64 {
 	value := s.Labels.Get(p.view.X)
 	if p.bars {
 		return float64(p.groupOf[value])
@@ -486,7 +486,7 @@ func (c *chart) expect(p *layout, style int, known []*result.Series) {
 			y.text = "expected: " + shorten(clean(source), 120)
 		}
 		for _, s := range of {
-			y.points = append(y.points, point{x: p.place(s), y: s.Expected.Value})
+			y.points = append(y.points, point{x: p.position(s), y: s.Expected.Value})
 		}
 		slices.SortStableFunc(y.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
 		if y.style == common {

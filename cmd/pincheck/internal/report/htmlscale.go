@@ -16,12 +16,12 @@ type scale struct {
 	unit     units.Unit // in which marks of a linear scale are written
 }
 
-// at returns the place of a value, within the scale.
-func (s scale) at(v float64) float64 { return min(max(s.place(v), 0), 1) }
+// at returns the position of a value, within the scale.
+func (s scale) at(v float64) float64 { return min(max(s.position(v), 0), 1) }
 
-// place returns the position of a value: 0 at the low end of the scale, 1 at the high end, and more or
+// position returns the position of a value: 0 at the low end of the scale, 1 at the high end, and more or
 // less beyond them.
-func (s scale) place(v float64) float64 {
+func (s scale) position(v float64) float64 {
 	low, high := s.min, s.max
 	if s.log {
 		v, low, high = math.Log(v), math.Log(low), math.Log(high)
@@ -141,7 +141,7 @@ const markTolerance = 0.005
 // every returns every n-th mark within the scale, so that at most limit are left.
 func (s scale) every(limit int) []float64 {
 	inside := slices.DeleteFunc(slices.Clone(s.marks), func(m float64) bool {
-		return s.place(m) < -markTolerance || s.place(m) > 1+markTolerance
+		return s.position(m) < -markTolerance || s.position(m) > 1+markTolerance
 	})
 	n := 1
 	for (len(inside)+n-1)/n > limit {
