@@ -123,7 +123,7 @@ func checkNode(fsys fs.FS, b []byte, node int, why []string) error {
 	}
 	switch there := pages[linux.NUMANode(node)]; {
 	case total == 0:
-		return fmt.Errorf("the kernel does not report the nodes of a driver's pages: %w", errors.ErrUnsupported)
+		return fmt.Errorf("the kernel does not report the nodes of pages of a driver: %w", errors.ErrUnsupported)
 	case float64(there) < minShareOnNode*float64(total):
 		text := fmt.Sprintf("of %d pages %d lie on node %d", total, there, node)
 		return fmt.Errorf("%s: %w", strings.Join(append(slices.Clone(why), text), "; "), errors.ErrUnsupported)
