@@ -59,7 +59,7 @@ const (
 	maxUnpacked = maxHost + maxFacts + maxReadme + 64<<10
 	maxDepth    = 32     // of objects and lists of facts.json in each other; real ones have 9
 	maxNested   = 4_000  // objects and lists of facts.json: what they take is far more than their text
-	maxValues   = 30_000 // of facts.json, of any kind
+	maxValues   = 20_000 // of facts.json, of any kind
 	maxFollowed = 20_000 // links of host.txt, of all paths that begin with one
 	maxLinks    = 40     // one after the other
 )
