@@ -10,6 +10,13 @@ import (
 	"github.com/ebitengine/purego"
 )
 
+// A Library is a library that the dynamic loader has loaded. It is never unloaded, because
+// CUDA's threads and exit handlers would still run its code.
+type Library struct {
+	handle uintptr
+	path   string
+}
+
 // Open loads a library by its path, or by a bare name that the dynamic loader finds
 // (dlopen). Its symbols are local, so that two versions can be loaded side by side. The
 // error is the dynamic loader's.

@@ -4,6 +4,9 @@ package dynlib
 
 import "errors"
 
+// A Library cannot be loaded here.
+type Library struct{ path string }
+
 // Open fails with [errors.ErrUnsupported].
 func Open(string) (*Library, error) { return nil, errors.ErrUnsupported }
 
