@@ -209,6 +209,9 @@ func TestKeptResults(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotEmpty(t, kept)
 	for _, file := range kept {
+		if strings.HasPrefix(filepath.Base(file), "guard-") {
+			continue // of scripts/guard, not of pincheck
+		}
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		r, err := Read(text)
