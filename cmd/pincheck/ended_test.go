@@ -49,6 +49,9 @@ func TestEveryCommandEnds(t *testing.T) {
 				sys := on(t, "h200-vm")
 				sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 4096, Samples: 3})}
 				sys.releaseGrace, sys.callGrace = 50*time.Millisecond, 10*time.Millisecond
+				if c.fn == "cudaGetDeviceCount" {
+					sys.releaseGrace = time.Minute // it ends by callGrace, and has to report the call
+				}
 				reached := make(chan struct{}, 100)
 				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 					sim, err := cudasim.New(cudasim.Config{})
@@ -108,9 +111,6 @@ func TestEveryCommandEnds(t *testing.T) {
 				require.NoError(t, err, text)
 				assert.False(t, r.Complete)
 				if c.fn == "cudaGetDeviceCount" && (how == "interrupt" || len(reached) > 0) { // in time
-					if r.Facts == nil {
-						t.Skip("this machine is too busy: the process that opens CUDA had not reported within the 0.9 s that an ended command has")
-					}
 					require.NotEmpty(t, r.Probes)
 					assert.Contains(t, r.Probes[0].Call, c.fn)
 				}

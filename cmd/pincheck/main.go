@@ -22,6 +22,11 @@ import (
 
 func main() {
 	child.Serve(children(probe.Local{ReadHost: thisHost})) // returns, unless a probe or an experiment has started this process
+	runOn(thisMachine())
+}
+
+// runOn runs the command of this process, and ends the process.
+func runOn(sys system) {
 	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // as nohup does
 		ends = append(ends, syscall.SIGHUP)
@@ -33,7 +38,12 @@ func main() {
 	// After the first signal everything is released. A second one ends the process
 	// at once.
 	context.AfterFunc(ctx, stop)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, system{
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr, sys)
+	os.Exit(code)
+}
+
+func thisMachine() system {
+	return system{
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
 		open:        cudart.OpenContext,
@@ -41,8 +51,7 @@ func main() {
 		expect:      expectedRates,
 		hostname:    os.Hostname,
 		experiments: bench.All(),
-	})
-	os.Exit(code)
+	}
 }
 
 // children are what processes of their own do.

@@ -72,7 +72,9 @@ func scripted() probe.Local {
 func TestMain(m *testing.M) {
 	child.Serve(children(scripted())) // probes and experiments start this executable again
 	if os.Getenv(asProgram) != "" {
-		main()
+		sys := thisMachine()
+		sys.releaseGrace = time.Minute // a busy machine takes longer than a second to end its processes
+		runOn(sys)
 	}
 	os.Exit(m.Run())
 }
@@ -146,9 +148,6 @@ func TestADriverThatNeverReturns(t *testing.T) {
 				r, err := report.Read(stdout.Bytes())
 				require.NoError(t, err, stderr.String())
 				assert.Equal(t, c.verdict, r.Verdict)
-				if r.Facts == nil && c.signal != nil {
-					t.Skip("this machine is too busy: the process that opens CUDA had not reported within the 0.9 s that an ended command has")
-				}
 				if c.fn == "cudaGetDeviceCount" { // also of a run that was ended meanwhile
 					require.NotEmpty(t, r.Probes, stdout.String())
 					assert.Contains(t, r.Probes[0].Call, c.fn)

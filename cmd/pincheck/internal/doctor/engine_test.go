@@ -700,6 +700,10 @@ var hypotheses = []trouble{
 		f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 24}
 		failing(f, "cudaHostRegister: cudaErrorOperatingSystem (304): OS call failed")
 	}, says: "Max open files is 24"},
+	{id: "few_files", change: func(f *Facts) { // as an H200 does with ulimit -n 24
+		f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 24}
+		failing(f, "cudaStreamCreateWithPriority: cudaErrorDevicesUnavailable (46): CUDA-capable device(s) is/are busy or unavailable")
+	}, says: "Max open files is 24"},
 	{id: "few_tasks", make: start(cudart.ErrOperatingSystem), change: func(f *Facts) {
 		f.Host.Cgroup.Tasks, f.Host.Cgroup.TasksMax = hostinfo.Limit{Known: true, N: 2047}, hostinfo.Limit{Known: true, N: 2048}
 	}, says: "pids-limit"},

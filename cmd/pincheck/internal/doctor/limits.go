@@ -12,7 +12,7 @@ import (
 // shortOf are the codes of a process that is short of something that the kernel gives: which, the codes do
 // not say.
 var shortOf = []cudart.Code{cudart.Success, cudart.ErrMemoryAllocation, cudart.ErrInitializationError, cudart.ErrNoDevice,
-	cudart.ErrOperatingSystem, cudart.ErrUnknown}
+	cudart.ErrOperatingSystem, cudart.ErrDevicesUnavailable, cudart.ErrUnknown}
 
 // failedOnGPU are findings of calls that fail for want of what limitChecks look at.
 var failedOnGPU = []string{"pin_refused", "failed_call", "failed_round_trips", "host_memory_short", "gpu_full", "driver_crashes"}

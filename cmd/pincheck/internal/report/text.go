@@ -543,7 +543,7 @@ func problemsText(r *Result) string {
 		default:
 			var gpus []string
 			for _, o := range r.Findings {
-				if same(o) && o.Device != nil {
+				if same(o) && o.Device != nil && !slices.Contains(gpus, fmt.Sprint(*o.Device)) {
 					gpus = append(gpus, fmt.Sprint(*o.Device))
 				}
 			}
