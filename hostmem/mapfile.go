@@ -121,14 +121,14 @@ func (o MapFileOptions) length(file *os.File) (int, error) {
 	if err := mappable(info); err != nil {
 		return 0, err
 	}
-	left := info.Size() - o.Offset
+	remaining := info.Size() - o.Offset
 	switch {
 	case info.Size() == 0:
 		return 0, errors.New("it is empty, or its file system does not report its size")
-	case left <= 0 || int64(o.Length) > left:
+	case remaining <= 0 || int64(o.Length) > remaining:
 		return 0, fmt.Errorf("%d bytes from %d on are not all within the %d that it has", max(o.Length, 1), o.Offset, info.Size())
 	case o.Length == 0:
-		return int(left), nil
+		return int(remaining), nil
 	}
 	return o.Length, nil
 }

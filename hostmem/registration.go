@@ -181,8 +181,8 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 			return err
 		}
 		// There may be too many registrations.
-		if left := p.release(ctx); left != nil {
-			return errors.Join(err, left)
+		if failed := p.release(ctx); failed != nil {
+			return errors.Join(err, failed)
 		}
 		p.note("registering chunks of %s was refused: %v", units.ExactBytes(min(o.Chunk, p.limit)), err)
 	}

@@ -86,8 +86,8 @@ func ExampleMemory_Compare() {
 			return err
 		}
 		found, err := m.Compare(ctx, s, p, n, content, 0)
-		if err == nil && found.Wrong > 0 {
-			err = fmt.Errorf("%d bytes are wrong, the first at offset %d", found.Wrong, found.First)
+		if err == nil && found.Mismatches > 0 {
+			err = fmt.Errorf("%d bytes are wrong, the first at offset %d", found.Mismatches, found.First)
 		}
 		return err
 	}

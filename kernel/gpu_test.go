@@ -254,7 +254,7 @@ func TestGPUFillsAndChecks(t *testing.T) {
 				}
 				found, err = m.Compare(ctx, s, start, n, c, at)
 				require.NoError(t, err)
-				require.Equal(t, kernel.Found{Wrong: len(wrong), First: first}, found, name)
+				require.Equal(t, kernel.Found{Mismatches: len(wrong), First: first}, found, name)
 			}
 		}
 	}
@@ -262,7 +262,7 @@ func TestGPUFillsAndChecks(t *testing.T) {
 	require.NoError(t, m.Fill(s, p, size, kernel.Content{Kind: kernel.Constant}, 0))
 	found, err := m.Compare(ctx, s, p, size, kernel.Content{Kind: kernel.Constant, Mask: math.MaxUint64}, 0)
 	require.NoError(t, err)
-	assert.Equal(t, kernel.Found{Wrong: size, First: 0}, found)
+	assert.Equal(t, kernel.Found{Mismatches: size, First: 0}, found)
 	require.NoError(t, m.Fill(s, 0, 0, kernel.Content{}, 0))
 	assert.ErrorIs(t, m.Fill(s, p, -1, kernel.Content{}, 0), cudart.ErrInvalidValue)
 }
@@ -288,7 +288,7 @@ func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
 	send(t, dev, p+(n-2), []byte{^from[byte](t, s, p+(n-2), 1)[0]})
 	found, err := m.Compare(context.Background(), s, p, n, c, 0)
 	require.NoError(t, err)
-	assert.Equal(t, kernel.Found{Wrong: 1, First: n - 2}, found)
+	assert.Equal(t, kernel.Found{Mismatches: 1, First: n - 2}, found)
 }
 
 // Copies by the multiprocessors: between device memory and, both ways, pinned host memory.
@@ -500,5 +500,5 @@ func BenchmarkMemory(b *testing.B) {
 	run("copy to host", linked, func() error { return m.Copy(s, mapped, p, linked, 0) })
 	found, err := m.ReadResult(ctx, result)
 	require.NoError(b, err)
-	assert.Zero(b, found.Wrong)
+	assert.Zero(b, found.Mismatches)
 }

@@ -11,7 +11,7 @@ import (
 type Kernel struct {
 	module   *Module
 	function *cudart.Function
-	known    bool       // if params are: CUDA has no query for them, and only PTX is parsed
+	parsed   bool       // if params are: CUDA has no query for them, and only PTX is parsed
 	params   parameters // sizes in bytes
 }
 
@@ -156,7 +156,7 @@ func (k *Kernel) check(c Config, args []Arg) error {
 		return k.invalid("%d bytes of shared memory: 0 to %d (AllowShared raises it)", c.SharedBytes, l.DynamicShared)
 	case len(args) > MaxArgs:
 		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
-	case !k.known:
+	case !k.parsed:
 		return nil
 	case len(args) != len(k.params):
 		return k.invalid("%d arguments: the kernel has %d", len(args), len(k.params))

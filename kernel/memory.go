@@ -99,8 +99,8 @@ const ResultBytes = 16
 
 // A Found is the result of a check.
 type Found struct {
-	Wrong int // number of bytes that differ
-	First int // offset of the first byte that differs, -1 for none
+	Mismatches int // number of bytes that differ
+	First      int // offset of the first byte that differs, -1 for none
 }
 
 // ResetResult queues that a result has found nothing yet (cudaMemsetAsync).
@@ -128,7 +128,7 @@ func (m *Memory) readResult(result cudart.DevPtr) (Found, error) {
 	if words[0] == 0 {
 		return Found{First: -1}, nil
 	}
-	return Found{Wrong: int(words[0]), First: int(words[1])}, nil
+	return Found{Mismatches: int(words[0]), First: int(words[1])}, nil
 }
 
 // bounded makes calls of CUDA that may not return.

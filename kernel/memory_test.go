@@ -27,12 +27,12 @@ func TestReadResultDecodesCounters(t *testing.T) {
 	require.NoError(t, s.Synchronize(t.Context()))
 	found, err := m.ReadResult(t.Context(), p)
 	require.NoError(t, err)
-	assert.Equal(t, Found{Wrong: 0, First: -1}, found)
+	assert.Equal(t, Found{Mismatches: 0, First: -1}, found)
 	words := [2]uint64{3, 12345678901}
 	require.NoError(t, dev.CopyToDevice(p, unsafe.Pointer(&words), ResultBytes))
 	found, err = m.ReadResult(t.Context(), p)
 	require.NoError(t, err)
-	assert.Equal(t, Found{Wrong: 3, First: 12345678901}, found)
+	assert.Equal(t, Found{Mismatches: 3, First: 12345678901}, found)
 	require.NoError(t, dev.Free(p))
 	require.NoError(t, s.Close())
 }

@@ -115,8 +115,8 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	case ctx == nil:
 		return nil, errNilContext
 	}
-	params, known := m.kernels[name]
-	if m.kernels != nil && !known {
+	params, parsed := m.kernels[name]
+	if m.kernels != nil && !parsed {
 		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
 		return nil, fmt.Errorf("the code has the kernels %s: %w", names, cudart.ErrSymbolNotFound)
 	}
@@ -135,7 +135,7 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Kernel{module: m, function: f, known: known, params: params}, nil
+	return &Kernel{module: m, function: f, parsed: parsed, params: params}, nil
 }
 
 // Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [ErrClosed]. After an error the code

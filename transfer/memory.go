@@ -41,13 +41,13 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 	if err := v.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
-	send, known, err := pinned(ctx, v.dev(), mem, down)
+	send, registered, err := pinned(ctx, v.dev(), mem, down)
 	switch {
 	case err != nil:
 		return 0, err
 	case send != nil:
 		done, err := v.at(len(mem), at).copyPinned(ctx, len(mem), send, down)
-		if known || !atSeam(err) {
+		if registered || !atSeam(err) {
 			return done, err
 		}
 	case v.call.Progress == nil: // the caller's goroutine copies small memory itself

@@ -54,13 +54,13 @@ func (p target) memory(ctx context.Context, src []byte) (int, error) {
 	if err := p.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
-	send, known, err := pinned(ctx, p.dev(), src, false)
+	send, registered, err := pinned(ctx, p.dev(), src, false)
 	if err != nil {
 		return 0, err
 	}
 	if send != nil {
 		done, err := p.copyPinned(ctx, len(src), send, false)
-		if known || !atSeam(err) {
+		if registered || !atSeam(err) {
 			return done, err
 		}
 	}
@@ -262,24 +262,24 @@ type sender func(s *cudart.Stream, at cudart.DevPtr, off, n int) error
 // pinned returns a sender for mem, nil if mem is not pinned. known reports whether mem is
 // hostmem's; else a copy may fail: see atSeam. An error is that of a call that does not
 // return.
-func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (send sender, known bool, err error) {
-	p, start, isKnown := hostmem.Find(mem)
-	if !isKnown {
+func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (send sender, registered bool, err error) {
+	p, start, registered := hostmem.Find(mem)
+	if !registered {
 		if ok, err := isPinned(ctx, dev, mem); !ok {
 			return nil, false, err
 		}
 	}
 	return func(s *cudart.Stream, at cudart.DevPtr, off, n int) error {
 		switch {
-		case isKnown && down:
+		case registered && down:
 			return p.CopyFromDevice(s, at, start+off, n)
-		case isKnown:
+		case registered:
 			return p.CopyToDevice(s, at, start+off, n)
 		case down:
 			return s.CopyToHost(unsafe.Pointer(&mem[off]), at, n)
 		}
 		return s.CopyToDevice(at, unsafe.Pointer(&mem[off]), n)
-	}, isKnown, nil
+	}, registered, nil
 }
 
 // isPinned queries CUDA for both ends of memory that is not hostmem's

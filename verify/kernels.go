@@ -83,7 +83,7 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Dif
 // the bytes to the host to describe it.
 func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]Difference, error) {
 	found, err := t.find(ctx, c, at, p, want.onGPU())
-	if err != nil || found.Wrong == 0 {
+	if err != nil || found.Mismatches == 0 {
 		return nil, err
 	}
 	if err := t.download(ctx, t.streams[0], returnAt(c), p, c.SizeBytes); err != nil {
@@ -114,7 +114,7 @@ func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k k
 // foundDifference describes a mismatch that a kernel found: a kernel returns the first
 // offset and the number of bytes.
 func foundDifference(c Case, at string, found kernel.Found, k kernel.Content) Difference {
-	d := Difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Wrong, Regions: 1}
+	d := Difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1}
 	d.Expected = make(Hex, min(shownBytes, c.SizeBytes-found.First))
 	k.Fill(d.Expected, uint64(found.First))
 	return d
@@ -139,11 +139,11 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismat
 	if err != nil {
 		return nil, err
 	}
-	if found.Wrong > 0 { // copies of the first bytes show their values
+	if found.Mismatches > 0 { // copies of the first bytes show their values
 		d := foundDifference(c, AtDevice, found, k)
 		d.Found = make(Hex, len(d.Expected))
 		if err := t.dev.CopyToHost(unsafe.Pointer(&d.Found[0]), p+cudart.DevPtr(found.First), len(d.Found)); err != nil {
-			return nil, fmt.Errorf("read the first of %d wrong bytes: %w", found.Wrong, err)
+			return nil, fmt.Errorf("read the first of %d wrong bytes: %w", found.Mismatches, err)
 		}
 		if d.Found[0] == d.Expected[0] {
 			d.Cause = CauseRead // by now it is right

@@ -44,7 +44,7 @@ func (g byCopies) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr
 	}
 	for i := range got {
 		if got[i] != want[i] {
-			if found.Wrong++; found.Wrong == 1 {
+			if found.Mismatches++; found.Mismatches == 1 {
 				found.First = i
 			}
 		}
@@ -155,7 +155,7 @@ func TestKernelPathFindsWrongReads(t *testing.T) {
 		r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
 			r.found = func(c Case, where string, f kernel.Found) kernel.Found {
 				if where == at {
-					return kernel.Found{Wrong: 3, First: 90}
+					return kernel.Found{Mismatches: 3, First: 90}
 				}
 				return f
 			}

@@ -272,10 +272,10 @@ func (p Plan) normal() (Plan, error) {
 	}
 	var errs []error
 	for _, path := range p.Paths {
-		errs = append(errs, known("Plan.Paths", "path", path, Paths()))
+		errs = append(errs, oneOf("Plan.Paths", "path", path, Paths()))
 	}
 	for _, pattern := range p.Patterns {
-		errs = append(errs, known("Plan.Patterns", "pattern", pattern, Patterns()))
+		errs = append(errs, oneOf("Plan.Patterns", "pattern", pattern, Patterns()))
 	}
 	for _, n := range p.Sizes {
 		if n <= 0 {
@@ -296,7 +296,7 @@ func (p Plan) normal() (Plan, error) {
 }
 
 // known returns an error unless all has the value of a field of Plan.
-func known[T ~string](field, what string, v T, all []T) error {
+func oneOf[T ~string](field, what string, v T, all []T) error {
 	if slices.Contains(all, v) {
 		return nil
 	}

@@ -220,7 +220,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 			free = min(free, there)
 		}
 	}
-	host, known := p.hostFree()
+	host, measured := p.hostFree()
 	buffers := 1 // on the device
 	if info.hop {
 		buffers = 2
@@ -234,7 +234,7 @@ func (p *pathRun) affordable(cases []Case) []Case {
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
 		case buffers*n > free/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
-		case known && info.hostCopies*n > host/2:
+		case measured && info.hostCopies*n > host/2:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)
 		}
 		return ""

@@ -114,8 +114,8 @@ func (c *cursor) tensorInfo(f *File) {
 	if c.err != nil {
 		return
 	}
-	var known bool
-	if t.DType, known = ggmlTypes[id]; !known {
+	var ok bool
+	if t.DType, ok = ggmlTypes[id]; !ok {
 		c.fail("ggml type %d is not known, or was removed", id)
 		return
 	}
@@ -184,12 +184,12 @@ func (c *cursor) stop(err error) {
 }
 
 // left returns the largest number of bytes that the rest of the header has.
-func (c *cursor) left() int64 { return c.limit - c.pos }
+func (c *cursor) remaining() int64 { return c.limit - c.pos }
 
 // fits returns false, and fails, if the header cannot hold n items of each bytes.
 func (c *cursor) fits(what string, n uint64, each int) bool {
-	if limit := uint64(c.left()) / uint64(each); c.err == nil && n > limit {
-		c.fail("%d %s are declared, the %d bytes after that hold at most %d", n, what, c.left(), limit)
+	if limit := uint64(c.remaining()) / uint64(each); c.err == nil && n > limit {
+		c.fail("%d %s are declared, the %d bytes after that hold at most %d", n, what, c.remaining(), limit)
 	}
 	return c.err == nil
 }
@@ -198,11 +198,11 @@ func (c *cursor) fits(what string, n uint64, each int) bool {
 // call; nil after a failure.
 func (c *cursor) take(n int) []byte {
 	if len(c.ahead) < n && c.err == nil {
-		if int64(n) > c.left() {
+		if int64(n) > c.remaining() {
 			c.fail("%d bytes are wanted at offset %d, the header ends at %d at the latest", n, c.pos, c.limit)
 			return nil
 		}
-		c.ahead = c.buf[:min(int64(len(c.buf)), c.left())]
+		c.ahead = c.buf[:min(int64(len(c.buf)), c.remaining())]
 		if err := c.read(c.ahead, c.pos); err != nil {
 			c.stop(err)
 		}
@@ -236,8 +236,8 @@ func (c *cursor) str() string {
 		return string(c.take(int(n)))
 	}
 	var text []byte
-	for left := int(n); left > 0 && c.err == nil; left = int(n) - len(text) {
-		text = append(text, c.take(min(left, len(c.buf)))...)
+	for remaining := int(n); remaining > 0 && c.err == nil; remaining = int(n) - len(text) {
+		text = append(text, c.take(min(remaining, len(c.buf)))...)
 	}
 	return string(text)
 }

@@ -49,14 +49,14 @@ func (f *File) parseSafetensors(start []byte) error {
 
 // notWeights guesses the format of another file by its first bytes.
 func notWeights(start []byte) string {
-	for _, known := range []struct{ prefix, is string }{
+	for _, other := range []struct{ prefix, is string }{
 		{"version ", "a Git LFS pointer in place of the file (run git lfs pull)"},
 		{"PK\x03\x04", "a zip archive, such as PyTorch's .pt and .bin (convert it to safetensors)"},
 		{"\x80", "a Python pickle (convert it to safetensors)"},
 		{"<", "HTML or XML, such as a failed download's page"},
 	} {
-		if bytes.HasPrefix(start, []byte(known.prefix)) {
-			return "looks like " + known.is
+		if bytes.HasPrefix(start, []byte(other.prefix)) {
+			return "looks like " + other.is
 		}
 	}
 	return "neither GGUF nor safetensors"
@@ -121,7 +121,7 @@ func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType
 	if string(dtype) != string(before) { // else one string serves both
 		t.DType = DType(dtype)
 	}
-	if _, known := safetensorsTypes[t.DType]; !known {
+	if _, ok := safetensorsTypes[t.DType]; !ok {
 		return "", f.invalid(name, "dtype %s is not one of safetensors", quote(string(dtype)))
 	}
 	var numbers [maxDimensions]int

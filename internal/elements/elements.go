@@ -17,8 +17,8 @@ var checked sync.Map // of result, by reflect.Type
 // nothing.
 func Check[T any]() error {
 	t := reflect.TypeFor[T]()
-	if known, ok := checked.Load(t); ok {
-		return known.(result).err
+	if cached, ok := checked.Load(t); ok {
+		return cached.(result).err
 	}
 	err := check(t)
 	switch {

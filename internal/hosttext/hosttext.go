@@ -131,11 +131,11 @@ func Format(comment string, host fstest.MapFS) string {
 			b.WriteString(headerPrefix + name + linkMark + string(entry.Data) + closing + "\n")
 		case entry.Mode&fs.ModeDevice != 0:
 			mark := " (device)"
-			switch known := entry.Sys.(type) {
+			switch device := entry.Sys.(type) {
 			case linux.Owner:
-				mark = fmt.Sprintf(" (device %04o %d:%d)", entry.Mode.Perm(), known.UID, known.GID)
+				mark = fmt.Sprintf(" (device %04o %d:%d)", entry.Mode.Perm(), device.UID, device.GID)
 			case linux.Device:
-				mark = fmt.Sprintf(" (device %04o %d:%d %d)", entry.Mode.Perm(), known.UID, known.GID, known.Major)
+				mark = fmt.Sprintf(" (device %04o %d:%d %d)", entry.Mode.Perm(), device.UID, device.GID, device.Major)
 			}
 			b.WriteString(headerPrefix + name + mark + closing + "\n")
 		default:

@@ -28,16 +28,16 @@ func ParseMounts(text string) ([]Mount, error) {
 	return parseLines(text, "a mount, as proc(5) describes it", func(line string) (Mount, bool) {
 		before, after, ok := strings.Cut(line, " - ")
 		// The source may be empty, so that two spaces follow each other.
-		left, right := strings.Split(before, " "), strings.Split(after, " ")
-		if !ok || len(left) < 6 || len(right) < 3 || !path.IsAbs(left[4]) {
+		mount, filesystem := strings.Split(before, " "), strings.Split(after, " ")
+		if !ok || len(mount) < 6 || len(filesystem) < 3 || !path.IsAbs(mount[4]) {
 			return Mount{}, false
 		}
 		return Mount{
-			Device:  left[2],
-			Root:    unescape(left[3]),
-			Point:   unescape(left[4]),
-			Type:    right[0],
-			Options: strings.Split(right[len(right)-1], ","),
+			Device:  mount[2],
+			Root:    unescape(mount[3]),
+			Point:   unescape(mount[4]),
+			Type:    filesystem[0],
+			Options: strings.Split(filesystem[len(filesystem)-1], ","),
 		}, true
 	})
 }

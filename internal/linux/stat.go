@@ -24,7 +24,7 @@ const userTick = 10 * time.Millisecond
 // ParseCPUTime parses /proc/stat.
 func ParseCPUTime(text string) (CPUTime, error) {
 	var t CPUTime
-	known := false
+	found := false
 	number := 0
 	for line := range strings.Lines(text) {
 		number++
@@ -45,14 +45,14 @@ func ParseCPUTime(text string) (CPUTime, error) {
 			}
 			switch d := time.Duration(ticks) * userTick; i {
 			case 3, 4:
-				known = true
+				found = true
 				t.Idle += d
 			case 0, 1, 2, 5, 6, 7:
 				t.Busy += d
 			}
 		}
 	}
-	if !known {
+	if !found {
 		return CPUTime{}, &SyntaxError{Line: number, Want: `a line "cpu"`}
 	}
 	return t, nil

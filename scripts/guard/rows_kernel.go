@@ -84,8 +84,8 @@ func kernelRow(make func(*fixture, kernels) *task) func(*fixture) (*task, error)
 				if err != nil {
 					return err
 				}
-				if found.Wrong != mismatches {
-					return fmt.Errorf("%d bytes are wrong, not %d", found.Wrong, mismatches)
+				if found.Mismatches != mismatches {
+					return fmt.Errorf("%d bytes are wrong, not %d", found.Mismatches, mismatches)
 				}
 				b[0] ^= 1
 				if err := f.put(dev, mem+cudart.DevPtr(n/3), b[:]); err != nil {

@@ -22,13 +22,13 @@ func ReadHost(files fs.FS, pinnedFiles int) (linux.Headroom, error) {
 	if err != nil {
 		return linux.Headroom{}, err
 	}
-	left, ok := info.Headroom(pinnedFiles)
+	headroom, ok := info.Headroom(pinnedFiles)
 	if !ok {
 		return linux.Headroom{}, errors.New("/proc/meminfo has no MemTotal or no MemAvailable")
 	}
 	groups, _ := linux.ReadCgroupMemory(files)
-	if group, ok := linux.Tightest(groups, pinnedFiles); ok && group.Headroom(pinnedFiles).Available < left.Available {
-		left = group.Headroom(pinnedFiles)
+	if group, ok := linux.Tightest(groups, pinnedFiles); ok && group.Headroom(pinnedFiles).Available < headroom.Available {
+		headroom = group.Headroom(pinnedFiles)
 	}
-	return left, nil
+	return headroom, nil
 }

@@ -131,15 +131,15 @@ func (g *Fixture) Hold() {
 // until the end of the test.
 func (g *Fixture) Stall(s *cudart.Stream) (open func()) {
 	g.Helper()
-	gate := make(chan struct{})
+	blocked := make(chan struct{})
 	opened := false
 	open = func() {
 		if !opened {
 			opened = true
-			close(gate)
+			close(blocked)
 		}
 	}
-	require.NoError(g, s.LaunchHostFunc(func() { <-gate }))
+	require.NoError(g, s.LaunchHostFunc(func() { <-blocked }))
 	g.Cleanup(open)
 	return open
 }

@@ -57,7 +57,7 @@ type Stage struct {
 	calls    []string       // of CUDA
 	sysCalls []string       // of the system
 	owed     map[int]string // functions whose errors are pending, by thread
-	left     []string       // errors that stayed pending
+	pending  []string       // errors that stayed pending
 }
 
 // StageMem is the device memory of a stage in bytes.
@@ -107,7 +107,7 @@ func (s *Stage) onCall(fn string, _ int) {
 	if of, owes := s.owed[thread]; owes {
 		delete(s.owed, thread)
 		if fn != "cudaGetLastError" {
-			s.left = append(s.left, fmt.Sprintf("%s was called with the error of %s pending", fn, of))
+			s.pending = append(s.pending, fmt.Sprintf("%s was called with the error of %s pending", fn, of))
 		}
 	}
 	if fn != "cudaGetLastError" {
@@ -120,7 +120,7 @@ func (s *Stage) requireNoPendingError() {
 	s.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	require.Empty(s, s.left)
+	require.Empty(s, s.pending)
 	require.Empty(s, s.owed, "threads with an error pending")
 }
 

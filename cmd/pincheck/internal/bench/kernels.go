@@ -94,8 +94,8 @@ func (k *kernels) group(name string, cases []measure.Case) measure.Group {
 // compare has a kernel compare device memory with a content.
 func (k *kernels) compare(ctx context.Context, n int, c kernel.Content) error {
 	found, err := k.memory.Compare(ctx, k.s, k.p, n, c, 0)
-	if err == nil && found.Wrong > 0 {
-		err = fmt.Errorf("%w: %d of %d, the first at offset %d", measure.ErrMismatch, found.Wrong, n, found.First)
+	if err == nil && found.Mismatches > 0 {
+		err = fmt.Errorf("%w: %d of %d, the first at offset %d", measure.ErrMismatch, found.Mismatches, n, found.First)
 	}
 	return err
 }
