@@ -55,7 +55,7 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 			return v.counted(len(mem), err)
 		}
 	}
-	c := fromMemory(mem)
+	c := stage.Upload(mem)
 	if down {
 		c = stage.Copy{N: len(mem), Down: true, Host: stage.Memory(func(from []byte, off int) error {
 			copyIn(mem[off:off+len(from)], from)
@@ -154,24 +154,6 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 
 // hugePage is the size of a huge page on amd64 and most of arm64.
 const hugePage = 2 * mib
-
-// maxNonTemporal is the size of the largest upload whose chunks are filled with non-temporal
-// stores. The chunks of a larger upload are overwritten in the caches again and again, and
-// mostly do not reach memory.
-const maxNonTemporal = 32 * mib
-
-// fromMemory describes an upload of the caller's memory.
-func fromMemory(src []byte) stage.Copy {
-	nonTemporal := len(src) <= maxNonTemporal
-	return stage.Copy{N: len(src), NonTemporal: nonTemporal, Host: stage.Memory(func(mem []byte, off int) error {
-		if from := src[off : off+len(mem)]; nonTemporal {
-			stage.Put(mem, from)
-		} else {
-			copy(mem, from)
-		}
-		return nil
-	})}
-}
 
 // copyIn copies into the caller's memory, which may be resident or not. It writes resident
 // memory with non-temporal stores, so that the ring stays in the caches.

@@ -18,7 +18,7 @@ var sizes = []int{0, 1, 63, 4096, stage.MaxSmall - 1, stage.MaxSmall, stage.MaxS
 func TestMemoryArrives(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, Options{Workers: 3})
-	for _, n := range append(slices.Clone(sizes), maxNonTemporal, maxNonTemporal+1) {
+	for _, n := range append(slices.Clone(sizes), stage.MaxNonTemporal, stage.MaxNonTemporal+1) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			const skip = 5
 			want := bytesOf(uint64(n), n+2*skip)

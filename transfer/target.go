@@ -64,7 +64,7 @@ func (p target) memory(ctx context.Context, src []byte) (int, error) {
 			return done, err
 		}
 	}
-	return p.stage(ctx, fromMemory(src))
+	return p.stage(ctx, stage.Upload(src))
 }
 
 // stage copies between the host and the target, through the ring.

@@ -10,7 +10,6 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
 // A smallSlot is a pinned buffer and a stream for one small copy at a time, in one
@@ -73,19 +72,20 @@ func (l *smallSlot) close(ctx context.Context) error {
 // the slot is taken.
 func (s *Stage) CopySmall(ctx context.Context, dev cudart.DevPtr, mem []byte, down bool) (ok bool, err error) {
 	l := &s.slots[directionOf(down)]
-	if len(mem) > len(l.buf.Bytes()) || !l.take(ctx) {
+	slot := l.buf.Bytes()
+	if len(mem) > len(slot) || !l.take(ctx) {
 		return false, nil
 	}
 	l.state.Store(slotCopies)
 	if ctx.Done() == nil { // without the allocations of what follows
-		err = l.copy(dev, mem, down)
+		err = l.copy(dev, mem, slot, down)
 		l.taken.Store(false)
 		return true, err
 	}
 	_, err = bounded.Do(ctx, bounded.Call[struct{}]{
 		Run: func() (struct{}, error) {
 			defer l.taken.Store(false)
-			return struct{}{}, l.copy(dev, mem, down)
+			return struct{}{}, l.copy(dev, mem, slot, down)
 		},
 		Abandon: func() bool { return l.state.CompareAndSwap(slotWaits, slotAbandoned) },
 		Grace:   grace,
@@ -106,12 +106,11 @@ func (l *smallSlot) take(ctx context.Context) bool {
 	return false
 }
 
-func (l *smallSlot) copy(dev cudart.DevPtr, mem []byte, down bool) error {
+func (l *smallSlot) copy(dev cudart.DevPtr, mem, slot []byte, down bool) error {
 	if l.unfinished != (cudart.Point{}) {
 		_, _ = l.stream.Query() // takes the error of that copy, which its caller has
 		l.unfinished = cudart.Point{}
 	}
-	slot := l.buf.Bytes()
 	if !down {
 		return l.wait(l.upload(dev, mem, slot))
 	}
@@ -160,18 +159,4 @@ func (l *smallSlot) wait(err error) error {
 		failed = again
 	}
 	return errors.Join(err, failed)
-}
-
-// minNonTemporal is the size of the smallest copies with non-temporal stores. Smaller copies
-// take longer with them, presumably because the driver's CPU thread reads the bytes itself.
-const minNonTemporal = 32 * kib
-
-// Put copies into pinned memory that is copied to a device next. It uses non-temporal stores,
-// because the device would have to fetch the bytes from the CPU's caches.
-func Put(to, from []byte) {
-	if len(from) < minNonTemporal {
-		copy(to, from)
-	} else {
-		ntcopy.Copy(to, from)
-	}
 }
