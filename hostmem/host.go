@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"sync"
 	"sync/atomic"
-	"weak"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
@@ -35,19 +32,7 @@ type learned struct {
 	refusal error // a *refusal if cudaHostAlloc worked in place of registering, else nil
 }
 
-var hosts sync.Map // of *host, by weak.Pointer[cudart.Device]
-
-// hostOf returns the host of a device.
-func hostOf(dev *cudart.Device) *host {
-	key := weak.Make(dev)
-	h, ok := hosts.Load(key)
-	if !ok {
-		if h, ok = hosts.LoadOrStore(key, &host{}); !ok {
-			runtime.AddCleanup(dev, func(key weak.Pointer[cudart.Device]) { hosts.Delete(key) }, key)
-		}
-	}
-	return h.(*host)
-}
+var hosts bounded.Each[cudart.Device, host]
 
 // inside makes a call into CUDA that may never return, once the group admits it.
 func inside(ctx context.Context, group *bounded.Group, call func() error) error {

@@ -38,7 +38,7 @@ func (n Node) choose(ctx context.Context, dev *cudart.Device, system *pages.Syst
 	if err == nil {
 		return node, true, ""
 	}
-	if id, attrErr := hostOf(dev).attribute(ctx, dev, cudart.AttrHostNumaID); attrErr == nil && id >= 0 {
+	if id, attrErr := hosts.Of(dev).attribute(ctx, dev, cudart.AttrHostNumaID); attrErr == nil && id >= 0 {
 		return id, true, ""
 	}
 	return 0, false, fmt.Sprintf("numa: the node of %v is unknown (%v), pages come from any node", dev, err)

@@ -86,7 +86,7 @@ func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o
 		err = bounded.Ended(ctx)
 	}
 	if err == nil {
-		m.dev, m.host, m.kind, m.label = dev, hostOf(dev), kind, o.Label
+		m.dev, m.host, m.kind, m.label = dev, hosts.Of(dev), kind, o.Label
 		stack := callerStack(dev)
 		_, err = bounded.Do(ctx, bounded.Call[struct{}]{
 			Run: func() (none struct{}, err error) {

@@ -42,7 +42,7 @@ type Module struct {
 }
 
 // groups bound, for each device, the threads in calls of CUDA that may not return.
-var groups bounded.Groups[cudart.Device]
+var groups bounded.Each[cudart.Device, bounded.Group]
 
 // Load loads PTX, a cubin or a fat binary on a device (cuModuleLoadDataEx). The driver compiles
 // PTX, which takes a fraction of a second unless the driver's cache on disk has the result. code

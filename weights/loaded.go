@@ -61,7 +61,7 @@ func LoadModel(ctx context.Context, dev *cudart.Device, path string, o LoadOptio
 }
 
 // allocations bound, for each device, the threads in calls of cudaMalloc.
-var allocations bounded.Groups[cudart.Device]
+var allocations bounded.Each[cudart.Device, bounded.Group]
 
 // LoadNew allocates device memory for the plan's tensors (cudaMalloc) and loads them as
 // [Plan.Load] does. Device i of the plan is devices[i]; devices without a tensor are not used.

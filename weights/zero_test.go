@@ -24,14 +24,14 @@ import (
 func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	t.Parallel()
 	var (
-		noFile   *weights.File
-		noModel  *weights.Model
-		noTensor *weights.Tensor
-		noPlan   *weights.Plan
-		noLoaded *weights.Loaded
-		noCtx    context.Context
-		ctx      = t.Context()
-		lone     = &weights.Tensor{Name: "lone", DType: weights.U8, Shape: []int{4}, Size: 4}
+		noFile      *weights.File
+		noModel     *weights.Model
+		noTensor    *weights.Tensor
+		noPlan      *weights.Plan
+		noLoaded    *weights.Loaded
+		noCtx       context.Context
+		ctx         = t.Context()
+		withoutFile = &weights.Tensor{Name: "without file", DType: weights.U8, Shape: []int{4}, Size: 4}
 	)
 	f := mustParse(t, makeSafetensors(t, nil, u8("a", 4), u8("b", 4)), "f")
 	a, _ := f.Tensor("a")
@@ -100,8 +100,8 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			_, err := weights.NewPlan(slices.Values([]*weights.Tensor{nil}), nil, weights.PlanOptions{})
 			return err
 		}, "nil tensor"},
-		"NewPlan of a lone tensor": {func() error {
-			_, err := weights.NewPlan(slices.Values([]*weights.Tensor{lone, lone}), nil, weights.PlanOptions{})
+		"NewPlan of a tensor without a file": {func() error {
+			_, err := weights.NewPlan(slices.Values([]*weights.Tensor{withoutFile, withoutFile}), nil, weights.PlanOptions{})
 			return err
 		}, "not from a File's"},
 		"NewPlan with no alignment": {func() error { _, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: -1}); return err }, "PlanOptions.Align"},
@@ -124,41 +124,41 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		"Load of overlapping places": {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 2 }), "overlap on"},
 		"Load of one device twice":   {changed(func(p *weights.Plan) { p.Devices = append(p.Devices, p.Devices[0]) }), "devices 0 and 0 of the plan are both"},
 		"Reads of nil":               {func() error { _, err := noPlan.Reads(); return err }, "nil plan"},
-		"Reads of a lone tensor": {func() error {
-			_, err := (&weights.Plan{Devices: []weights.DevicePlan{{Tensors: []weights.Placed{{Part: lone.Whole()}}}}}).Reads()
+		"Reads of a tensor without a file": {func() error {
+			_, err := (&weights.Plan{Devices: []weights.DevicePlan{{Tensors: []weights.Placed{{Part: withoutFile.Whole()}}}}}).Reads()
 			return err
 		}, "not from a File's"},
-		"Load of a zero tensor":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
-		"Load of a lone tensor":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = lone }), "not from a File's"},
-		"Load of negative bytes":    {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
-		"LoadNew of nil":            {func() error { _, err := noPlan.LoadNew(ctx, rt.Devices(), weights.LoadOptions{}); return err }, "nil plan"},
-		"LoadNew without a context": {func() error { _, err := good.LoadNew(noCtx, rt.Devices(), weights.LoadOptions{}); return err }, "the context is nil"},
-		"LoadNew without devices":   {func() error { _, err := good.LoadNew(ctx, nil, weights.LoadOptions{}); return err }, "device 0, of 0 devices"},
-		"LoadNew onto nil":          {func() error { _, err := good.LoadNew(ctx, []*cudart.Device{nil}, weights.LoadOptions{}); return err }, "nil or zero"},
-		"LoadNew onto zero":         {func() error { _, err := good.LoadNew(ctx, []*cudart.Device{{}}, weights.LoadOptions{}); return err }, "nil or zero"},
-		"LoadModel of nothing":      {func() error { _, err := weights.LoadModel(ctx, rt.Devices()[0], "", weights.LoadOptions{}); return err }, "no such file"},
-		"LoadModel onto nil":        {func() error { _, err := weights.LoadModel(ctx, nil, path, weights.LoadOptions{}); return err }, "nil or zero"},
+		"Load of a zero tensor":           {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
+		"Load of a tensor without a file": {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = withoutFile }), "not from a File's"},
+		"Load of negative bytes":          {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
+		"LoadNew of nil":                  {func() error { _, err := noPlan.LoadNew(ctx, rt.Devices(), weights.LoadOptions{}); return err }, "nil plan"},
+		"LoadNew without a context":       {func() error { _, err := good.LoadNew(noCtx, rt.Devices(), weights.LoadOptions{}); return err }, "the context is nil"},
+		"LoadNew without devices":         {func() error { _, err := good.LoadNew(ctx, nil, weights.LoadOptions{}); return err }, "device 0, of 0 devices"},
+		"LoadNew onto nil":                {func() error { _, err := good.LoadNew(ctx, []*cudart.Device{nil}, weights.LoadOptions{}); return err }, "nil or zero"},
+		"LoadNew onto zero":               {func() error { _, err := good.LoadNew(ctx, []*cudart.Device{{}}, weights.LoadOptions{}); return err }, "nil or zero"},
+		"LoadModel of nothing":            {func() error { _, err := weights.LoadModel(ctx, rt.Devices()[0], "", weights.LoadOptions{}); return err }, "no such file"},
+		"LoadModel onto nil":              {func() error { _, err := weights.LoadModel(ctx, nil, path, weights.LoadOptions{}); return err }, "nil or zero"},
 		"LoadModel without ctx": {func() error {
 			_, err := weights.LoadModel(noCtx, rt.Devices()[0], path, weights.LoadOptions{})
 			return err
 		}, "the context is nil"},
-		"Loaded.Ptr of nil":          {func() error { _, err := noLoaded.Ptr("a"); return err }, "nothing of this name"},
-		"Loaded.Ptr of zero":         {func() error { _, err := new(weights.Loaded).Ptr("a"); return err }, "nothing of this name"},
-		"Loaded.Close of nil":        {noLoaded.Close, "nil Loaded"},
-		"Loaded.Close without ctx":   {func() error { return new(weights.Loaded).CloseContext(noCtx) }, "the context is nil"},
-		"LoadedPart.Ptr of zero":     {func() error { _, err := weights.LoadedPart{}.Ptr(); return err }, "weights: address"},
-		"Place without a context":    {func() error { return weights.Place(noCtx, nil, weights.LoadOptions{}) }, "the context is nil"},
-		"Place of zero":              {place(weights.Placement{}), "nil tensor"},
-		"Place of a lone tensor":     {place(weights.Placement{Part: lone.Whole(), To: memory}), "not from a File's"},
-		"Place to zero memory":       {place(weights.Placement{Part: a.Whole()}), "nil device"},
-		"Place to a zero device":     {place(weights.Placement{Part: a.Whole(), To: weights.Memory{Device: new(cudart.Device), Ptr: 1, Bytes: 4}}), "of no cudart.Runtime"},
-		"Place to negative memory":   {place(weights.Placement{Part: a.Whole(), To: weights.Memory{Device: memory.Device, Ptr: 1, Bytes: -4}}), "memory of -4 bytes"},
-		"Place of a negative part":   {place(weights.Placement{Part: weights.Part{Tensor: a, From: 2, Size: -1}, To: memory}), "-1 bytes from byte 2"},
-		"FormatError of nil":         {func() error { return errors.New((*weights.FormatError)(nil).Error()) }, "<nil>"},
-		"FormatError of zero":        {func() error { return &weights.FormatError{} }, "weights: read"},
-		"LoadError of nil":           {func() error { return errors.New((*weights.LoadError)(nil).Error()) }, "<nil>"},
-		"LoadError of zero":          {func() error { return &weights.LoadError{} }, "weights: load: <nil>"},
-		"LoadError of a lone tensor": {func() error { return &weights.LoadError{Tensor: lone, Devices: []*cudart.Device{nil}} }, `weights: load tensor "lone" of `},
+		"Loaded.Ptr of nil":                    {func() error { _, err := noLoaded.Ptr("a"); return err }, "nothing of this name"},
+		"Loaded.Ptr of zero":                   {func() error { _, err := new(weights.Loaded).Ptr("a"); return err }, "nothing of this name"},
+		"Loaded.Close of nil":                  {noLoaded.Close, "nil Loaded"},
+		"Loaded.Close without ctx":             {func() error { return new(weights.Loaded).CloseContext(noCtx) }, "the context is nil"},
+		"LoadedPart.Ptr of zero":               {func() error { _, err := weights.LoadedPart{}.Ptr(); return err }, "weights: address"},
+		"Place without a context":              {func() error { return weights.Place(noCtx, nil, weights.LoadOptions{}) }, "the context is nil"},
+		"Place of zero":                        {place(weights.Placement{}), "nil tensor"},
+		"Place of a tensor without a file":     {place(weights.Placement{Part: withoutFile.Whole(), To: memory}), "not from a File's"},
+		"Place to zero memory":                 {place(weights.Placement{Part: a.Whole()}), "nil device"},
+		"Place to a zero device":               {place(weights.Placement{Part: a.Whole(), To: weights.Memory{Device: new(cudart.Device), Ptr: 1, Bytes: 4}}), "of no cudart.Runtime"},
+		"Place to negative memory":             {place(weights.Placement{Part: a.Whole(), To: weights.Memory{Device: memory.Device, Ptr: 1, Bytes: -4}}), "memory of -4 bytes"},
+		"Place of a negative part":             {place(weights.Placement{Part: weights.Part{Tensor: a, From: 2, Size: -1}, To: memory}), "-1 bytes from byte 2"},
+		"FormatError of nil":                   {func() error { return errors.New((*weights.FormatError)(nil).Error()) }, "<nil>"},
+		"FormatError of zero":                  {func() error { return &weights.FormatError{} }, "weights: read"},
+		"LoadError of nil":                     {func() error { return errors.New((*weights.LoadError)(nil).Error()) }, "<nil>"},
+		"LoadError of zero":                    {func() error { return &weights.LoadError{} }, "weights: load: <nil>"},
+		"LoadError of a tensor without a file": {func() error { return &weights.LoadError{Tensor: withoutFile, Devices: []*cudart.Device{nil}} }, `weights: load tensor "without file" of `},
 	} {
 		require.NotPanics(t, func() {
 			err := tt.call()

@@ -3,9 +3,7 @@ package bounded
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
-	"weak"
 )
 
 // MaxInside is the number of goroutines that a Group admits at once.
@@ -45,20 +43,4 @@ func (g *Group) TryBegin() bool {
 	default:
 		return false
 	}
-}
-
-// Groups are Groups for objects of type K, such as devices: one each, for as long as the object
-// exists. The zero value is ready.
-type Groups[K any] struct{ byKey sync.Map } // of *Group, by weak.Pointer[K]
-
-// Of returns the Group of an object, always the same.
-func (g *Groups[K]) Of(object *K) *Group {
-	key := weak.Make(object)
-	group, ok := g.byKey.Load(key)
-	if !ok {
-		if group, ok = g.byKey.LoadOrStore(key, &Group{}); !ok {
-			runtime.AddCleanup(object, func(key weak.Pointer[K]) { g.byKey.Delete(key) }, key)
-		}
-	}
-	return group.(*Group)
 }

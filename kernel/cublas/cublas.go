@@ -100,7 +100,7 @@ func New(ctx context.Context, s *cudart.Stream) (*Handle, error) {
 }
 
 // groups bound, for each device, the threads in calls of open that were abandoned.
-var groups bounded.Groups[cudart.Device]
+var groups bounded.Each[cudart.Device, bounded.Group]
 
 // open makes a handle of the first library that works.
 func open(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, load func(path string) (functions, error)) (*Handle, error) {

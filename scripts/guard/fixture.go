@@ -165,6 +165,16 @@ func (f *fixture) copier(device int) (*transfer.Copier, error) {
 	return c, nil
 }
 
+// memoryAndCopier returns the first device with memory and a copier.
+func (f *fixture) memoryAndCopier() (*cudart.Device, cudart.DevPtr, *transfer.Copier, error) {
+	dev, p, err := f.memory(0, 0)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	c, err := f.copier(0)
+	return dev, p, c, err
+}
+
 // poison overwrites device memory, so that bytes that were there before are not taken for
 // copied ones.
 func (f *fixture) poison(dev *cudart.Device, p cudart.DevPtr, n int) error {

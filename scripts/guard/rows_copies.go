@@ -80,11 +80,7 @@ func (f *fixture) offsets(mem []byte, n int, t temperature) func() []byte {
 func upload(n int, t temperature) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(n)
-		dev, dst, err := f.memory(0, 0)
-		if err != nil {
-			return nil, err
-		}
-		c, err := f.copier(0)
+		dev, dst, c, err := f.memoryAndCopier()
 		if err != nil {
 			return nil, err
 		}
@@ -99,11 +95,7 @@ func upload(n int, t temperature) func(*fixture) (*task, error) {
 func download(n int, t temperature) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(n)
-		dev, src, err := f.memory(0, 0)
-		if err != nil {
-			return nil, err
-		}
-		c, err := f.copier(0)
+		dev, src, c, err := f.memoryAndCopier()
 		if err != nil {
 			return nil, err
 		}
@@ -159,11 +151,7 @@ func uploadQueued(n int) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		const count = 64
 		n := min(n, f.size(gib)/count)
-		dev, dst, err := f.memory(0, 0)
-		if err != nil {
-			return nil, err
-		}
-		c, err := f.copier(0)
+		dev, dst, c, err := f.memoryAndCopier()
 		if err != nil {
 			return nil, err
 		}
@@ -191,11 +179,7 @@ func uploadQueued(n int) func(*fixture) (*task, error) {
 func downloadNew(n int) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(n)
-		dev, src, err := f.memory(0, 0)
-		if err != nil {
-			return nil, err
-		}
-		c, err := f.copier(0)
+		dev, src, c, err := f.memoryAndCopier()
 		if err != nil {
 			return nil, err
 		}
@@ -212,11 +196,7 @@ func downloadNew(n int) func(*fixture) (*task, error) {
 func downloadUntouched(n int) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(n)
-		dev, src, err := f.memory(0, 0)
-		if err != nil {
-			return nil, err
-		}
-		c, err := f.copier(0)
+		dev, src, c, err := f.memoryAndCopier()
 		if err != nil {
 			return nil, err
 		}
@@ -238,11 +218,7 @@ func scattered(up bool) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		const n = 4 * kib
 		count := min(10_000, f.size(gib)/n/2)
-		dev, mem, err := f.memory(0, 0)
-		if err != nil {
-			return nil, err
-		}
-		c, err := f.copier(0)
+		dev, mem, c, err := f.memoryAndCopier()
 		if err != nil {
 			return nil, err
 		}
@@ -284,11 +260,7 @@ func parallelUploads(f *fixture) (*task, error) {
 	if f.sim {
 		rounds = 1
 	}
-	dev, mem, err := f.memory(0, 0)
-	if err != nil {
-		return nil, err
-	}
-	c, err := f.copier(0)
+	dev, mem, c, err := f.memoryAndCopier()
 	if err != nil {
 		return nil, err
 	}

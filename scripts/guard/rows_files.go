@@ -41,11 +41,7 @@ const (
 
 // uploadOf is a task that copies n bytes of a file to the first GPU.
 func uploadOf(f *fixture, file *os.File, n int, method fileMethod) (*task, error) {
-	dev, dst, err := f.memory(0, 0)
-	if err != nil {
-		return nil, err
-	}
-	c, err := f.copier(0)
+	dev, dst, c, err := f.memoryAndCopier()
 	if err != nil {
 		return nil, err
 	}
@@ -125,11 +121,7 @@ func downloadFile(folder string, n int) func(*fixture) (*task, error) {
 }
 
 func downloadOf(f *fixture, file *os.File, n int) (*task, error) {
-	dev, src, err := f.memory(0, 0)
-	if err != nil {
-		return nil, err
-	}
-	c, err := f.copier(0)
+	dev, src, c, err := f.memoryAndCopier()
 	if err != nil {
 		return nil, err
 	}

@@ -9,18 +9,18 @@ import (
 
 type device struct{ name string }
 
-// Each object has its own Group as long as it exists, and none is kept for longer.
-func TestGroupsOfObjects(t *testing.T) {
+// Each object has its own value as long as it exists, and none is kept for longer.
+func TestEachObjectHasItsValue(t *testing.T) {
 	t.Parallel()
-	var groups Groups[device]
+	var groups Each[device, Group]
 	a, b := &device{"a"}, &device{"b"}
 	assert.Same(t, groups.Of(a), groups.Of(a))
 	assert.NotSame(t, groups.Of(a), groups.Of(b))
 	runtime.KeepAlive(a)
 	runtime.KeepAlive(b)
-	for left := 1; left > 0; {
+	for remaining := 1; remaining > 0; {
 		runtime.GC()
-		left = 0
-		groups.byKey.Range(func(any, any) bool { left++; return true })
+		remaining = 0
+		groups.values.Range(func(any, any) bool { remaining++; return true })
 	}
 }
