@@ -440,12 +440,12 @@ func FromHost(host *hostinfo.Host) *Facts {
 	return f
 }
 
-// own reports whether a GPU is one of this process. A container shows all GPUs of the host on the
+// own reports whether a GPU is one of this process. A container or a job may show all GPUs of the host on the
 // PCI bus, and has the nodes of its own: which these are takes /proc/driver/nvidia/gpus. Of a job that chooses
 // some GPUs by numbers it is not known which.
 func own(host *hostinfo.Host, pci hostinfo.PCIDevice) bool {
 	if host.Env["SLURM_JOB_GPUS"] != "" || host.Env["SLURM_JOB_ID"] != "" && host.Env[visibleDevices] != "" {
-		return len(host.GPUs) == 1
+		return max(len(host.GPUs), len(host.NVIDIA.Boards)) == 1
 	}
 	nodes := 0
 	for _, n := range host.NVIDIA.Nodes {
@@ -453,15 +453,15 @@ func own(host *hostinfo.Host, pci hostinfo.PCIDevice) bool {
 			nodes++
 		}
 	}
-	if host.Virt.Container == "" || nodes == 0 || nodes >= len(host.GPUs) {
-		return true
+	if nodes == 0 {
+		return true // they are made when they are first used, or this process watches and has none
 	}
 	for _, b := range host.NVIDIA.Boards {
 		if same, ok := host.GPU(b.Address); ok && same.Address == pci.Address {
-			return b.Minor != "" && host.NVIDIA.HasNode("/dev/nvidia"+b.Minor)
+			return nodes >= len(host.GPUs) || b.Minor != "" && host.NVIDIA.HasNode("/dev/nvidia"+b.Minor)
 		}
 	}
-	return false
+	return len(host.NVIDIA.Boards) == 0 && nodes >= len(host.GPUs)
 }
 
 func attempts(all []cudart.Attempt) []Attempt {

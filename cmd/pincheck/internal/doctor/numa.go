@@ -42,9 +42,10 @@ func oneCPU(f *Facts) []Finding {
 	return finding(out)
 }
 
-// home returns the NUMA node of a GPU on a host that has several with memory.
+// home returns the NUMA node of a GPU on a host that has several with memory. A process without a GPU's
+// device node copies nothing, wherever its CPUs are.
 func (f *Facts) home(d *Device) (node hostinfo.NUMANode, ok bool) {
-	if f.Host == nil || d.NUMANode == nil || len(f.memoryNodes()) < 2 {
+	if f.Host == nil || d.NUMANode == nil || len(f.memoryNodes()) < 2 || f.CUDADevices == nil && !f.Host.NVIDIA.HasGPUNode() {
 		return hostinfo.NUMANode{}, false
 	}
 	i := slices.IndexFunc(f.Host.NUMA, func(n hostinfo.NUMANode) bool { return n.ID == *d.NUMANode })

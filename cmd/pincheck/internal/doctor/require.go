@@ -124,6 +124,8 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 		r.Detail = "nvidia is in /proc/modules; its version does not show (/proc/driver/nvidia/version)"
 	case h.NVIDIA.HasGPUNode() && h.NVIDIA.HasNode("/dev/nvidiactl") && container:
 		r.State, r.Detail = Uncertain, "not shown in this container, which has the GPU's nodes"
+	case h.Kernel.Release == "":
+		r.State, r.Detail = Uncertain, "/proc is not shown"
 	default:
 		r.State = Missing
 		r.Detail = "no /proc/driver/nvidia/version"

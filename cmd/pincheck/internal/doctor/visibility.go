@@ -37,7 +37,7 @@ type choice struct {
 // chosen reads CUDA_VISIBLE_DEVICES as CUDA does. What the host does not show is taken to be there.
 func (f *Facts) chosen(value string) (c choice) {
 	count := gpuCount(f.Host)
-	if _, failed := f.startCode(); !failed { // nothing says that CUDA found none: what shows may be a part
+	if f.Opening == nil && (f.CUDADevices == nil || len(f.Devices) > 0) { // nothing says that CUDA found none: what shows may be a part
 		count = max(count, len(f.Host.GPUs), len(f.Host.NVIDIA.Boards))
 	}
 	var boards, seen []string
@@ -225,6 +225,9 @@ func missingGPUs(f *Facts) []Finding {
 		}
 		if _, chosen := f.Host.Env[visibleDevices]; chosen {
 			return nil
+		}
+		if have > 0 && f.CUDADevices != nil && !f.Host.NVIDIA.HasGPUNode() {
+			return nil // CUDA opened nodes that do not show
 		}
 		want, source = gpuCount(f.Host), "PCI bus and device nodes"
 	}
