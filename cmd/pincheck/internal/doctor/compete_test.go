@@ -126,3 +126,25 @@ func TestAnEmptyHostHasPassedNothing(t *testing.T) {
 	assert.Equal(t, []string{"access to the GPU", "GPUs that are visible"}, Passed(&Facts{Host: &hostinfo.Host{}, Devices: []Device{{}}}, found))
 	assert.Contains(t, Passed(well(t), nil), "memory budget")
 }
+
+// Calls of one GPU that failed alike are one finding, which counts them.
+func TestCallsThatFailedAlikeAreOneFinding(t *testing.T) {
+	t.Parallel()
+	f := well(t)
+	for _, call := range []string{"cudaMalloc", "cudaStreamCreate", "cudaEventCreate", "cudaMemcpyAsync", "cudaEventRecord"} {
+		failing(f, call+": cudaErrorDevicesUnavailable (46): CUDA-capable device(s) is/are busy or unavailable")
+	}
+	failing(f, "cudaMemGetInfo: cudaErrorInvalidValue (1): invalid argument")
+	failing(f, "cudaFree: cudaErrorCudartUnloading (4): driver shutting down")
+	failing(f, "open /dev/shm: out of space")
+	failing(f, "mmap: out of addresses")
+	_, found := Evaluate(f)
+	var texts []string
+	for _, one := range found {
+		if one.ID == "failed_call" {
+			texts = append(texts, one.Summary)
+		}
+	}
+	const one = "could not be examined in full"
+	assert.Equal(t, []string{one + ": 5 calls failed", one, one, one, one}, texts)
+}

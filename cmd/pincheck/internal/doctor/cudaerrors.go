@@ -164,7 +164,7 @@ var callChecks = []Check{
 	{ID: "compute_mode_prohibited", Explains: notReached, Suppresses: []string{"failed_call", "failed_round_trips"}, Host: unlessUsable(computeModes(2)), Device: computeMode(2)},
 	{ID: "failed_call", Host: failedDevices, Device: failedCall},
 	{ID: "gpu_full", Device: gpuFull},
-	{ID: "host_memory_short", Device: hostMemoryShort},
+	{ID: "host_memory_short", Explains: []cudart.Code{cudart.ErrInitializationError, cudart.ErrMemoryAllocation}, Host: unlessUsable(memoryToStart), Device: hostMemoryShort},
 	{ID: "compute_mode_exclusive", Explains: []cudart.Code{cudart.ErrDevicesUnavailable}, Host: unlessUsable(computeModes(3)), Device: computeMode(3)},
 }
 
@@ -219,9 +219,34 @@ func failedTogether(f *Facts) []Finding {
 	return finding(one)
 }
 
+// failedCall makes one finding of the calls that failed for one cause: those with one meaning, or one code.
 func failedCall(f *Facts, d *Device) (out []Finding) {
+	type cause struct {
+		meaning
+		code cudart.Code
+		text string // of an error without a code
+	}
+	alike := map[cause][]string{}
+	var causes []cause // in the order of their first calls
 	for _, text := range errorsOf(f, d, "failed_call") {
-		out = append(out, Finding{Summary: "could not be examined in full", Evidence: []string{text}, means: meaningIn(text)})
+		c := cause{meaning: meaningIn(text)}
+		if c.meaning == (meaning{}) {
+			if c.code = codeIn(text); c.code == cudart.Success {
+				c.text = text
+			}
+		}
+		if alike[c] == nil {
+			causes = append(causes, c)
+		}
+		alike[c] = append(alike[c], text)
+	}
+	for _, c := range causes {
+		texts := alike[c]
+		one := Finding{Summary: "could not be examined in full", Evidence: texts[:min(len(texts), 4)], means: c.meaning}
+		if len(texts) > 1 {
+			one.Summary += fmt.Sprintf(": %d calls failed", len(texts))
+		}
+		out = append(out, one)
 	}
 	return out
 }
@@ -255,6 +280,23 @@ func hostMemoryShort(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("only %s of host memory can be used here, too little for the whole examination", units.Bytes(left)),
 		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source),
+	})
+}
+
+// startBytes is the host memory for each GPU below which CUDA may not start: with 8 GB left it did not on eight
+// V100s (NVIDIA/libnvidia-container #107).
+const startBytes = 1 << 30
+
+func memoryToStart(f *Facts) []Finding {
+	left, source, ok := f.headroom()
+	gpus := max(1, gpuCount(f.Host))
+	if !ok || !f.called() || left >= gpus*startBytes {
+		return nil
+	}
+	return finding(Finding{
+		Summary:  fmt.Sprintf("only %s of host memory can be used, too little to start CUDA on %s", units.Bytes(left), units.Things(gpus, "GPU", "GPUs")),
+		Evidence: []string{f.Opening.Error, source},
+		because:  "start",
 	})
 }
 

@@ -704,6 +704,11 @@ var hypotheses = []trouble{
 		f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 24}
 		failing(f, "cudaStreamCreateWithPriority: cudaErrorDevicesUnavailable (46): CUDA-capable device(s) is/are busy or unavailable")
 	}, says: "Max open files is 24"},
+	{id: "host_memory_short", make: start(cudart.ErrInitializationError), change: func(f *Facts) { f.Host.Memory.Available = 500 << 20 }, also: []string{"little_headroom"}, says: "to start CUDA on 1 GPU"},
+	{id: "throttled", change: func(f *Facts) {
+		h := f.Devices[0].Health
+		h.Throttle, h.SMClock, h.SMClockMax = []string{"sw_power_cap"}, 607, 1530
+	}, sev: Note, says: "nvidia-smi -pl"},
 	{id: "few_tasks", make: start(cudart.ErrOperatingSystem), change: func(f *Facts) {
 		f.Host.Cgroup.Tasks, f.Host.Cgroup.TasksMax = hostinfo.Limit{Known: true, N: 2047}, hostinfo.Limit{Known: true, N: 2048}
 	}, says: "pids-limit"},

@@ -58,7 +58,7 @@ func throttled(_ *Facts, d *Device) []Finding {
 	}
 	reasons := slices.DeleteFunc(slices.Clone(d.Health.Throttle), func(r string) bool { return !slices.Contains(slowing, r) })
 	if len(reasons) == 0 {
-		return nil
+		return capped(d.Health)
 	}
 	out := Finding{
 		Summary:  "the GPU reduces its clocks",
@@ -76,6 +76,23 @@ func throttled(_ *Facts, d *Device) []Finding {
 		out.because = "signal"
 	}
 	return finding(out)
+}
+
+// deeplyCapped is the share of its highest clock that a GPU at full load keeps at its own power limit.
+const deeplyCapped = 0.5
+
+// capped finds a power limit that is far below what the GPU is made for. Whether that is on purpose NVML does
+// not say.
+func capped(h *Health) []Finding {
+	if !slices.Contains(h.Throttle, "sw_power_cap") || slices.Contains(h.Throttle, "gpu_idle") || h.SMClock == 0 || float64(h.SMClock) >= deeplyCapped*float64(h.SMClockMax) {
+		return nil
+	}
+	return finding(Finding{
+		Severity: Note,
+		Summary:  fmt.Sprintf("the power limit holds the GPU's clock at %s of its maximum", units.Share(float64(h.SMClock)/float64(h.SMClockMax))),
+		Evidence: []string{fmt.Sprintf("NVML: sw_power_cap, %d of %d MHz", h.SMClock, h.SMClockMax)},
+		because:  "power_cap",
+	})
 }
 
 func lockedMemoryClock(_ *Facts, d *Device) []Finding {
