@@ -3,12 +3,17 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
@@ -111,5 +116,44 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 			}
 			assert.Fail(t, "not found", "%s among %v", c.id, r.Findings)
 		})
+	}
+}
+
+// With 24 open files an H200's calls fail with 46 or 304 from some call on. What fails for it is no finding of
+// its own, whichever call is the first.
+func TestTooFewOpenFilesIsTheOnlyProblem(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, code := range []cudart.Code{cudart.ErrDevicesUnavailable, cudart.ErrOperatingSystem} {
+		for _, nth := range []int{1, 2, 5, 30} {
+			t.Run(fmt.Sprintf("%d from call %d on", code, nth), func(t *testing.T) {
+				t.Parallel()
+				sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
+				require.NoError(t, err)
+				t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+				for _, function := range []string{"cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags", "cudaMallocManaged"} {
+					sim.Fail(function, cudasim.Fault{Nth: nth, Times: -1, Code: code})
+				}
+				sys := on(t, "h200-vm")
+				host := maps.Clone(sys.root.(fstest.MapFS))
+				const limits = "proc/self/limits"
+				host[limits] = &fstest.MapFile{Data: append(slices.Clone(host[limits].Data), "Max open files            24                   24                   files     \n"...)}
+				sys.root = host
+				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+				}
+				got := call(t, sys, "--quiet", "--format", "json")
+				assert.Equal(t, exitProblems, got.code, got.stderr)
+				var r report.Result
+				require.NoError(t, json.Unmarshal([]byte(got.stdout), &r))
+				passed := doctor.Passed(r.Facts, r.Findings)
+				assert.NotContains(t, passed, "calls")
+				assert.NotContains(t, passed, "start of CUDA")
+				assert.NotContains(t, passed, "bytes")
+				for _, f := range r.Findings {
+					assert.Equal(t, f.ID == "few_files", f.Severity.AtLeast(doctor.Warning), "%s: %s %v", f.ID, f.Summary, f.Evidence)
+				}
+			})
+		}
 	}
 }

@@ -87,12 +87,13 @@ func Checks() (all []Check) {
 	return all
 }
 
-// Passed returns the names of the check groups that had data and found no warning or problem.
+// Passed returns the names of the check groups that had data and found no warning or problem, not even one that
+// follows from another.
 func Passed(f *Facts, found []Finding) []string {
 	passed := []string{}
 	for _, g := range groups() {
 		bad := slices.ContainsFunc(found, func(one Finding) bool {
-			return one.Severity.AtLeast(Warning) && slices.ContainsFunc(g.checks, func(c Check) bool { return c.ID == one.ID })
+			return one.Severity.AtLeast(Warning) && slices.ContainsFunc(g.checks, func(c Check) bool { return c.ID == one.ID || slices.Contains(one.Suppressed, c.ID) })
 		})
 		if !bad && g.examined(f) {
 			passed = append(passed, g.name)

@@ -15,7 +15,7 @@ var shortOf = []cudart.Code{cudart.Success, cudart.ErrMemoryAllocation, cudart.E
 	cudart.ErrOperatingSystem, cudart.ErrDevicesUnavailable, cudart.ErrUnknown}
 
 // failedOnGPU are findings of calls that fail for want of what limitChecks look at.
-var failedOnGPU = []string{"pin_refused", "failed_call", "failed_round_trips", "host_memory_short", "gpu_full", "driver_crashes"}
+var failedOnGPU = []string{"pin_refused", "failed_call", "failed_round_trips", "skipped_round_trips", "host_memory_short", "gpu_full", "driver_crashes"}
 
 // limitChecks find limits of the process that look like other errors. A limit alone is none: they ask for
 // something that failed.
@@ -31,12 +31,16 @@ func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) 
 	if f.called() && len(f.Devices) == 0 {
 		all = append(all, f.Opening.Error)
 	}
+	all = slices.Concat(all, f.DeviceErrors, benchErrors(f.Together))
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		all = slices.Concat(all, d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Trials))
+		all = slices.Concat(all, d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Slower), benchErrors(d.Trials))
 		if d.Verify != nil {
 			for _, one := range d.Verify.Failures {
 				all = append(all, one.Error)
+			}
+			for _, one := range d.Verify.Skipped {
+				all = append(all, one.Reason)
 			}
 		}
 	}
@@ -49,8 +53,12 @@ func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) 
 	return texts
 }
 
-// minFiles is fewer than CUDA opens: about 30 for one GPU, and more for each other one.
-const minFiles = 64
+// CUDA opens about 30 files for one GPU, and more for each other one: with fewer than tooFewFiles it fails, and
+// with fewer than minFiles it may.
+const (
+	tooFewFiles = 32
+	minFiles    = 64
+)
 
 func fewFiles(f *Facts) []Finding {
 	if f.Host == nil {
@@ -66,6 +74,9 @@ func fewFiles(f *Facts) []Finding {
 	if finite {
 		out.Summary = fmt.Sprintf("the process may open %d files only", limit)
 		out.Evidence = append(out.Evidence, fmt.Sprintf("/proc/self/limits: Max open files is %d", limit))
+		if limit > tooFewFiles && len(full) == 0 {
+			out.Certainty = Likely
+		}
 	}
 	return finding(out)
 }
