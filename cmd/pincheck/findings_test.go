@@ -303,7 +303,7 @@ func TestWatch(t *testing.T) {
 			now <- time.Now()
 			return now
 		}
-		args := []string{"watch", "--interval", "5s"}
+		args := []string{"watch", "--interval", "5s", "--damping", "1/1"}
 		if lines {
 			args = append(args, "--format", "jsonl")
 		}
@@ -331,6 +331,11 @@ func TestWatch(t *testing.T) {
 		"--format csv":    "text or jsonl",
 		"--sim":           "has no --sim",
 		"--interval soon": "want a time",
+		"--damping 2/3":   "what comes and goes at every look is in 2 of 3: want at least 3/3",
+		"--damping 4/3":   "want k/n",
+		"--damping 3":     "want k/n",
+		"--damping 3/4x":  "want k/n",
+		"--textfile /x/y": "names end in .prom",
 		"extra":           "takes no argument",
 	} {
 		got := call(t, on(t, "h200-vm"), append([]string{"watch"}, strings.Fields(args)...)...)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -106,6 +107,11 @@ func writePrometheus(b *bytes.Buffer, r *Result) {
 	for _, s := range r.series() {
 		m.series(s)
 	}
+	m.write(b)
+}
+
+// write writes the families in the order in which they came.
+func (m *metrics) write(b *bytes.Buffer) {
 	for _, name := range m.names {
 		f := m.families[name]
 		fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, helpEscaper.Replace(f.help), name)
@@ -133,21 +139,37 @@ func (m *metrics) run(r *Result) {
 			m.add("pincheck_verdict", "1 for the verdict of the run, 0 for the others.", truth(v == r.Verdict), result.Label{Key: "verdict", Value: string(v)})
 		}
 	}
+	m.findings("pincheck", "of the run", r.Findings)
+}
+
+// findings adds the findings, and how many there are.
+func (m *metrics) findings(prefix, of string, all []doctor.Finding) {
 	count := map[doctor.Severity]int{}
-	for _, f := range r.Findings {
+	for _, f := range all {
 		count[f.Severity]++
 	}
 	for _, s := range doctor.Severities() {
-		m.add("pincheck_findings", "Findings of the run.", float64(count[s]), result.Label{Key: "severity", Value: string(s)})
+		m.add(prefix+"_findings", "Findings "+of+".", float64(count[s]), result.Label{Key: "severity", Value: string(s)})
 	}
-	for _, f := range r.Findings {
+	for _, f := range all {
 		labels := []result.Label{{Key: "id", Value: f.ID}, {Key: "severity", Value: string(f.Severity)}}
 		if f.Device != nil {
 			labels = append(labels, result.Label{Key: result.Device, Value: strconv.Itoa(*f.Device)})
 		}
 		// No evidence: it has figures, each of which would be a series of its own.
-		m.add("pincheck_finding_info", "A finding of the run.", 1, labels...)
+		m.add(prefix+"_finding_info", "A finding "+of+".", 1, labels...)
 	}
+}
+
+// WatchMetrics returns the findings of pincheck watch in Prometheus' text format. Their names are not those of
+// a run: node_exporter refuses a series that two files have.
+func WatchMetrics(found []doctor.Finding, looked time.Time) []byte {
+	m := &metrics{families: map[string]*family{}}
+	m.add("pincheck_watch_last_look_timestamp_seconds", "When the host was read, since the Unix epoch.", float64(looked.UnixMilli())/1e3)
+	m.findings("pincheck_watch", "that the host has now", found)
+	var b bytes.Buffer
+	m.write(&b)
+	return b.Bytes()
 }
 
 // device adds the metrics of a GPU.
