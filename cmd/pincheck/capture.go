@@ -146,6 +146,9 @@ func (s *session) readArchive() error {
 	s.change(func(r *report.Result) { r.Errors = append(r.Errors, run.Errors...) })
 	s.result.HostName = "" // it is another's
 	s.setFacts(facts)
+	if err := s.checkExpectation(facts); err != nil {
+		return err
+	}
 	if facts.Stopped != "" {
 		return stoppedRun(facts.Stopped)
 	}

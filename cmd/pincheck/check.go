@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -319,6 +320,26 @@ func (s *session) setFacts(f *doctor.Facts) {
 	s.change(func(r *report.Result) { r.Facts = f })
 }
 
+// checkExpectation refuses an expectation of the user that no GPU can meet, and says of which GPUs that is
+// not known.
+func (s *session) checkExpectation(f *doctor.Facts) error {
+	if s.expectRate == 0 || len(f.Devices) == 0 {
+		return nil
+	}
+	refused, unknown := f.Refused(s.expectRate)
+	if len(refused) > 0 {
+		return usagef("--expect-bandwidth %g GB/s: %s", s.expectRate, strings.Join(refused, "; "))
+	}
+	if len(unknown) > 0 && !s.quiet {
+		var gpus []string
+		for _, i := range unknown {
+			gpus = append(gpus, fmt.Sprintf("GPU %d", i))
+		}
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "--expect-bandwidth %g GB/s: what the link carries is not known of %s\n", s.expectRate, strings.Join(gpus, ", "))
+	}
+	return nil
+}
+
 // readHost reads the host. The simulated GPU has a link of its own.
 func (s *session) readHost() *hostinfo.Host {
 	h := hostinfo.Read(s.sys.root, s.sys.environ)
@@ -361,6 +382,9 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 	}
 	// The list changes in place: the facts are in the result already.
 	if facts.Devices, err = s.devices.choose(facts.Devices); err != nil {
+		return err
+	}
+	if err = s.checkExpectation(facts); err != nil {
 		return err
 	}
 	s.health(ctx, p, facts, false)

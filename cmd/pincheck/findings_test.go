@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -86,7 +87,7 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		{[]string{"--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--ignore", "thp_off,few_cpus"}, exitOK, doctor.Healthy, []string{}},
 		{[]string{"--expect-gpus", "2"}, exitProblems, doctor.Problems, []string{"missing_gpus", "few_cpus"}},
-		{[]string{"--expect-bandwidth", "500", "--ignore", "few_cpus"}, exitProblems, doctor.Problems, []string{"slow_copies"}},
+		{[]string{"--expect-bandwidth", "63", "--ignore", "few_cpus"}, exitProblems, doctor.Problems, []string{"slow_copies"}},
 		{[]string{"--expect-gpus", "2", "--ignore", "missing_gpus", "--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
 	} {
 		got := call(t, oneCPU(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
@@ -111,6 +112,30 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		assert.Equal(t, exitUsage, got.code, args)
 		assert.Contains(t, got.stderr, says, args)
 	}
+}
+
+// What a link cannot carry is wrong usage, before anything is copied; where no link is known it is accepted.
+func TestExpectedBandwidthAboveTheLink(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, args := range [][]string{{}, {"verify"}, {"report", "-o", filepath.Join(t.TempDir(), "x.html")}} {
+		got := call(t, oneCPU(t), append(args, "--quiet", "--expect-bandwidth", "100")...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Contains(t, got.stderr, "--expect-bandwidth 100 GB/s: PCIe 5.0 x16, the link of GPU 0, carries 63.0 GB/s each way at most", args)
+		assert.Empty(t, got.stdout, args)
+	}
+	got := call(t, oneCPU(t), "--npd", "--expect-bandwidth", "100")
+	assert.Equal(t, report.NPDUnknown, got.code)
+	sys := oneCPU(t)
+	for name := range sys.root.(fstest.MapFS) {
+		if strings.HasSuffix(name, "max_link_speed") {
+			delete(sys.root.(fstest.MapFS), name)
+		}
+	}
+	got = call(t, sys, "--expect-bandwidth", "100", "--format", "json")
+	assert.Equal(t, exitProblems, got.code)
+	assert.Contains(t, got.stderr, "--expect-bandwidth 100 GB/s: what the link carries is not known of GPU 0\n")
+	assert.Contains(t, got.stdout, "slow_copies")
 }
 
 // One GPU that cannot be described hides none of the others.

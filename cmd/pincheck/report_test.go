@@ -74,7 +74,7 @@ func TestReportOfFiles(t *testing.T) {
 // machine that is busy, or bytes that are wrong, are no other ones there.
 func TestReportHasAllOfTheCheck(t *testing.T) {
 	t.Parallel()
-	got := call(t, benches(t, none), "report", "--format", "json", "--expect-bandwidth", "1000")
+	got := call(t, benches(t, none), "report", "--format", "json", "--expect-bandwidth", "63")
 	assert.Equal(t, exitProblems, got.code, got.stderr)
 	r, err := report.Read([]byte(got.stdout))
 	require.NoError(t, err)

@@ -111,6 +111,56 @@ func (f *Facts) underLoad(d *Device) hostinfo.PCIe {
 	return l.Now()
 }
 
+// boundedBy returns the link that bounds the copies of a GPU, as card and slot are made. It is zero if that is
+// unknown, as of GPUs that have another way to the host's memory. madeUp is whether the host may show links that
+// are not real: virtual machines do, and Thunderbolt's bridges show one of 2.5 GT/s.
+func (f *Facts) boundedBy(d *Device) (link hostinfo.PCIe, madeUp bool) {
+	if f.Host == nil || f.nameOf(d) == "" || reference.Coherent(f.nameOf(d)) || isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated {
+		return hostinfo.PCIe{}, false
+	}
+	link = f.made(d)
+	return link, f.Host.Virt.VM || link.Speed <= slowestLink
+}
+
+// slowestLink is the speed of PCIe 1.0 in GT/s, which is shown where none is known.
+const slowestLink = 2.5
+
+// Refused is why no GPU can reach what --expect-bandwidth asks for: a sentence for each link that carries less,
+// with its GPUs. Unknown are the numbers of the GPUs whose links do not show, or that may be made up: there
+// the expectation stands.
+func (f *Facts) Refused(rate float64) (refused []string, unknown []int) {
+	var links []hostinfo.PCIe
+	below := map[hostinfo.PCIe][]*Device{}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		link, _ := f.boundedBy(d)
+		if pci, shown := f.pci(d); shown && link.Rate() > 0 {
+			for _, up := range pci.Upstream {
+				if best := up.Best(); best.Speed > slowestLink && best.Rate() > 0 && best.Rate() < link.Rate() {
+					link = best
+				}
+			}
+		}
+		switch {
+		case link.Rate() == 0 || link.Speed <= slowestLink || d.fastest() > impossible*link.Rate():
+			unknown = append(unknown, d.Ordinal)
+		case rate > link.Rate():
+			if below[link] == nil {
+				links = append(links, link)
+			}
+			below[link] = append(below[link], d)
+		}
+	}
+	for _, link := range links {
+		who := "GPU " + ordinals(below[link])
+		if len(below[link]) > 1 {
+			who = "GPUs " + ordinals(below[link])
+		}
+		refused = append(refused, fmt.Sprintf("%v, the link of %s, carries %s each way at most", link, who, units.Rate(link.Rate())))
+	}
+	return refused, unknown
+}
+
 // expected returns what a series of copies should reach over the path as it is, or nil. A
 // link that is narrower than it should be has a finding of its own.
 func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
@@ -275,10 +325,6 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		Evidence: slow,
 		values:   findings.Values{"several times": units.Times(1 / max(smallest, 0.01))},
 	}
-	if made := f.made(d); f.ExpectedRate > 0 && made.Speed > 0 && f.ExpectedRate > made.Rate() {
-		out.because = "beyond_link"
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%v carries %s at most", made, units.Rate(made.Rate())))
-	}
 	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
 	}
@@ -318,16 +364,14 @@ func asymmetricCopies(f *Facts, d *Device) []Finding {
 }
 
 func impossibleRate(f *Facts, d *Device) []Finding {
-	made := f.made(d)
-	rate := made.Rate()
-	if f.Host == nil || rate == 0 || d.fastest() <= impossible*rate || f.nameOf(d) == "" || reference.Coherent(f.nameOf(d)) || isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated {
+	link, madeUp := f.boundedBy(d)
+	if link.Rate() == 0 || d.fastest() <= impossible*link.Rate() {
 		return nil
 	}
 	return finding(Finding{
-		// Virtual machines show made-up links, and Thunderbolt's bridges one of 2.5 GT/s.
-		Severity: noteIf(f.Host.Virt.VM || made.Speed <= 2.5),
-		Summary:  fmt.Sprintf("copies are faster than the link: %s of %s", units.Rate(d.fastest()), units.Rate(rate)),
-		Evidence: []string{fmt.Sprintf("the host shows %v at most", made)},
+		Severity: noteIf(madeUp),
+		Summary:  fmt.Sprintf("copies are faster than the link: %s of %s", units.Rate(d.fastest()), units.Rate(link.Rate())),
+		Evidence: []string{fmt.Sprintf("the host shows %v at most", link)},
 	})
 }
 
