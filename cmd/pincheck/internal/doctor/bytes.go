@@ -2,9 +2,7 @@ package doctor
 
 import (
 	"fmt"
-	"github.com/gopinned/pinned/docs/findings"
 	"slices"
-	"strings"
 )
 
 // byteChecks judge whether the bytes arrived.
@@ -112,12 +110,10 @@ func skippedRoundTrips(f *Facts, d *Device) []Finding {
 	if v.SkippedCases > v.CasesPlanned/2 && !f.byDesign(d) {
 		out.Severity = Warning
 	}
-	var reasons []string
 	for _, s := range v.Skipped {
-		if !slices.Contains(reasons, s.Reason) {
-			reasons = append(reasons, s.Reason)
+		if !slices.Contains(out.Evidence, s.Reason) {
+			out.Evidence = append(out.Evidence, s.Reason)
 		}
 	}
-	out.values = findings.Values{"reasons": strings.Join(reasons, "; ")}
 	return finding(out)
 }

@@ -146,7 +146,7 @@ func systemdDenies(f *Facts) []Finding {
 	}
 	if out.Summary == "" {
 		out.Summary = "the systemd unit's device policy (DeviceAllow) does not let this process open " + nodes[0].Path
-		out.values = findings.Values{"NODE": nodes[0].Path}
+		out.values = findings.Values{"NODE": word(nodes[0].Path)}
 	}
 	out.Evidence = evidence
 	return finding(out)

@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
@@ -378,7 +380,52 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 		f.Devices = []Device{}
 	}
 	f.SetHost(host)
+	f.replaceAdvice()
 	return f, nil
+}
+
+// replaceAdvice puts the advice and the expectations of this build in place of those of an archive, which has
+// facts alone: what pincheck says to do it says itself.
+func (f *Facts) replaceAdvice() {
+	// All that can be missing is missing: the remedies that this host would be given.
+	own := Require(f.Host, &cudart.OpenError{Err: cudart.ErrNoLibrary})
+	requirements := []Requirement{}
+	for _, r := range f.Requirements {
+		i := slices.IndexFunc(own, func(o Requirement) bool { return o.ID == r.ID })
+		if i < 0 {
+			continue
+		}
+		o := own[i]
+		o.State, o.Detail = r.State, r.Detail
+		switch {
+		case r.State == Missing:
+			o.Remedy = cmp.Or(o.Remedy, o.remedy(""))
+		case r.State != Present:
+			o.State = Uncertain
+			fallthrough
+		default:
+			o.Remedy = ""
+		}
+		requirements = append(requirements, o)
+	}
+	if f.Requirements != nil {
+		f.Requirements = requirements
+	}
+	for _, p := range f.Processes {
+		for i, framework := range p.Frameworks {
+			p.Frameworks[i] = procmem.Known(framework.Name)
+			p.Frameworks[i].Set = framework.Set
+		}
+	}
+	benches := []*result.Bench{f.Together}
+	for _, d := range f.Devices {
+		benches = append(benches, d.Bandwidth, d.Slower, d.Trials)
+	}
+	for _, b := range benches {
+		for i := 0; b != nil && i < len(b.Series); i++ {
+			b.Series[i].Expected = nil
+		}
+	}
 }
 
 // WithoutAnswer returns the facts after opening a library hung, or ended its process, or had not

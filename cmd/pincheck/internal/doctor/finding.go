@@ -121,6 +121,17 @@ func (f *Finding) describe() {
 	f.because, f.means, f.values = "", meaning{}, nil
 }
 
+// word returns a name that a host shows as one word of a command that a remedy says: what a shell takes for more
+// is a question mark.
+func word(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r <= ' ' || r == 0x7f || strings.ContainsRune("|&;<>()$`\\\"'*[]{}!#~", r) {
+			return '?'
+		}
+		return r
+	}, name)
+}
+
 // causeOf returns a cause of a page. There is none for a name that no page has, which tests find.
 func causeOf(page, name string) findings.Cause {
 	p, ok := findings.Get(page)

@@ -97,7 +97,7 @@ func offPath(f *Facts) []Finding {
 	out := Finding{
 		Summary:  fmt.Sprintf("libcuda.so.1 is in %s, which the loader does not search", dir),
 		Evidence: []string{file, fmt.Sprintf("LD_LIBRARY_PATH is %q", f.Host.Env["LD_LIBRARY_PATH"])},
-		values:   findings.Values{"DIR": dir},
+		values:   findings.Values{"DIR": word(dir)},
 	}
 	if r, ok := f.requirement("kernel_module"); ok && r.State == Missing {
 		return nil // it would find no driver either
@@ -174,6 +174,6 @@ func severalRuntimes(f *Facts) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("%s was passed over; %s is in use", units.Things(len(over), "libcudart", "libcudarts"), f.Library.Path),
 		Evidence: over,
-		values:   findings.Values{"PATH": f.Library.Path},
+		values:   findings.Values{"PATH": word(f.Library.Path)},
 	})
 }

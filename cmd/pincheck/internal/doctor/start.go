@@ -97,7 +97,7 @@ func mismatch(f *Facts) []Finding {
 			return nil
 		}
 		out.Summary = fmt.Sprintf("%s is of driver %s, and the kernel module of %s", lib.Path, lib.Version, module)
-		out.because, out.values = "other_library", findings.Values{"LIBRARY": lib.Path}
+		out.because, out.values = "other_library", findings.Values{"LIBRARY": word(lib.Path)}
 		return finding(out)
 	}
 	for _, l := range f.Host.NVIDIA.Libraries {
@@ -108,7 +108,7 @@ func mismatch(f *Facts) []Finding {
 		out.Against = []string{fmt.Sprintf("%s, which was found first, is of the module's version", lib.Path)}
 		out.Certainty = Likely
 	case ok && slices.ContainsFunc(f.Host.NVIDIA.Libraries, func(l hostinfo.DriverLibrary) bool { return l.Version == module }):
-		out.because, out.values = "other_library", findings.Values{"LIBRARY": lib.Path}
+		out.because, out.values = "other_library", findings.Values{"LIBRARY": word(lib.Path)}
 	case !ok || f.Host.Virt.Container != "":
 		out.Certainty = Likely
 	}
@@ -142,7 +142,7 @@ func compat(f *Facts) []Finding {
 			out.Certainty = Certain
 		}
 	}
-	out.values = findings.Values{"DIR": path.Dir(lib.Path)}
+	out.values = findings.Values{"DIR": word(path.Dir(lib.Path))}
 	return finding(out)
 }
 

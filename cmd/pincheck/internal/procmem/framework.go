@@ -44,6 +44,16 @@ var frameworks = []known{
 	{Framework{Name: "llama.cpp"}, []string{"/libggml", "/libllama.so"}, nil},
 }
 
+// Known returns what is known of a framework: of one that is not, its name.
+func Known(name string) Framework {
+	for _, k := range frameworks {
+		if k.Name == name {
+			return k.Framework
+		}
+	}
+	return Framework{Name: name}
+}
+
 func (k known) maps(path string) bool {
 	return slices.ContainsFunc(k.parts, func(part string) bool { return strings.Contains(path, part) })
 }
