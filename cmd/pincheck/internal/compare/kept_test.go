@@ -3,6 +3,7 @@ package compare
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -25,18 +26,59 @@ type keptSeries struct {
 	residuals []float64 // as logarithms of factors, or differences where the scale is none
 }
 
-// keptRuns reads the results of real GPUs: what was measured, and by how many times the assumed
-// drift the same series differ between the GPUs of a host, and between hosts of a kind, by its
-// size.
-func keptRuns(t *testing.T) (all []keptSeries, drifts map[float64][]float64) {
+// keptFiles are kept runs on H200s: with the series of experiments, and of two days before with what the check
+// measured alone.
+var (
+	keptFiles  = []string{"report-two-h200-2026-11-22", "report-h200-2026-11-22", "bench-h200-2026-11-22"}
+	keptChecks = []string{"h200-2026-11-21", "two-h200-2026-11-21", "report-two-h200-2026-11-22", "report-h200-2026-11-22"}
+)
+
+// A keptDrift is by how many times the assumed drift a series differs between two GPUs of a host, in one run or two,
+// or between hosts of a kind.
+type keptDrift struct {
+	runs    [2]string
+	assumed float64
+	z       float64
+}
+
+// of reports whether the pair is of a run and another one.
+func (d keptDrift) of(run string) bool {
+	return d.runs[0] != d.runs[1] && slices.Contains(d.runs[:], run)
+}
+
+// keptRuns reads the results of real GPUs: what was measured, and the drifts between all runs and GPUs.
+func keptRuns(t *testing.T) (all []keptSeries, drifts []keptDrift) {
 	t.Helper()
-	drifts = map[float64][]float64{}
-	known := map[string]*keptSeries{}
-	for _, file := range []string{"report-two-h200-2026-11-22.json", "report-h200-2026-11-22.json", "bench-h200-2026-11-22.json"} {
-		text, err := os.ReadFile(filepath.Join("../../../../testdata/results", file))
+	type measured struct {
+		run string
+		s   result.Series
+	}
+	known := map[string][]measured{}
+	pair := func(run, bench string, s result.Series) {
+		if s.Labels.Get(result.Device) == "all" {
+			return
+		}
+		anywhere := series{bench, 1, s}
+		anywhere.Labels = slices.DeleteFunc(slices.Clone(s.Labels), func(l result.Label) bool { return l.Key == result.Device })
+		key := anywhere.key()
+		for _, other := range known[key] {
+			scale := (&keptSeries{Series: s}).scale()
+			if (&keptSeries{Series: other.s}).scale() == scale {
+				a, e := estimated(scale.of(s.Samples)), estimated(scale.of(other.s.Samples))
+				d := drift(bench, &s)
+				drifts = append(drifts, keptDrift{[2]string{run, other.run}, d, (a.center - e.center) / (math.Sqrt2 * d)})
+			}
+		}
+		known[key] = append(known[key], measured{run, s})
+	}
+	read := func(file string, to any) {
+		text, err := os.ReadFile(filepath.Join("../../../../testdata/results", file+".json"))
 		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(text, to))
+	}
+	for _, file := range keptFiles {
 		var d struct{ Benches []result.Bench }
-		require.NoError(t, json.Unmarshal(text, &d))
+		read(file, &d)
 		for _, b := range d.Benches {
 			for _, s := range b.Series {
 				if len(s.Samples) == 0 {
@@ -49,23 +91,47 @@ func keptRuns(t *testing.T) (all []keptSeries, drifts map[float64][]float64) {
 					k.residuals = append(k.residuals, v-median)
 				}
 				all = append(all, k)
-				if s.Labels.Get(result.Device) == "all" {
-					continue
-				}
-				anywhere := series{b.Name, 1, s}
-				anywhere.Labels = slices.DeleteFunc(slices.Clone(s.Labels), func(l result.Label) bool { return l.Key == result.Device })
-				key := anywhere.key()
-				if other := known[key]; other != nil && other.scale() == scale {
-					a, e := estimated(scale.of(s.Samples)), estimated(scale.of(other.Samples))
-					z := (a.center - e.center) / (math.Sqrt2 * k.drift)
-					drifts[k.drift] = append(drifts[k.drift], z)
-				} else {
-					known[key] = &k
-				}
+				pair(file, b.Name, s)
+			}
+		}
+	}
+	for _, file := range keptChecks { // of two versions of the form
+		var d struct {
+			Devices []struct{ Bandwidth json.RawMessage }
+		}
+		read(file, &d)
+		for _, device := range d.Devices {
+			var old []struct {
+				Direction string
+				Samples   []float64 `json:"samples_gb_per_s"`
+			}
+			var now result.Bench
+			if json.Unmarshal(device.Bandwidth, &old) != nil {
+				require.NoError(t, json.Unmarshal(device.Bandwidth, &now))
+			}
+			for _, s := range now.Series {
+				pair(file, "check", s)
+			}
+			for _, o := range old {
+				s := result.Series{Name: "bandwidth", Unit: result.GBPerSecond, Samples: o.Samples, Labels: result.Labels{
+					{Key: result.Memory, Value: "registered"}, {Key: result.Direction, Value: o.Direction}, {Key: result.Size, Value: "67108864"}}}
+				s.Stats = result.Summarize(s.Samples)
+				pair(file, "check", s)
 			}
 		}
 	}
 	return all, drifts
+}
+
+// bySize returns the drifts that a condition takes, by the assumed one.
+func bySize(drifts []keptDrift, takes func(keptDrift) bool) map[float64][]float64 {
+	out := map[float64][]float64{}
+	for _, d := range drifts {
+		if takes(d) {
+			out[d.assumed] = append(out[d.assumed], d.z)
+		}
+	}
+	return out
 }
 
 func (k *keptSeries) scale() scale {
@@ -101,14 +167,9 @@ func (k *keptSeries) again(r *rand.Rand, drifts []float64, n int, factor float64
 // The assumed drifts are no less than those of kept runs.
 func TestDriftCoversKeptRuns(t *testing.T) {
 	t.Parallel()
-	_, drifts := keptRuns(t)
-	for _, d := range slices.Sorted(func(yield func(float64) bool) {
-		for d := range drifts {
-			if !yield(d) {
-				return
-			}
-		}
-	}) {
+	_, pairs := keptRuns(t)
+	drifts := bySize(pairs, func(keptDrift) bool { return true })
+	for _, d := range slices.Sorted(maps.Keys(drifts)) {
 		squares, widest := 0.0, 0.0
 		for _, z := range drifts[d] {
 			squares += z * z / float64(len(drifts[d]))
@@ -133,7 +194,7 @@ type machine struct {
 func newMachine(t *testing.T, seed uint64, file func(k *keptSeries) bool) *machine {
 	t.Helper()
 	all, drifts := keptRuns(t)
-	m := &machine{t: t, r: rand.New(rand.NewPCG(seed, 1)), drifts: drifts}
+	m := &machine{t: t, r: rand.New(rand.NewPCG(seed, 1)), drifts: bySize(drifts, func(keptDrift) bool { return true })}
 	known := map[string]bool{}
 	for i := range all {
 		s := series{all[i].bench, 1, all[i].Series}
@@ -208,6 +269,38 @@ func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 			}
 			t.Logf("%d series: %d of %d comparisons differ", len(m.retained), wrong, c.rounds)
 			assert.LessOrEqual(t, wrong, c.rounds/100)
+		})
+	}
+}
+
+// The same with the drift of one kept run from all others alone, for each in turn: what is assumed of drift holds for a
+// run that it was not taken from.
+func TestOneMachineDiffersSeldomWithTheDriftOfEachRun(t *testing.T) {
+	t.Parallel()
+	rounds := 100
+	if long() {
+		rounds = 1000
+	}
+	for _, run := range []string{"report-two-h200-2026-11-22", "report-h200-2026-11-22", "bench-h200-2026-11-22", "h200-2026-11-21", "two-h200-2026-11-21"} {
+		t.Run(run, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, 9, all)
+			_, drifts := keptRuns(t)
+			pairs := 0
+			for size, z := range bySize(drifts, func(d keptDrift) bool { return d.of(run) }) {
+				m.drifts[size] = z
+				pairs += len(z)
+			}
+			wrong := 0
+			for range rounds {
+				c, err := Compare([]Run{m.run(0, 25, -1, 1), m.run(1, 25, -1, 1)}, Options{Threshold: 0.03})
+				require.NoError(t, err)
+				if differs(c) {
+					wrong++
+				}
+			}
+			t.Logf("%d pairs with other runs, %d series: %d of %d comparisons differ", pairs, len(m.retained), wrong, rounds)
+			assert.LessOrEqual(t, wrong, rounds/100)
 		})
 	}
 }
