@@ -37,7 +37,7 @@ var accessChecks = []Check{
 	{ID: "no_kernel_module", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noModule)},
 	{ID: "container_gpu_void", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(gpuVoid)},
 	{ID: "systemd_denies_devices", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(systemdDenies)},
-	{ID: "container_without_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(containerWithoutGPU)},
+	{ID: "container_without_gpu", Explains: withoutDriver, Suppresses: []string{"no_device_nodes", "no_driver_library", "missing_gpus"}, Host: unlessUsable(containerWithoutGPU)},
 	{ID: "capabilities_without_compute", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(withoutCompute)},
 	{ID: "no_device_nodes", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noNodes)},
 	{ID: "no_uvm", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noUVM)},
@@ -278,7 +278,7 @@ func gpuVoid(f *Facts) []Finding {
 // one, or the board is one with a GPU.
 func containerWithoutGPU(f *Facts) []Finding {
 	h := f.Host
-	if h.Virt.Container == "" || h.NVIDIA.HasGPUNode() || h.NVIDIA.HasNode("/dev/nvmap") || len(h.NVIDIA.Nodes) > 0 {
+	if h.Virt.Container == "" || h.NVIDIA.HasGPUNode() || h.NVIDIA.HasNode(tegraNode) || len(h.NVIDIA.Nodes) > 0 {
 		return nil
 	}
 	requested := h.Env["NVIDIA_VISIBLE_DEVICES"]
@@ -297,7 +297,11 @@ func containerWithoutGPU(f *Facts) []Finding {
 	default:
 		return nil
 	}
-	out.Evidence = append(out.Evidence, "there is no /dev/nvidia* in this container")
+	nodes := "/dev/nvidia*"
+	if h.Virt.Tegra {
+		nodes = tegraNode
+	}
+	out.Evidence = append(out.Evidence, "there is no "+nodes+" in this container")
 	return finding(out)
 }
 

@@ -50,7 +50,7 @@ func groups() []group {
 		{"libraries", libraryChecks, func(f *Facts) bool { return f.Library != nil }},
 		{"start of CUDA", startChecks, func(f *Facts) bool { return f.Library != nil }},
 		{"GPUs that are visible", visibilityChecks, devices(func(*Device) bool { return true })},
-		{"bytes", byteChecks, devices((*Device).proved)},
+		{"bytes", byteChecks, devices(func(d *Device) bool { return d.proved() && d.Verify.FailureCount == 0 })},
 		{"calls", callChecks, copied},
 		{"limits of pinning", refusedChecks, host(func(h *hostinfo.Host) bool { return h.Kernel.Release != "" && h.Memory.MaxMappings.Known })},
 		{"health", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
@@ -111,7 +111,7 @@ func Evaluate(f *Facts, ignore ...string) (Verdict, []Finding) {
 
 // compete leaves of the hypotheses about why CUDA does not start the surest, and of equally sure ones the
 // first: the checks are in the order in which things depend on each other. The others become its followers, and
-// its alternatives if they are as sure, unless it is certain. What cannot be the cause of the code that CUDA
+// its alternatives if they are as sure, unless it is certain or they follow from it. What cannot be the cause of the code that CUDA
 // failed with does not take part: it is left out if it is a guess, and stays beside the winner if it is certain.
 func compete(f *Facts, all []Finding) []Finding {
 	code, failed := f.startCode()
@@ -139,6 +139,7 @@ func compete(f *Facts, all []Finding) []Finding {
 	slices.SortStableFunc(hypotheses, func(a, b Finding) int { return cmp.Compare(a.Certainty.rank(), b.Certainty.rank()) })
 	winner := hypotheses[0]
 	won := []Finding{}
+	following := suppressedBy(winner.ID, func(string) bool { return false })
 	for _, one := range hypotheses {
 		equal := one.Certainty == winner.Certainty
 		if one.ID == winner.ID && equal { // of several GPUs
@@ -146,7 +147,7 @@ func compete(f *Facts, all []Finding) []Finding {
 			continue
 		}
 		won[0].follow(one.ID)
-		if equal && winner.Certainty != Certain {
+		if equal && winner.Certainty != Certain && !slices.Contains(following, one.ID) {
 			won[0].Alternatives = append(won[0].Alternatives, one.ID+": "+one.Summary)
 		}
 	}

@@ -153,6 +153,9 @@ func boundDriver(h *hostinfo.Host) string {
 	return ""
 }
 
+// tegraNode is a device node of a GPU that is part of the chip, which has none of the others.
+const tegraNode = "/dev/nvmap"
+
 func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	r := Requirement{ID: "device_nodes", Name: "device nodes", State: Present}
 	var found, absent []string
@@ -178,9 +181,12 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	if len(absent) == 0 {
 		return r
 	}
-	if h.Virt.Tegra && (h.NVIDIA.HasNode("/dev/nvmap") || !container) {
+	if h.Virt.Tegra && (h.NVIDIA.HasNode(tegraNode) || !container) {
 		r.Detail = strings.TrimSpace("of the chip: " + r.Detail)
 		return r
+	}
+	if h.Virt.Tegra {
+		absent = []string{tegraNode}
 	}
 	r.State = Missing
 	r.Detail = "no " + strings.Join(absent, ", no ")
