@@ -353,3 +353,53 @@ func TestAdviceIsNotFromTheArchive(t *testing.T) {
 		}
 	}
 }
+
+// The same of result files, whatever field has the text: in reports and in comparisons of them.
+func TestNoResultFileCommandsATerminal(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	var files []string
+	for i := range 3 {
+		r := &report.Result{}
+		fill(reflect.ValueOf(r).Elem(), hostileText, 0)
+		r.Command, r.Complete, r.Verdict = "bench", true, doctor.Problems
+		for j := range r.Benches {
+			for k := range r.Benches[j].Series {
+				s := &r.Benches[j].Series[k]
+				s.Unit, s.Samples = result.GBPerSecond, []float64{float64(10 * (i + 1)), float64(10*(i+1)) + 0.1, float64(10 * (i + 1)), float64(10 * (i + 1))}
+				s.Stats = result.Summarize(s.Samples)
+			}
+		}
+		var b bytes.Buffer
+		require.NoError(t, report.Write(&b, r, report.JSON, report.Style{}))
+		file := filepath.Join(dir, fmt.Sprintf("%d\x1b[2J\u009b.json", i))
+		require.NoError(t, os.WriteFile(file, b.Bytes(), 0o600))
+		files = append(files, file)
+	}
+	shown := map[string]int{}
+	for _, format := range report.Formats() {
+		for _, args := range [][]string{{"compare", files[0], files[1]}, append([]string{"compare"}, files...), {"report", files[0]}, append([]string{"report"}, files...)} {
+			var stdout, stderr bytes.Buffer
+			args = append(args, "--format", string(format))
+			output := filepath.Join(dir, "out")
+			if args[0] == "report" {
+				args = append(args, "-o", output)
+			}
+			code := run(t.Context(), args, &stdout, &stderr, failing(t, "h200-vm", errors.New("files need no library")))
+			requireHarmless(t, fmt.Sprintf("%q", args), format, stdout.String())
+			requireHarmless(t, fmt.Sprintf("stderr of %q", args), report.CSV, stderr.String())
+			if code == exitUsage {
+				continue // not all forms are written
+			}
+			shown[args[0]]++
+			if args[0] == "report" {
+				text, err := os.ReadFile(output)
+				require.NoError(t, err, stderr.String())
+				requireHarmless(t, fmt.Sprintf("file of %q", args), format, string(text))
+				require.Contains(t, string(text), "plant", "%s", format)
+				require.NoError(t, os.Remove(output))
+			}
+		}
+	}
+	assert.Equal(t, map[string]int{"report": 2, "compare": 4}, shown)
+}
