@@ -204,13 +204,15 @@ func (s *session) write() error {
 func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, report.Style) error) error {
 	out := cmd.OutOrStdout()
 	if o.output == "" {
-		if err := write(out, report.StyleFor(out, sys.getenv)); err != nil {
+		style := report.StyleFor(out, sys.getenv)
+		style.Verbose = o.verbose
+		if err := write(out, style); err != nil {
 			return outputError{err}
 		}
 		return nil
 	}
 	var b bytes.Buffer
-	err := write(&b, report.Style{})
+	err := write(&b, report.Style{Verbose: o.verbose})
 	if err == nil {
 		err = report.WriteFile(o.output, b.Bytes())
 	}

@@ -24,6 +24,7 @@ type options struct {
 	output     string
 	noHostName bool
 	quiet      bool
+	verbose    bool
 	devices    devices
 	library    string
 	timeout    time.Duration
@@ -64,6 +65,7 @@ func (o *options) register(root *cobra.Command) {
 	named(flags, "output", "file")
 	flags.BoolVar(&o.noHostName, "no-host-name", false, "leave the host's name out")
 	flags.BoolVarP(&o.quiet, "quiet", "q", false, "show neither estimates nor progress on standard error")
+	flags.BoolVar(&o.verbose, "verbose", false, "text with all that there is: samples, plots, notes, passed checks, requirements, the search of libraries")
 	flags.Var(&o.devices, "device", "GPUs by number, UUID or PCI address, with commas or repeated (default: all)")
 	flags.StringVar(&o.library, "library", "", "libcudart to load (default: find one, see PINNED_CUDART)")
 	named(flags, "library", "path")

@@ -113,6 +113,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`verified in (?:[0-9.]+ [nµm]?s|[0-9hm]+s)`), "verified in T"},
 	{regexp.MustCompile(`( (?:[KMG]?i?B|[kMG]B)) +(?:[0-9.]+ [nµm]?s|[0-9hm]+s) `), "${1} T "},
 	{regexp.MustCompile(`[0-9.,]+ GB/s, [0-9.,]+ % of the link \(median of 3,\s+[0-9.,]+\s+to\s+[0-9.,]+\)`), "R GB/s, P % of the link (median of 3, R to R)"},
+	{regexp.MustCompile(`(0 Simulated GPU .* MB) +[0-9.]+ +[0-9.]+ +[0-9]+ %`), "${1}  R  R  P %"},
 	{regexp.MustCompile(`copies reach [0-9.,]+ %`), "copies reach P %"},
 	{regexp.MustCompile(`synchronising: [0-9]+ of`), "synchronising: N of"},
 }
@@ -150,6 +151,10 @@ func TestSimulatedCheck(t *testing.T) {
 	assert.Empty(t, got.stderr)
 	assert.Contains(t, got.stdout, "SIMULATED")
 	golden(t, "pincheck-sim.txt", got.stdout)
+
+	got = call(t, withAllSizes(on(t, "no-gpu-cgroup-v1")), "--sim", "--quiet", "--verbose")
+	assert.Equal(t, exitOK, got.code, got.stdout)
+	golden(t, "pincheck-sim-verbose.txt", got.stdout)
 }
 
 func TestSimulatedCheckJSON(t *testing.T) {
@@ -348,6 +353,7 @@ func TestNoGPU(t *testing.T) {
 			if format == report.Text {
 				golden(t, "pincheck-nogpu-"+c.name+".txt", got.stdout)
 				assert.Contains(t, got.stdout, "--sim", "%s: the way out", c.name)
+				got = call(t, failing(t, c.host, c.err, c.environ...), "--verbose")
 				for _, part := range c.says {
 					assert.Contains(t, got.stdout, part, c.name)
 				}
@@ -539,7 +545,7 @@ func TestInterruptedKeepsFindings(t *testing.T) {
 	}
 	var stdout, stderr bytes.Buffer
 	assert.Equal(t, exitInterrupted, run(ctx, nil, &stdout, &stderr, sys))
-	assert.Contains(t, stdout.String(), "round trips that failed: 1")
+	assert.Contains(t, stdout.String(), "1 round trip failed")
 	assert.Contains(t, stdout.String(), "Incomplete stopped: interrupted; 1 problem (GPU 0) found until then")
 }
 

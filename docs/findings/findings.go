@@ -20,11 +20,13 @@
 //   - Settle: what would tell this cause from others
 //
 // Where there are several causes the section is called "Causes", and each has a heading of the
-// third level with its name. Words in italics (*N*) stand for what pincheck has found; if it
-// has not, they are printed as they are. In code quotes nothing is replaced.
+// third level with its name. Words in italics (*N*), and in code those in angle brackets (`-i <N>`), stand
+// for what pincheck has found; if it has not, they are printed as they are. Commands are in code quotes, which
+// Do, Last and Settle keep: terminals and the HTML page show by them what can be copied.
 package findings
 
 import (
+	"cmp"
 	"embed"
 	"fmt"
 	"io/fs"
@@ -84,30 +86,41 @@ func (p *Page) Cause(name string) (Cause, bool) {
 // Values are texts for the words in italics of a page.
 type Values map[string]string
 
-// variable matches code, and words in italics.
-var variable = regexp.MustCompile("`[^`]*`|\\*[^*]+\\*")
+var (
+	variable = regexp.MustCompile("`[^`]*`|\\*[^*]+\\*") // code, and words in italics
+	inCode   = regexp.MustCompile(`<[^<>]+>`)            // words that stand for others in code
+)
 
-// With returns the cause with values in the place of words in italics, and without marks of
-// Markdown.
+// With returns the cause with values in the place of the words that stand for them. Of the marks of Markdown
+// only the code quotes of Do, Last and Settle remain.
 func (c Cause) With(values Values) Cause {
 	put := func(text string) string {
 		return variable.ReplaceAllStringFunc(text, func(marked string) string {
-			word := marked[1 : len(marked)-1]
-			if value, ok := values[word]; ok && marked[0] == '*' {
-				return value
+			if marked[0] == '`' {
+				return inCode.ReplaceAllStringFunc(marked, func(word string) string {
+					return cmp.Or(values[word[1:len(word)-1]], word)
+				})
 			}
-			return word
+			word := marked[1 : len(marked)-1]
+			return cmp.Or(values[word], word)
 		})
 	}
-	c.Why, c.Cost, c.Do, c.Last, c.Settle = put(c.Why), put(c.Cost), put(c.Do), put(c.Last), put(c.Settle)
+	c.Why, c.Cost = strings.ReplaceAll(put(c.Why), "`", ""), strings.ReplaceAll(put(c.Cost), "`", "")
+	c.Do, c.Last, c.Settle = put(c.Do), put(c.Last), put(c.Settle)
 	return c
 }
 
-// Variables returns the words in italics.
+// Variables returns the words that stand for values.
 func (c Cause) Variables() (words []string) {
 	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.Last+"\n"+c.Settle, -1) {
-		if word := marked[1 : len(marked)-1]; marked[0] == '*' && !slices.Contains(words, word) {
-			words = append(words, word)
+		found := []string{marked}
+		if marked[0] == '`' {
+			found = inCode.FindAllString(marked, -1)
+		}
+		for _, word := range found {
+			if word = word[1 : len(word)-1]; !slices.Contains(words, word) {
+				words = append(words, word)
+			}
 		}
 	}
 	return words

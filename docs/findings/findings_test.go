@@ -1,6 +1,7 @@
 package findings
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -8,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const page = "# slow\n\nWarning: it is slow.\n\n## What it means\n\nText: more.\n\n## Causes\n\n### heat\n\n- Why: it is\n  too hot\n- Cost: all takes *several times* as long\n- Do: see `a*b*c` on *N*\n\n" +
+const page = "# slow\n\nWarning: it is slow.\n\n## What it means\n\nText: more.\n\n## Causes\n\n### heat\n\n- Why: it is\n  too hot\n- Cost: all takes *several times* as long\n- Do: see `a*b*c -i <N>` on *N*\n\n" +
 	"### other\n\n- Do: nothing\n\n## More\n\n- Why: of no cause\n"
 
 func TestParse(t *testing.T) {
@@ -16,13 +17,14 @@ func TestParse(t *testing.T) {
 	p, err := parse("slow", page)
 	require.NoError(t, err)
 	assert.Equal(t, &Page{ID: "slow", Severity: "warning", Title: "it is slow", Text: page, Causes: []Cause{
-		{Name: "heat", Why: "it is too hot", Cost: "all takes *several times* as long", Do: "see `a*b*c` on *N*"},
+		{Name: "heat", Why: "it is too hot", Cost: "all takes *several times* as long", Do: "see `a*b*c -i <N>` on *N*"},
 		{Name: "other", Do: "nothing"},
 	}}, p)
 	heat, ok := p.Cause("")
 	require.True(t, ok)
 	assert.Equal(t, []string{"several times", "N"}, heat.Variables())
-	assert.Equal(t, Cause{Name: "heat", Why: "it is too hot", Cost: "all takes 3 times as long", Do: "see a*b*c on N"}, heat.With(Values{"several times": "3 times", "b": "x"}))
+	assert.Equal(t, Cause{Name: "heat", Why: "it is too hot", Cost: "all takes 3 times as long", Do: "see `a*b*c -i 7` on 7"}, heat.With(Values{"several times": "3 times", "b": "x", "N": "7"}))
+	assert.Equal(t, "see `a*b*c -i <N>` on N", heat.With(nil).Do, "what is not known stays")
 	other, ok := p.Cause("other")
 	assert.True(t, ok)
 	assert.Equal(t, "nothing", other.Do)
@@ -58,4 +60,30 @@ func TestAllPagesAreRead(t *testing.T) {
 	}
 	_, ok := Get("no_such_page")
 	assert.False(t, ok)
+}
+
+// Terminals and the HTML page show by the code quotes what can be copied: a command has them, and is whole.
+func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
+	t.Parallel()
+	command := regexp.MustCompile(`\b(?:sudo|systemctl|numactl|modprobe|numastat|taskset|lspci|mokutil|ipmitool|cpupower|pip|wsl) -?-?\w` +
+		`|\b(?:docker|podman) (?:run -|run \w+ -|update)|\bnvidia-(?:smi|ctk|modprobe) (?:-|\w+ -|cdi|mig)|\bulimit -|\bexport \w+=|\becho [^ ]+ \||\bdmesg \|`)
+	commands := 0
+	for _, id := range IDs() {
+		p, _ := Get(id)
+		for _, c := range p.Causes {
+			for _, text := range []string{c.Do, c.Last, c.Settle} {
+				parts := strings.Split(text, "`")
+				assert.Equal(t, 1, len(parts)%2, "%s: code quotes come in pairs: %s", id, text)
+				for i, part := range parts {
+					if i%2 == 0 {
+						assert.NotRegexp(t, command, part, id)
+						continue
+					}
+					commands++
+					assert.Equal(t, strings.TrimSpace(part), part, id)
+				}
+			}
+		}
+	}
+	assert.Greater(t, commands, 100)
 }

@@ -3,6 +3,8 @@ package doctor
 import (
 	"fmt"
 	"slices"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // byteChecks judge whether the bytes arrived.
@@ -80,7 +82,7 @@ func failedRoundTrips(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("round trips that failed: %d", v.FailureCount),
+		Summary:  units.Things(v.FailureCount, "round trip", "round trips") + " failed",
 		Evidence: evidence[:min(len(evidence), 3)],
 	}
 	if v.Cases == 0 && v.VerifiedBytes > 0 {

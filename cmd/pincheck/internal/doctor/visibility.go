@@ -207,7 +207,7 @@ func missingGPUs(f *Facts) []Finding {
 		return nil // the run ended before it looked
 	}
 	have := len(f.Devices)
-	shows, count := "CUDA shows", "CUDA did not start"
+	count := "CUDA did not start"
 	switch {
 	case f.CUDADevices != nil:
 		have = *f.CUDADevices
@@ -216,7 +216,7 @@ func missingGPUs(f *Facts) []Finding {
 		if f.Host != nil {
 			have = max(have, gpuCount(f.Host))
 		}
-		shows, count = "the host shows", fmt.Sprintf("GPUs with NVIDIA's driver: %d", have)
+		count = fmt.Sprintf("GPUs with NVIDIA's driver: %d", have)
 	}
 	want, source := f.ExpectedGPUs, "--expect-gpus"
 	if want == 0 {
@@ -235,12 +235,12 @@ func missingGPUs(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("%s %s, and there should be %d", shows, units.Things(have, "GPU", "GPUs"), want),
+		Summary:  fmt.Sprintf("%d of %s missing", want-have, units.Things(want, "GPU", "GPUs")),
 		Evidence: []string{fmt.Sprintf("%s; %s: %d", count, source, want)},
 	}
 	if f.ExpectedGPUs == 0 && f.NVML != nil && f.NVML.Count >= want && !slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool { return g.Error != "" }) {
 		// Nothing is lost: a job, a program or a limit that does not show chooses.
-		out.Severity, out.because = Note, "chosen"
+		out.Severity, out.because, out.Summary = Note, "chosen", fmt.Sprintf("CUDA shows %d of %s", have, units.Things(want, "GPU", "GPUs"))
 		out.Evidence = append(out.Evidence, fmt.Sprintf("NVML shows %d", f.NVML.Count))
 	}
 	if f.Host != nil && len(f.Devices) == have {

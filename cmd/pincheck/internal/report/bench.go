@@ -26,7 +26,26 @@ func (p *page) bench(b *result.Bench) {
 	}
 	shown := map[*result.Series]bool{}
 	for _, v := range b.Views {
-		p.view(b, v, shown)
+		if p.view(b, v, shown); !p.style.Verbose && len(shown) > 0 {
+			break
+		}
+	}
+	p.rest(b, shown)
+	for _, e := range b.Errors {
+		p.painted("Error", red, plain(e), "")
+	}
+	if !b.Complete {
+		p.painted("Stopped", yellow, "before its end: what is above was measured", "")
+	}
+}
+
+// rest writes the series that are not shown, unless a table was the answer, and how all were measured.
+func (p *page) rest(b *result.Bench, shown map[*result.Series]bool) {
+	if !p.style.Verbose && len(shown) > 0 {
+		if len(b.Errors) > 0 || !b.Complete {
+			p.gap()
+		}
+		return
 	}
 	var rest []*result.Series
 	for i := range b.Series {
@@ -46,12 +65,6 @@ func (p *page) bench(b *result.Bench) {
 	p.method(b)
 	for _, n := range b.Notes {
 		p.note("Note", "%s", n)
-	}
-	for _, e := range b.Errors {
-		p.painted("Error", red, plain(e), "")
-	}
-	if !b.Complete {
-		p.painted("Stopped", yellow, "before its end: what is above was measured", "")
 	}
 }
 
@@ -166,7 +179,7 @@ func newGrid(series []*result.Series, v result.View) grid {
 		if row == len(g.row) {
 			g.row = append(g.row, x)
 		}
-		if at := [2]int{row, index(at[1], &g.columns, joinedWith(" ", parts...))}; g.cells[at] == nil {
+		if at := [2]int{row, index(at[1], &g.columns, joined(parts...))}; g.cells[at] == nil {
 			g.cells[at] = s
 		}
 	}
@@ -255,7 +268,9 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 	default:
 		p.note("", "expected: from %s", strings.Join(sources, "; "))
 	}
-	p.plot(g, unit, greatest)
+	if p.style.Verbose {
+		p.plot(g, unit, greatest)
+	}
 }
 
 // plot draws the columns of a grid over its rows where those are numbers, and bars
@@ -288,7 +303,7 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 		for i, name := range g.rows {
 			for j, column := range g.columns {
 				if s := g.cells[[2]int{i, j}]; s != nil {
-					lines = append(lines, line{joinedWith(" ", name, column), rowChart(s.Median, greatest, max(min(columns/3, 24), 6)), measured(unit, s.Median)})
+					lines = append(lines, line{joined(name, column), rowChart(s.Median, greatest, max(min(columns/3, 24), 6)), measured(unit, s.Median)})
 				}
 			}
 		}

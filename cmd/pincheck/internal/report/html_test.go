@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
@@ -48,19 +49,14 @@ func TestHTMLOfSeveralResults(t *testing.T) {
 	assert.Contains(t, b.String(), "1 number was not finite")
 }
 
-// A command is copied and run: it ends where words go on.
-func TestCommandsOfARemedy(t *testing.T) {
+// Commands in code quotes are marked up, to be copied; other text is not, nor what has no second quote.
+func TestCommandsOfARemedyAreCode(t *testing.T) {
 	t.Parallel()
-	for remedy, want := range map[string][]string{
-		"sudo nvidia-modprobe -c 0 -u (on the host, at boot); docker run needs --gpus all": {"sudo nvidia-modprobe -c 0 -u"},
-		"Start with numactl --cpunodebind=0 --membind=0.":                                  {"numactl --cpunodebind=0 --membind=0"},
-		"look at nvidia-smi -q -d ECC,ROW_REMAPPER: the vendor asks for it":                {"nvidia-smi -q -d ECC,ROW_REMAPPER"},
-		"nvidia-smi -L lists them; nvidia-smi works nevertheless":                          {"nvidia-smi -L"},
-		"echo 128 | sudo tee /sys/class/bdi/8:0/read_ahead_kb once":                        {"echo 128 | sudo tee /sys/class/bdi/8:0/read_ahead_kb"},
-		"close programs": nil,
-	} {
-		assert.Equal(t, want, pageFinding{Remedy: remedy}.Commands(), remedy)
-	}
+	r := &Result{Command: "check", Complete: true, Findings: []doctor.Finding{{ID: "x", Severity: doctor.Problem, Summary: "s",
+		Remedy: "run `echo 1 | sudo tee <FILE>`, and `nvidia-smi -L`", Settle: "a ` alone"}}}
+	page := render(t, r, HTML, Style{})
+	assert.Contains(t, page, "<dd>run <code>echo 1 | sudo tee &lt;FILE&gt;</code>, and <code>nvidia-smi -L</code></dd>")
+	assert.Contains(t, page, "<dd>a ` alone</dd>")
 }
 
 // On a phone the verdict and the findings are what is seen first; the machine comes after what was measured.

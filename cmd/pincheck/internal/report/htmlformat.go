@@ -139,10 +139,10 @@ func labelKey(key string) string { return words(strings.TrimSuffix(key, "_bytes"
 func condition(key, value string) string {
 	_, err := strconv.ParseFloat(value, 64)
 	switch {
-	case value == "true":
+	case value == "true" || value == "yes":
 		return labelKey(key)
-	case value == "false":
-		return "not " + labelKey(key)
+	case value == "false" || value == "no":
+		return "no " + labelKey(key)
 	case key == result.Device && err == nil:
 		return "GPU " + clean(value)
 	case err == nil && !strings.HasSuffix(key, "_bytes"):

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +65,7 @@ var (
 		"short":    func(s string) string { return shorten(clean(s), 40) },
 		"duration": duration,
 		"stamp":    stamp,
+		"spans":    spans,
 	}).Parse(pageText))
 )
 
@@ -116,21 +115,24 @@ func (p pageData) Title() string {
 	return "pincheck"
 }
 
-// command finds commands in what is to be done: from the program to what explains it.
-var command = regexp.MustCompile(`(?:^|[ (])((?:echo [^;|]+\| sudo tee|sudo|numactl --|nvidia-smi -|systemctl|mokutil|sysctl) ?(?:[^;,:()\x60…]|[,:][^ ])+)`)
+// A span is a piece of a text: words, or a command to be copied.
+type span struct {
+	Text string
+	Code bool
+}
 
-// afterCommand is where words go on after a command.
-var afterCommand = regexp.MustCompile(` (?:and|or|in|at|as|if|then|there|where|before|after|with|for|says|shows|to|does|is|needs|again|once|lists|sets|resets|gives|tells|takes|names|must|should|until|while|the)(?: .*)?$`)
-
-// Commands returns the commands of a remedy, each once, to be copied.
-func (f pageFinding) Commands() (all []string) {
-	for _, m := range command.FindAllStringSubmatch(clean(f.Remedy), -1) {
-		one := strings.TrimRight(afterCommand.ReplaceAllString(m[1], ""), " .:")
-		if strings.Contains(one, " ") && !strings.HasSuffix(one, " edit") && !strings.HasSuffix(one, "--membind") && !slices.Contains(all, one) {
-			all = append(all, one)
+// spans divides text at its code quotes.
+func spans(text string) (out []span) {
+	parts := strings.Split(clean(text), "`")
+	if len(parts)%2 == 0 { // one quote has no other
+		return []span{{Text: clean(text)}}
+	}
+	for i, part := range parts {
+		if part != "" {
+			out = append(out, span{part, i%2 == 1})
 		}
 	}
-	return all
+	return out
 }
 
 // A runView is a run with what the template needs beside it.

@@ -338,7 +338,7 @@ func TestNumbers(t *testing.T) {
 		"host to device":                  labelValue(result.Direction, result.HostToDevice),
 		"O_DIRECT":                        labelValue("method", "O_DIRECT"),
 		"workers 8":                       condition("workers", "8"),
-		"not GPU work":                    condition("gpu_work", "false"),
+		"no GPU work":                     condition("gpu_work", "false"),
 		"0.5\u00a0%":                      typesetShare(0.005),
 		"12\u00a0%":                       typesetShare(0.12),
 		"a b? c":                          clean("a\n\tb\x1b c"),

@@ -179,6 +179,7 @@ func TestGolden(t *testing.T) {
 	for name, r := range results(t) {
 		golden(t, "golden/report-"+name+".txt", render(t, r, Text, Style{}))
 		golden(t, "golden/report-"+name+"-40.txt", render(t, r, Text, Style{Width: 40}))
+		golden(t, "golden/report-"+name+"-verbose.txt", render(t, r, Text, Style{Verbose: true}))
 		golden(t, "golden/report-"+name+".json", render(t, r, JSON, Style{}))
 		golden(t, "golden/report-"+name+".prom", render(t, r, Prometheus, Style{}))
 		golden(t, "golden/report-"+name+".csv", render(t, r, CSV, Style{}))
@@ -232,7 +233,7 @@ func TestKeptResults(t *testing.T) {
 		}
 		rel, err := filepath.Rel(testdata, strings.TrimSuffix(file, ".json")+".txt")
 		require.NoError(t, err)
-		golden(t, rel, render(t, r, Text, Style{}))
+		golden(t, rel, render(t, r, Text, Style{Verbose: true}))
 	}
 }
 
@@ -241,8 +242,8 @@ func benchGoldens(t *testing.T, file string, r *Result) {
 	t.Helper()
 	name, err := filepath.Rel(testdata, file)
 	require.NoError(t, err)
-	golden(t, name+".txt", render(t, r, Text, Style{}))
-	golden(t, name+"-40.txt", render(t, r, Text, Style{Width: 40}))
+	golden(t, name+".txt", render(t, r, Text, Style{Verbose: true}))
+	golden(t, name+"-40.txt", render(t, r, Text, Style{Verbose: true, Width: 40}))
 	golden(t, name+".prom", render(t, r, Prometheus, Style{}))
 	golden(t, name+".csv", render(t, r, CSV, Style{}))
 	golden(t, name+".html", render(t, r, HTML, Style{}))

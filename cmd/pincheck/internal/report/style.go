@@ -9,8 +9,9 @@ import (
 
 // Style is the style of text.
 type Style struct {
-	Color bool
-	Width int // in columns; 0 means 80
+	Color   bool
+	Width   int  // in columns; 0 means 80
+	Verbose bool // all that there is, not only the answer and a table of each thing
 }
 
 const (

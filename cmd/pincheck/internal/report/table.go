@@ -1,7 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -11,9 +13,26 @@ type table struct {
 	headers []string
 	rows    [][]string
 	with    map[int]bool // columns that stay beside the one before
+	head    int          // width of a head that has several words; 0 means headWidth
 }
 
-const headWidth = 12 // of a head, where it has several words
+// withoutEmpty returns the table without columns in which no row has anything.
+func (t table) withoutEmpty() table {
+	out := table{head: t.head}
+	out.rows = make([][]string, len(t.rows))
+	for i, header := range t.headers {
+		if !slices.ContainsFunc(t.rows, func(row []string) bool { return row[i] != "" }) {
+			continue
+		}
+		out.headers = append(out.headers, header)
+		for j, row := range t.rows {
+			out.rows[j] = append(out.rows[j], row[i])
+		}
+	}
+	return out
+}
+
+const headWidth = 12
 
 // table writes a table below a row. Where it is wider than the page its columns go into
 // several tables below each other, each with the first column.
@@ -24,7 +43,7 @@ func (p *page) table(t table) {
 	widths := make([]int, len(t.headers))
 	headers := make([][]string, len(t.headers))
 	for i, h := range t.headers {
-		headers[i] = wrap(plain(h), headWidth)
+		headers[i] = wrap(plain(h), cmp.Or(t.head, headWidth))
 		for _, line := range headers[i] {
 			widths[i] = max(widths[i], len([]rune(line)))
 		}

@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +39,7 @@ func (p *page) note(label, format string, args ...any) {
 // sub is a paragraph with a small label of its own, below a row.
 func (p *page) sub(label, text string) {
 	indent := strings.Repeat(" ", labelWidth)
-	for i, line := range wrap(plain(text), p.width()-len(label)-2) {
+	for i, line := range wrapCode(plain(text), p.width()-len(label)-2) {
 		if i > 0 {
 			label = strings.Repeat(" ", len(label))
 		}
@@ -67,8 +68,10 @@ func (p *page) painted(label string, labelColor ansiColor, text string, textColo
 // gap writes an empty line.
 func (p *page) gap() { p.WriteByte('\n') }
 
-// writeText writes a result as text. Verdict and findings come first for commands of the doctor, and
-// last for others, whose measurements are what the user asked for.
+// writeText writes a result as text: the answer, and a table of each thing that was measured. Verbose
+// styles have the rest: passed checks, requirements, the search of libraries, notes, plots, samples.
+// Verdict and findings come first for commands of the doctor, and last for others, whose measurements
+// are what the user asked for.
 func writeText(b *bytes.Buffer, r *Result, s Style) {
 	p := &page{b, s}
 	p.tool(r)
@@ -79,21 +82,13 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if first {
 		p.verdict(r)
 		p.findings(r.Findings)
-		p.passed(r.Passed)
+		if s.Verbose {
+			p.passed(r.Passed)
+		}
 	}
 	if r.Facts != nil {
 		p.gap()
-		p.library(r.Library, r.Simulated)
-		p.host(r.Host)
-		p.requirements(r.Requirements)
-		for i := range r.Devices {
-			p.gap()
-			p.device(&r.Devices[i], r.Command == "verify")
-		}
-		if r.Together != nil {
-			p.gap()
-			p.together(r.Together)
-		}
+		p.machine(r)
 	}
 	for i := range r.Benches {
 		p.bench(&r.Benches[i])
@@ -101,7 +96,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if !first {
 		p.findings(r.Findings)
 	}
-	if r.Facts != nil && !(len(r.Findings) > 0 && r.Findings[0].ID == "no_gpu") { // no library helps then
+	if s.Verbose && r.Facts != nil && !(len(r.Findings) > 0 && r.Findings[0].ID == "no_gpu") { // no library helps then
 		p.search(r.Search)
 	}
 	if len(r.Errors) > 0 {
@@ -110,8 +105,45 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	for _, e := range r.Errors {
 		p.painted("Error", red, plain(e), "")
 	}
+	p.hint(r)
 	if !first {
 		p.verdict(r)
+	}
+}
+
+// machine writes library, host and GPUs. Those who ask for no more than the GPUs get all of them.
+func (p *page) machine(r *Result) {
+	p.library(r.Library, r.Simulated)
+	p.host(r.Host)
+	if p.style.Verbose {
+		p.requirements(r.Requirements)
+	}
+	if p.style.Verbose || r.Command == "devices" {
+		for i := range r.Devices {
+			p.gap()
+			p.device(&r.Devices[i], r.Command == "verify")
+		}
+	} else {
+		p.devices(r)
+	}
+	if r.Together != nil {
+		p.gap()
+		p.together(r.Together)
+	}
+}
+
+// hint says how to get what was left out.
+func (p *page) hint(r *Result) {
+	var parts []string
+	if len(r.Findings) > 0 {
+		parts = append(parts, "pincheck explain ID says more of a finding")
+	}
+	if !p.style.Verbose && (r.Facts != nil && r.Command != "devices" || len(r.Benches) > 0) {
+		parts = append(parts, "--verbose shows the rest")
+	}
+	if len(parts) > 0 {
+		p.gap()
+		p.note("", "%s", joinedWith("; ", parts...))
 	}
 }
 
@@ -156,7 +188,9 @@ func (p *page) library(l *doctor.Library, simulated bool) {
 		p.row("Library", "%s (found: %s)", l.Path, l.Found)
 	}
 	p.row("", "CUDA runtime %s, driver for CUDA up to %s", l.RuntimeVersion, l.DriverVersion)
-	p.attempts(l.Attempts)
+	if p.style.Verbose {
+		p.attempts(l.Attempts)
+	}
 }
 
 // attempts lists the libraries that were not taken, and why.
@@ -294,6 +328,86 @@ func (p *page) requirements(all []doctor.Requirement) {
 	}
 }
 
+// devices writes a table of the GPUs with what was measured of each, and for verify one of the paths.
+func (p *page) devices(r *Result) {
+	t := table{headers: []string{"GPU", "PCIe now", "verified", "to GPU, GB/s", "from GPU, GB/s", "of the link"}, head: len("PCIe now")}
+	var paths []verify.PathReport
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		row := []string{joinedWith(" ", strconv.Itoa(d.Ordinal), strings.TrimPrefix(d.Name, "NVIDIA ")), "unknown", "", "", "", ""}
+		if d.Link != nil && d.Link.Rate > 0 {
+			row[1] = strings.TrimPrefix(d.Link.Now().String(), "PCIe ")
+		}
+		if v := d.Verify; v != nil {
+			row[2] = units.Data(v.VerifiedBytes)
+			paths = addPaths(paths, v.Paths)
+		}
+		if d.Bandwidth != nil {
+			slowest := math.Inf(1)
+			for j := range d.Bandwidth.Series {
+				s := &d.Bandwidth.Series[j]
+				if at := slices.Index([]string{result.HostToDevice, result.DeviceToHost}, s.Labels.Get(result.Direction)); at >= 0 {
+					row[3+at], slowest = units.Number(s.Median, 3), min(slowest, s.Median)
+				}
+			}
+			if rate := d.Link.PathRate(); rate > 0 && !math.IsInf(slowest, 1) {
+				row[5] = units.Share(slowest / rate)
+			}
+		}
+		t.rows = append(t.rows, row)
+	}
+	if len(t.rows) > 0 {
+		p.gap()
+		p.table(t.withoutEmpty())
+	}
+	if r.Command == "verify" {
+		p.gap()
+		p.table(pathTable(paths))
+	}
+	for i := range r.Devices {
+		p.deviceErrors(r, &r.Devices[i])
+	}
+}
+
+// deviceErrors writes the errors of a GPU that no finding shows.
+func (p *page) deviceErrors(r *Result, d *doctor.Device) {
+	all := d.Errors
+	if d.Bandwidth != nil {
+		all = slices.Concat(d.Bandwidth.Errors, all)
+	}
+	for _, e := range all {
+		if !slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return slices.Contains(f.Evidence, e) }) {
+			p.painted("", bold, plain(fmt.Sprintf("GPU %d: error: %s", d.Ordinal, e)), red)
+		}
+	}
+}
+
+// addPaths adds what was verified of one GPU to what was of others.
+func addPaths(sum, more []verify.PathReport) []verify.PathReport {
+	for _, m := range more {
+		at := slices.IndexFunc(sum, func(s verify.PathReport) bool { return s.Path == m.Path })
+		if at < 0 {
+			sum = append(sum, m)
+			continue
+		}
+		s := &sum[at]
+		s.Cases, s.VerifiedBytes, s.Duration = s.Cases+m.Cases, s.VerifiedBytes+m.VerifiedBytes, s.Duration+m.Duration
+		s.MismatchCount, s.FailureCount = s.MismatchCount+m.MismatchCount, s.FailureCount+m.FailureCount
+		s.LargestBytes = max(s.LargestBytes, m.LargestBytes)
+	}
+	return sum
+}
+
+// pathTable returns the table of what was verified.
+func pathTable(paths []verify.PathReport) table {
+	t := table{headers: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
+	for _, path := range paths {
+		t.rows = append(t.rows, []string{strings.ReplaceAll(string(path.Path), "_", " "), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
+			units.Duration(path.Duration), units.Count(path.MismatchCount), units.Count(path.FailureCount)})
+	}
+	return t
+}
+
 // device writes a GPU with its link, round trips, copies and errors. Detailed adds a table of the
 // round trips.
 func (p *page) device(d *doctor.Device, detailed bool) {
@@ -366,12 +480,7 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	}
 	p.row("", "%s", text)
 	if detailed {
-		t := table{headers: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
-		for _, path := range v.Paths {
-			t.rows = append(t.rows, []string{string(path.Path), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
-				units.Duration(path.Duration), units.Count(path.MismatchCount), units.Count(path.FailureCount)})
-		}
-		p.table(t)
+		p.table(pathTable(v.Paths))
 		if v.Stale != nil {
 			p.note("", "%s", staleText(v.Stale))
 		}
@@ -434,42 +543,92 @@ func directionText(s *result.Series) string {
 var severityColors = map[doctor.Severity]ansiColor{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
 
 // findings writes each finding: what is wrong, then what was seen, the cause, the cost and the remedy.
+// Unless the style is verbose, notes are a line each, and findings that are the same of several GPUs
+// are one, with what was seen of the first.
 func (p *page) findings(all []doctor.Finding) {
-	for _, f := range all {
-		p.gap()
-		label := strings.ToUpper(string(f.Severity[:min(1, len(f.Severity))])) + string(f.Severity[min(1, len(f.Severity)):])
-		subject := ""
-		if f.Device != nil {
-			subject = fmt.Sprintf("GPU %d: ", *f.Device)
+	notes := false
+	for i, f := range all {
+		gpus := gpusOf([]doctor.Finding{f})
+		if !p.style.Verbose {
+			same := func(other doctor.Finding) bool { return alike(f, other) }
+			if slices.ContainsFunc(all[:i], same) {
+				continue
+			}
+			gpus = gpusOf(slices.DeleteFunc(slices.Clone(all), func(other doctor.Finding) bool { return !same(other) }))
 		}
+		brief := !p.style.Verbose && f.Severity == doctor.Note
+		if !brief || !notes {
+			p.gap()
+		}
+		notes = brief
+		label := strings.ToUpper(string(f.Severity[:min(1, len(f.Severity))])) + string(f.Severity[min(1, len(f.Severity)):])
 		id := ""
 		if f.ID != "" {
 			id = " [" + f.ID + "]"
 		}
-		p.painted(label, severityColors[f.Severity], plain(subject+f.Summary+id), "")
-		for i, e := range f.Evidence {
-			p.sub([]string{"seen", "    "}[min(i, 1)], e)
-		}
-		if why := f.Because(); why != "" {
-			p.sub("why ", why)
-		}
-		for i, other := range f.Alternatives {
-			p.sub([]string{"or  ", "    "}[min(i, 1)], other)
-		}
-		if f.Settle != "" {
-			p.sub("tell", f.Settle)
-		}
-		if f.Cost != "" {
-			p.sub("cost", f.Cost)
-		}
-		if f.Remedy != "" {
-			p.sub("do  ", f.Remedy)
+		p.painted(label, severityColors[f.Severity], plain(subject(gpus)+f.Summary+id), "")
+		if !brief {
+			p.details(&f)
 		}
 	}
-	if len(all) > 0 {
-		p.gap()
-		p.note("", "pincheck explain ID says more of a finding")
+}
+
+// details writes what was seen, the cause, the cost and the remedy.
+func (p *page) details(f *doctor.Finding) {
+	for i, e := range f.Evidence {
+		p.sub([]string{"seen", "    "}[min(i, 1)], e)
 	}
+	if why := f.Because(); why != "" {
+		p.sub("why ", why)
+	}
+	for i, other := range f.Alternatives {
+		p.sub([]string{"or  ", "    "}[min(i, 1)], other)
+	}
+	if f.Settle != "" {
+		p.sub("tell", f.Settle)
+	}
+	if f.Cost != "" {
+		p.sub("cost", f.Cost)
+	}
+	if f.Remedy != "" {
+		p.sub("do  ", f.Remedy)
+	}
+}
+
+// alike reports whether findings say the same, of the host or of any GPU.
+func alike(a, b doctor.Finding) bool {
+	return a.ID == b.ID && a.Severity == b.Severity && a.Summary == b.Summary
+}
+
+// gpusOf returns the numbers of the GPUs that findings are about, each once.
+func gpusOf(all []doctor.Finding) (gpus []int) {
+	for _, f := range all {
+		if f.Device != nil {
+			gpus = append(gpus, *f.Device)
+		}
+	}
+	slices.Sort(gpus)
+	return slices.Compact(gpus)
+}
+
+// gpuNames names GPUs: "GPU 0", "GPUs 0, 2", "GPUs 0 to 7".
+func gpuNames(gpus []int) string {
+	n := len(gpus)
+	if n == 1 {
+		return fmt.Sprintf("GPU %d", gpus[0])
+	}
+	if n > 2 && gpus[n-1]-gpus[0] == n-1 {
+		return fmt.Sprintf("GPUs %d to %d", gpus[0], gpus[n-1])
+	}
+	return "GPUs " + strings.Trim(strings.ReplaceAll(fmt.Sprint(gpus), " ", ", "), "[]")
+}
+
+// subject names GPUs in front of what is said of them, or returns "" for the host.
+func subject(gpus []int) string {
+	if len(gpus) == 0 {
+		return ""
+	}
+	return gpuNames(gpus) + ": "
 }
 
 // passed writes the names of the check groups that found no warning or problem.
@@ -509,10 +668,11 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 			text += "; " + units.Things(n, "problem", "problems") + affected(r, doctor.Problem) + " found until then"
 		}
 	case doctor.Unusable:
-		label, text, c = "Unusable", "no usable GPU here; pincheck --sim shows all of this on a simulated one", red
+		label, text, c = "Unusable", "no usable GPU here", red
 		if len(r.Findings) > 0 {
-			text = r.Findings[0].Summary + ": " + text
+			text = r.Findings[0].Summary
 		}
+		text += "; pincheck --sim shows all of this on a simulated GPU"
 	case doctor.Failed:
 		label, text, c = "Failed", "nothing was examined", red
 	default:
@@ -527,40 +687,60 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 // maxNamed is how many findings the verdict names; the others are counted.
 const maxNamed = 2
 
-// problemsText says what is wrong and where, the gravest first, and counts what it does not name.
+// problemsText says what is wrong and where, the gravest first, and counts what it does not name. Each
+// GPU is named once, with all that is said of it.
 func problemsText(r *Result) string {
-	var parts []string
-	left := map[doctor.Severity]int{}
-	for i, f := range r.Findings {
-		same := func(o doctor.Finding) bool {
-			return o.ID == f.ID && o.Severity == f.Severity && o.Summary == f.Summary
-		}
+	gravest := doctor.Warning
+	if r.count(doctor.Problem) > 0 {
+		gravest = doctor.Problem
+	}
+	var named, left []doctor.Finding // each once, of however many GPUs
+	in := func(all []doctor.Finding, f doctor.Finding) bool {
+		return slices.ContainsFunc(all, func(o doctor.Finding) bool { return alike(o, f) })
+	}
+	for _, f := range r.Findings {
 		switch {
-		case f.Severity != doctor.Problem && f.Severity != doctor.Warning:
-		case slices.ContainsFunc(r.Findings[:i], same): // named with the GPU before
-		case len(parts) == maxNamed || f.Severity == doctor.Warning && r.count(doctor.Problem) > 0:
-			left[f.Severity]++
+		case f.Severity != gravest || in(named, f) || in(left, f):
+		case len(named) < maxNamed:
+			named = append(named, f)
 		default:
-			var gpus []string
-			for _, o := range r.Findings {
-				if same(o) && o.Device != nil && !slices.Contains(gpus, fmt.Sprint(*o.Device)) {
-					gpus = append(gpus, fmt.Sprint(*o.Device))
-				}
-			}
-			where := ""
-			switch {
-			case len(gpus) == 1:
-				where = "GPU " + gpus[0] + ": "
-			case len(gpus) > 1:
-				where = "GPUs " + strings.Join(gpus, ", ") + ": "
-			}
-			parts = append(parts, where+f.Summary)
+			left = append(left, f)
 		}
 	}
-	if n := left[doctor.Problem]; n > 0 {
-		parts = append(parts, units.Things(n, "further problem", "further problems"))
+	type about struct {
+		gpus []int // none for the host
+		text string
 	}
-	if n := left[doctor.Warning]; n > 0 {
+	var subjects []about
+	for i, f := range r.Findings {
+		of := func(o doctor.Finding) bool {
+			return slices.Equal(gpusOf([]doctor.Finding{o}), gpusOf([]doctor.Finding{f})) && in(named, o)
+		}
+		if !in(named, f) || slices.ContainsFunc(r.Findings[:i], of) {
+			continue
+		}
+		var texts []string
+		for _, o := range r.Findings[i:] {
+			if of(o) {
+				texts = append(texts, o.Summary)
+			}
+		}
+		s := about{gpusOf([]doctor.Finding{f}), joinedWith(", and ", texts...)}
+		if at := slices.IndexFunc(subjects, func(o about) bool { return o.text == s.text && len(o.gpus) > 0 && len(s.gpus) > 0 }); at >= 0 {
+			subjects[at].gpus = append(subjects[at].gpus, s.gpus...)
+			continue
+		}
+		subjects = append(subjects, s)
+	}
+	var parts []string
+	for _, s := range subjects {
+		slices.Sort(s.gpus)
+		parts = append(parts, subject(s.gpus)+s.text)
+	}
+	if n := len(left); n > 0 {
+		parts = append(parts, units.Things(n, "further "+string(gravest), "further "+string(gravest)+"s"))
+	}
+	if n := r.count(doctor.Warning); n > 0 && gravest == doctor.Problem {
 		parts = append(parts, units.Things(n, "warning", "warnings"))
 	}
 	if failed := r.failures(); failed > 0 {
@@ -569,30 +749,14 @@ func problemsText(r *Result) string {
 	return joinedWith("; ", parts...)
 }
 
-// affected names what findings of a severity are about: " (GPU 0, the host)".
+// affected names what findings of a severity are about: " (GPU 0 and the host)".
 func affected(r *Result, s doctor.Severity) string {
-	var gpus []int
-	host := false
-	for _, f := range r.Findings {
-		switch {
-		case f.Severity != s:
-		case f.Device == nil:
-			host = true
-		default:
-			gpus = append(gpus, *f.Device)
-		}
-	}
-	slices.Sort(gpus)
-	gpus = slices.Compact(gpus)
+	of := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Severity != s })
 	var parts []string
-	switch len(gpus) {
-	case 0:
-	case 1:
-		parts = append(parts, fmt.Sprintf("GPU %d", gpus[0]))
-	default:
-		parts = append(parts, "GPUs "+strings.Trim(strings.ReplaceAll(fmt.Sprint(gpus), " ", ", "), "[]"))
+	if gpus := gpusOf(of); len(gpus) > 0 {
+		parts = append(parts, gpuNames(gpus))
 	}
-	if host {
+	if slices.ContainsFunc(of, func(f doctor.Finding) bool { return f.Device == nil }) {
 		parts = append(parts, "the host")
 	}
 	return " (" + joinedWith(" and ", parts...) + ")"
