@@ -206,7 +206,7 @@ func (s *session) bench(ctx context.Context, experiments []measure.Experiment, o
 			b, err := measure.Run(ctx, p.Experiment, env, func(at measure.Progress) {
 				share := float64(at.Done) / float64(max(at.Total, 1))
 				s.show(report.At{
-					What:  p.Name + ", " + at.What,
+					What:  strings.TrimSuffix(p.Name+", "+at.What, ", "),
 					Share: (spent.Seconds() + share*p.time.Seconds()) / max(total.Seconds(), 1e-9),
 					Left:  at.Left + total - spent - p.time,
 				})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -172,7 +173,7 @@ func (r *run) group(ctx context.Context, g *Group) error {
 			if err := bounded.Ended(ctx); err != nil {
 				break
 			}
-			r.show(caseName(g, &g.Cases[i]))
+			r.show(fmt.Sprintf("%s, %d of %d", caseName(g, &g.Cases[i]), r.done+1, r.cases))
 			r.take(ctx, g, &g.Cases[i])
 			r.done++
 		}
@@ -190,10 +191,17 @@ func (r *run) group(ctx context.Context, g *Group) error {
 	return bounded.Ended(ctx)
 }
 
+// caseName names a case in words: its group, what is measured, and the conditions that the group does not name.
 func caseName(g *Group, c *Case) string {
-	name := g.Name + ": " + c.Name
+	name := result.Words(g.Name) + ": " + result.Words(c.Name)
 	for _, l := range c.Labels {
-		name += " " + l.Value
+		text := l.Text()
+		if text == l.Value && strings.Trim(text, "0123456789.") == "" {
+			text = result.Words(l.Key) + " " + text // a number needs a name
+		}
+		if l.Key != result.Device && !strings.Contains(g.Name, text) {
+			name += ", " + text
+		}
 	}
 	return name
 }
@@ -207,7 +215,7 @@ func (r *run) show(what string) {
 	if r.done > 0 && r.done < r.cases { // by what the cases took so far
 		left = (left + spent*time.Duration(r.cases-r.done)/time.Duration(r.done)) / 2
 	}
-	r.progress(Progress{What: what, Done: r.done, Total: r.cases, Spent: spent, Left: left})
+	r.progress(Progress{What: result.Words(what), Done: r.done, Total: r.cases, Spent: spent, Left: left})
 }
 
 // failed records why a case or a group was not measured, and the missing cases. It records

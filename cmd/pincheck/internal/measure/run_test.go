@@ -62,6 +62,20 @@ func TestRunTakesTheSamplesOfAllCases(t *testing.T) {
 	assert.Equal(t, 2, last.Total)
 }
 
+// A case is named in words: sizes with their units, numbers with their names, nothing twice.
+func TestCasesAreNamedInWords(t *testing.T) {
+	t.Parallel()
+	c := Case{Series: result.Series{Name: "copy_rate", Labels: result.Labels{{Key: result.Device, Value: "0"}, {Key: result.Memory, Value: "registered"},
+		{Key: result.Direction, Value: result.HostToDevice}, {Key: result.Size, Value: "65536"}, {Key: "cpu_workers", Value: "2"},
+		{Key: "gpu_work", Value: "no"}, {Key: "mode", Value: "O_DIRECT"}}}}
+	assert.Equal(t, "GPU 0, registered memory: copy rate, host to device, 64 KiB, CPU workers 2, no GPU work, O_DIRECT",
+		caseName(&Group{Name: "GPU 0, registered memory"}, &c))
+	var shown []string
+	_, err := Run(t.Context(), experiment(Group{Name: "pool_first_use", Cases: []Case{counted("pin_time"), counted("pin_time")}}), Env{}, func(p Progress) { shown = append(shown, p.What) })
+	require.NoError(t, err)
+	assert.Equal(t, []string{"pool first use", "pool first use: pin time, 1 of 2", "pool first use: pin time, 2 of 2", ""}, shown)
+}
+
 func TestRunTakesWhatSamplesMeasureAsWell(t *testing.T) {
 	t.Parallel()
 	c := counted("c")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -65,8 +67,8 @@ type Device struct {
 	Errors []string `json:"errors,omitempty"`
 	// Probe is how the examination ended. Its state is empty while it runs.
 	Probe doctor.Probe `json:"probe"`
-	// Stage is the running stage, After the last piece of its work that ended, and Step both
-	// of them in words. Share is the finished share of all steps, from 0 to 1. Left is the
+	// Stage is the running stage, After the last piece of its work that ended, and Step what is
+	// done, in words. Share is the finished share of all steps, from 0 to 1. Left is the
 	// estimated time until this step ends; 0 is unknown.
 	Stage doctor.Stage  `json:"stage"`
 	After string        `json:"after,omitempty"`
@@ -416,11 +418,11 @@ const slowerThanNodes = 2
 
 // steps are the stages, as they are shown.
 var steps = map[doctor.Stage]string{
-	doctor.StageMemory:     "memory",
-	doctor.StageRoundTrips: "round trips",
-	doctor.StageWaiting:    "waiting",
-	doctor.StageCopies:     "bandwidth",
-	doctor.StageTogether:   "all GPUs at once",
+	doctor.StageMemory:     "making a context",
+	doctor.StageRoundTrips: "verifying round trips",
+	doctor.StageWaiting:    "waiting for its turn",
+	doctor.StageCopies:     "measuring copies",
+	doctor.StageTogether:   "copying with all GPUs at once",
 }
 
 // setStage reports a new stage; share is the share of all work finished before it.
@@ -555,7 +557,8 @@ func (l Local) verify(ctx context.Context, dev *cudart.Device, p verify.Plan, sh
 			}
 			if at.CasesDone > 0 {
 				d.After, d.Facts.Verify = at.Case.String(), at.Report
-				d.Step = d.After
+				d.Step = fmt.Sprintf("verifying round trips, %s of %s: %s, %s", units.Count(at.CasesDone), units.Count(at.CasesTotal),
+					strings.ReplaceAll(string(at.Case.Path), "_", " "), units.Bytes(at.Case.SizeBytes))
 			}
 		})
 	}

@@ -448,7 +448,7 @@ func TestTogether(t *testing.T) {
 		assert.Equal(t, doctor.ProbeOK, out.Probe.State)
 		require.NotNil(t, out.Together)
 		assert.Len(t, out.Together.Series, 6, "two devices and their sum, each way")
-		assert.Equal(t, "all GPUs at once", last.Step)
+		assert.Equal(t, "copying with all GPUs at once", last.Step)
 
 		out, err = p.Device(t.Context(), Request{Steps: Steps{Together: []int{0, 7}}}, func(Device) {})
 		require.NoError(t, err)

@@ -125,7 +125,7 @@ func (p *page) method(b *result.Bench) {
 
 // nameText is a series' name and labels in words.
 func nameText(s *result.Series) string {
-	parts := []string{strings.ReplaceAll(s.Name, "_", " ")}
+	parts := []string{words(s.Name)}
 	for _, l := range s.Labels {
 		parts = append(parts, labelText(l))
 	}
@@ -219,7 +219,7 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 		}
 		p.painted(label, bold, line, bold)
 	}
-	t := table{headers: []string{strings.TrimSuffix(strings.ReplaceAll(v.X, "_", " "), " bytes")}, with: map[int]bool{}}
+	t := table{headers: []string{labelKey(v.X)}, with: map[int]bool{}}
 	expected := map[int]bool{} // columns with a reference
 	var sources []string
 	known, greatest := 0, 0.0

@@ -101,7 +101,7 @@ func (t *comparison) write() {
 	for _, r := range rows {
 		head := plain(r.Bench)
 		if r.Name != r.Bench {
-			head += ": " + plain(strings.ReplaceAll(r.Name, "_", " "))
+			head += ": " + words(r.Name)
 		}
 		if unit := unitText(r.Unit); unit != "" {
 			head += ", " + unit

@@ -23,20 +23,8 @@ func shorten(s string, n int) string {
 	return strings.TrimSpace(string(runes[:max(n-1, 1)])) + "…"
 }
 
-// words makes a text of a name in snake_case. O_DIRECT is none.
-func words(s string) string {
-	if strings.ToLower(s) != s {
-		return clean(s)
-	}
-	fields := strings.Fields(clean(strings.ReplaceAll(s, "_", " ")))
-	for i, f := range fields {
-		switch f {
-		case "cpu", "gpu", "numa":
-			fields[i] = strings.ToUpper(f)
-		}
-	}
-	return strings.Join(fields, " ")
-}
+// words is result.Words for text from outside.
+func words(s string) string { return result.Words(clean(s)) }
 
 // typeset makes text of package units ready for a page: no line breaks between a number
 // and its unit, thin spaces between groups of digits, and real minus signs.

@@ -7,13 +7,14 @@ import (
 )
 
 var (
+	markdownPage   = regexp.MustCompile(`\[(\w+)\]\(\w+\.md\)`) // of another finding
 	markdownLink   = regexp.MustCompile(`\[([^\]]*)\]\(([^)]*)\)`)
-	markdownItalic = regexp.MustCompile(`\*([^*\s]+)\*`)
+	markdownItalic = regexp.MustCompile("`[^`]*`|\\*([^*]+)\\*") // or code, in which stars are stars
 	markdownItem   = regexp.MustCompile(`^(?:- |\d+\. )`)
 )
 
 // WriteMarkdown writes a page for a terminal: headings, paragraphs, lists and blocks of code, in lines of the
-// style's width. Words in italics stand for what is found on a host, and are written in angle brackets.
+// style's width; a command stays in one line if it fits. Words in italics stand for what is found on a host, and are written in angle brackets.
 func WriteMarkdown(w io.Writer, text string, s Style) error {
 	var b strings.Builder
 	var paragraph []string
@@ -25,9 +26,15 @@ func WriteMarkdown(w io.Writer, text string, s Style) error {
 		paragraph = nil
 		first := markdownItem.FindString(text)
 		indent := strings.Repeat(" ", len(first))
-		text = markdownLink.ReplaceAllString(text[len(first):], "$1 ($2)")
-		text = strings.ReplaceAll(markdownItalic.ReplaceAllString(text, "<$1>"), "`", "")
-		for _, line := range wrap(plain(text), s.width()-len(indent)) {
+		text = markdownPage.ReplaceAllString(text[len(first):], "$1")
+		text = markdownLink.ReplaceAllString(text, "$1 ($2)")
+		text = markdownItalic.ReplaceAllStringFunc(text, func(marked string) string {
+			if marked[0] == '*' {
+				return "<" + marked[1:len(marked)-1] + ">"
+			}
+			return marked
+		})
+		for _, line := range wrapCode(plain(text), s.width()-len(indent)) {
 			b.WriteString(first + line + "\n")
 			first = indent
 		}

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -13,8 +14,8 @@ import (
 func TestMarkdownOnATerminal(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	require.NoError(t, WriteMarkdown(&b, "# no_uvm\n\nCUDA needs `nvidia_uvm`,\nand [a page](https://example.org) of *N* GPUs.\n\n- Why: the module is loaded by the first program\n  that uses CUDA\n- Do: x\n\n```\nmake  it\n```\n", Style{Width: 40}))
-	assert.Equal(t, "no_uvm\n\nCUDA needs nvidia_uvm, and a page\n(https://example.org) of <N> GPUs.\n\n- Why: the module is loaded by the first\n  program that uses CUDA\n- Do: x\n\n    make it\n", b.String())
+	require.NoError(t, WriteMarkdown(&b, "# no_uvm\n\nCUDA needs `nvidia_uvm`,\nand [a page](https://example.org) of *some more* GPUs (`c *:* rwm`).\n\n- Why: the module is loaded by the first program\n  that uses CUDA\n- Do: x\n\n```\nmake  it\n```\n", Style{Width: 40}))
+	assert.Equal(t, "no_uvm\n\nCUDA needs nvidia_uvm, and a page\n(https://example.org) of <some more>\nGPUs (c *:* rwm).\n\n- Why: the module is loaded by the first\n  program that uses CUDA\n- Do: x\n\n    make it\n", b.String())
 }
 
 // No page of a finding is wider than the terminal, or shows its markup.
@@ -30,5 +31,12 @@ func TestPagesOfFindingsOnATerminal(t *testing.T) {
 		}
 		assert.NotContains(t, b.String(), "##")
 		assert.NotContains(t, b.String(), "](")
+		assert.NotContains(t, b.String(), "`")
+		assert.NotContains(t, b.String(), ".md)")
+		for _, code := range regexp.MustCompile("`[^`]*`").FindAllString(p.Text, -1) { // paragraphs, not code, may be broken
+			if words := strings.Join(strings.Fields(strings.Trim(code, "`")), " "); len(words) < 75 {
+				assert.Contains(t, b.String(), words, id)
+			}
+		}
 	}
 }

@@ -2,7 +2,6 @@ package report
 
 import (
 	"math"
-	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
@@ -51,27 +50,8 @@ func measured(u result.Unit, v float64) string {
 	return value(u, v)
 }
 
-// labelText makes words of a label's value: sizes in bytes and snake_case.
-func labelText(l result.Label) string {
-	if strings.HasSuffix(l.Key, "_bytes") {
-		if n, err := strconv.Atoi(l.Value); err == nil {
-			return units.Bytes(n)
-		}
-	}
-	text := plain(strings.ReplaceAll(l.Value, "_", " "))
-	if l.Key == result.Device {
-		if _, err := strconv.Atoi(l.Value); err == nil {
-			return "GPU " + text
-		}
-	}
-	switch key := words(l.Key); l.Value {
-	case "true", "yes":
-		return key
-	case "false", "no":
-		return "no " + key
-	}
-	return text
-}
+// labelText makes printable words of a label's value.
+func labelText(l result.Label) string { return plain(l.Text()) }
 
 // clip shortens text to at most width runes.
 func clip(text string, width int) string {

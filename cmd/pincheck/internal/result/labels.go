@@ -4,7 +4,45 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/gopinned/pinned/internal/units"
 )
+
+// Text returns the value in words: sizes with their units, names without underscores, and for yes or no the key.
+func (l Label) Text() string {
+	if n, err := strconv.Atoi(l.Value); err == nil {
+		switch {
+		case strings.HasSuffix(l.Key, "_bytes"):
+			return units.Bytes(n)
+		case l.Key == Device:
+			return "GPU " + l.Value
+		}
+	}
+	switch l.Value {
+	case "true", "yes":
+		return Words(l.Key)
+	case "false", "no":
+		return "no " + Words(l.Key)
+	}
+	return Words(l.Value)
+}
+
+// Words makes a text of a name in snake_case. O_DIRECT is none.
+func Words(name string) string {
+	if strings.ToLower(name) != name {
+		return name
+	}
+	fields := strings.Fields(strings.ReplaceAll(name, "_", " "))
+	for i, f := range fields {
+		switch f {
+		case "cpu", "gpu", "numa", "io":
+			fields[i] = strings.ToUpper(f)
+		}
+	}
+	return strings.Join(fields, " ")
+}
 
 // MarshalJSON writes an object, in the order of the labels.
 func (l Labels) MarshalJSON() ([]byte, error) {
