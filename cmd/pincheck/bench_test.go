@@ -135,7 +135,7 @@ func TestBenchThatFailsInPart(t *testing.T) {
 	sys.experiments = append(sys.experiments, broken)
 	got := call(t, sys, "bench", "broken")
 	assert.Equal(t, exitProblems, got.code)
-	assert.Contains(t, got.stdout, "Error      broken: counted 0 65536: copy: invalid argument")
+	assert.Contains(t, got.stdout, "Error      broken: counted, 64 KiB: copy: invalid argument")
 	assert.Contains(t, got.stdout, "2 series")
 	assert.Contains(t, got.stdout, "Problems   1 error")
 }

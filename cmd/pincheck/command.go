@@ -73,7 +73,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys syste
 	root.SetErr(stderr)
 	strict(root)
 	err := root.ExecuteContext(ctx)
-	if usage := (usageError{}); errors.As(err, &usage) && o.output == "" {
+	if asksForNPD(args) {
+		err = npdFailed(stdout, err)
+	} else if usage := (usageError{}); errors.As(err, &usage) && o.output == "" {
 		// Programs that asked for JSON get JSON.
 		if f := report.Format(o.format); f == report.JSON || f == report.JSONLines {
 			r := &report.Result{Command: "pincheck", Tool: tool(), Started: time.Now().UTC(), Verdict: doctor.Failed, Errors: []string{err.Error()}}
@@ -87,20 +89,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys syste
 
 func newRoot(o *options, sys system) *cobra.Command {
 	check := func(cmd *cobra.Command, _ []string) error {
-		if o.version {
+		switch {
+		case o.version && o.npd:
+			return usagef("--npd and --version exclude each other")
+		case o.version:
 			return o.writeVersion(cmd)
 		}
 		if o.from != "" {
 			return o.produce(cmd, sys, "check", true, func(_ context.Context, s *session) error { return s.readArchive() })
 		}
 		o.quiet = o.quiet || o.npd // what it prints is one line
-		err := o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
+		return o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
 			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 		})
-		if o.npd {
-			return npdFailed(cmd.OutOrStdout(), err)
-		}
-		return err
 	}
 	root := &cobra.Command{
 		Use:           "pincheck",
@@ -113,10 +114,10 @@ func newRoot(o *options, sys system) *cobra.Command {
 	}
 	o.register(root)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	root.AddCommand(
-		&cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: longHelp + "\n\n" + exitHelp, Args: noArgs, RunE: check},
-		newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newLicenses(o), newSchema(o), newVersion(o),
-	)
+	same := &cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: root.Long, Args: noArgs, RunE: check}
+	o.registerCheck(root)
+	o.registerCheck(same)
+	root.AddCommand(same, newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newLicenses(o), newSchema(o), newVersion(o))
 	return root
 }
 
@@ -234,6 +235,9 @@ func (o *options) writeVersion(cmd *cobra.Command) error {
 	format, err := o.validate()
 	if err != nil {
 		return err
+	}
+	if format == report.HTML {
+		return usagef("--format html: version writes text, json, jsonl, prometheus or csv")
 	}
 	s := &session{options: o, cmd: cmd, format: format, result: &report.Result{Command: "version", Tool: tool(), Started: time.Now().UTC(), Complete: true}}
 	return s.write()

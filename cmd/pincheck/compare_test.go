@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,14 +130,36 @@ func TestNPDWithoutAGPU(t *testing.T) {
 // Whatever else fails, nothing is known of the node.
 func TestNPDOfAFailure(t *testing.T) {
 	t.Parallel()
-	for want, got := range map[string]outcome{
-		"check failed: library on fire\n": call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"),
-		"unknown format \"xml\"":          call(t, system{}, "--npd", "--format", "xml"),
+	assert.Equal(t, outcome{"check failed: library on fire\n", "", report.NPDUnknown}, call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"))
+	for args, want := range map[string]string{
+		"--npd --format xml":          `unknown format "xml"`,
+		"--npd --format json --nope":  "unknown flag: --nope",
+		"--npd extra":                 `unknown command "extra"`,
+		"--expect-gpus x --npd":       `--expect-gpus "x": want a whole number`,
+		"--npd=maybe":                 `--npd "maybe": want true or false`,
+		"verify --npd":                "unknown flag: --npd",
+		"--npd --version":             "exclude each other",
+		"--npd --from /nonexistent":   "--from: open /nonexistent",
+		"check --npd --fail-on never": "--fail-on never",
+		"--npd --device 7 --sim":      "--device 7: there is no such GPU",
 	} {
-		assert.Equal(t, report.NPDUnknown, got.code, want)
-		assert.Contains(t, got.stdout, want)
-		assert.LessOrEqual(t, len(got.stdout), 81)
+		if strings.Contains(args, "--sim") {
+			needsSim(t)
+		}
+		got := call(t, on(t, "h200-vm"), strings.Fields(args)...)
+		assert.Equal(t, report.NPDUnknown, got.code, args)
+		assert.Contains(t, got.stdout, "check failed: ", args)
+		assert.Contains(t, got.stdout, want, args)
+		assert.Equal(t, 1, strings.Count(got.stdout, "\n"), args)
+		assert.LessOrEqual(t, len(got.stdout), 81, args)
+		assert.Empty(t, got.stderr, args)
 	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	var stdout bytes.Buffer
+	assert.Equal(t, report.NPDUnknown, run(ctx, []string{"--npd"}, &stdout, io.Discard, on(t, "h200-vm")))
+	assert.Equal(t, "no verdict: interrupted\n", stdout.String())
+	assert.Equal(t, exitUsage, call(t, system{}, "--npd=false", "--nope").code)
 	var stderr bytes.Buffer
 	code := run(t.Context(), []string{"--npd"}, fullDisk{}, &stderr, failing(t, "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{})))
 	assert.Equal(t, report.NPDUnknown, code)

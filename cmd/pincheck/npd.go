@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
@@ -21,6 +24,15 @@ func writeNPD(w io.Writer, r *report.Result) error {
 		return npdStatus(report.NPDUnknown)
 	}
 	return npdStatus(status)
+}
+
+// asksForNPD reports whether the arguments have --npd, also where they are wrong.
+func asksForNPD(args []string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool {
+		name, value, _ := strings.Cut(arg, "=")
+		on, err := strconv.ParseBool(value)
+		return name == "--npd" && (err != nil || on)
+	})
 }
 
 // npdFailed prints why there is no result. Nothing is known of the node then, so the

@@ -80,9 +80,6 @@ func (o *options) register(root *cobra.Command) {
 	flags.Float64Var(&o.expectRate, "expect-bandwidth", 0, "GB/s that pinned copies should reach each way (default: what is known of such hardware)")
 	named(flags, "expect-bandwidth", "rate")
 	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
-	root.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
-	root.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
-	named(root.Flags(), "from", "file")
 	var formats []string
 	for _, f := range report.Formats() {
 		formats = append(formats, string(f))
@@ -94,6 +91,13 @@ func (o *options) register(root *cobra.Command) {
 	complete(root, "ignore", checkIDs()...)
 	complete(root, "expect-gpus")
 	complete(root, "expect-bandwidth")
+}
+
+// registerCheck registers the flags of the check.
+func (o *options) registerCheck(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
+	cmd.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
+	named(cmd.Flags(), "from", "file")
 }
 
 // validate checks the flags before anything is loaded.

@@ -30,7 +30,9 @@ func NPD(r *Result) (message string, status int) {
 	}
 	switch r.Verdict {
 	case doctor.Healthy:
-		return npdLine(healthyLine(r)), NPDOK
+		return npdLine(healthyLine(r, "healthy")), NPDOK
+	case doctor.Measured: // on hardware of which no speed is known
+		return npdLine(healthyLine(r, "work, speed not judged")), NPDUnknown
 	case doctor.Warnings:
 		return npdLine(worstLine(r)), NPDOK
 	case doctor.Problems:
@@ -45,15 +47,18 @@ func NPD(r *Result) (message string, status int) {
 	if slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "wrong_bytes" }) {
 		return npdLine(worstLine(r)), NPDNotOK
 	}
+	if r.Stopped != "" {
+		return npdLine("no verdict: " + r.Stopped), NPDUnknown
+	}
 	return npdLine(fmt.Sprintf("no verdict (%s)", r.Verdict)), NPDUnknown
 }
 
 // NPDError returns the message of a run that failed, whose status is NPDUnknown.
 func NPDError(err error) string { return npdLine("check failed: " + err.Error()) }
 
-// healthyLine returns the message for a healthy node: the number of GPUs and the slowest rate of each
+// healthyLine returns the message for a node of which nothing is wrong: its state, the number of GPUs and the slowest rate of each
 // direction.
-func healthyLine(r *Result) string {
+func healthyLine(r *Result, state string) string {
 	slowest := map[string]float64{}
 	for _, d := range r.Devices {
 		if d.Bandwidth == nil {
@@ -66,7 +71,7 @@ func healthyLine(r *Result) string {
 			}
 		}
 	}
-	text := units.Things(len(r.Devices), "GPU", "GPUs") + " healthy"
+	text := units.Things(len(r.Devices), "GPU", "GPUs") + " " + state
 	if r.Simulated {
 		text = "simulated: " + text
 	}

@@ -34,6 +34,8 @@ func TestNPD(t *testing.T) {
 		{Result{Verdict: doctor.Healthy, Facts: two}, "2 GPUs healthy, H2D 55.1 GB/s, D2H 54.0 GB/s", NPDOK},
 		{Result{Verdict: doctor.Healthy, Facts: &doctor.Facts{Devices: make([]doctor.Device, 1)}}, "1 GPU healthy", NPDOK},
 		{Result{Verdict: doctor.Healthy, Facts: &doctor.Facts{Simulated: true, Devices: make([]doctor.Device, 1)}}, "simulated: 1 GPU healthy", NPDOK},
+		{Result{Verdict: doctor.Measured, Facts: two}, "2 GPUs work, speed not judged, H2D 55.1 GB/s, D2H 54.0 GB/s", NPDUnknown},
+		{Result{Verdict: doctor.Incomplete, Facts: two, Stopped: "interrupted"}, "no verdict: interrupted", NPDUnknown},
 		{Result{Verdict: doctor.Problems, Facts: two, Findings: problems}, "narrow_link: GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
 		{Result{Verdict: doctor.Problems, Facts: two, Findings: append(problems, problems...)}, "(+1) narrow_link: GPU 1: the PCIe link runs at x8 of x16", NPDNotOK},
 		{Result{Verdict: doctor.Problems, Facts: two}, "problems found", NPDNotOK},
