@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
@@ -36,12 +37,10 @@ func htmlRun(r *Result) pageRun {
 	for _, e := range r.Errors {
 		run.Findings = append(run.Findings, pageFinding{Severity: string(doctor.Problem), Summary: e})
 	}
-	for _, f := range r.Findings {
-		subject := ""
-		if f.Device != nil {
-			subject = fmt.Sprintf("GPU %d: ", *f.Device)
-		}
-		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject + f.Summary, Evidence: f.Evidence, Cause: f.Because(), Settle: f.Settle, Cost: f.Cost, Remedy: f.Remedy, ID: f.ID})
+	for _, same := range grouped(r.Findings) {
+		f := same[0]
+		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject(gpusOf(same)) + f.Summary, Evidence: seen(same),
+			Cause: f.Because(), Settle: f.Settle, Cost: f.Cost, Remedy: f.Remedy, ID: f.ID})
 	}
 	if r.Facts == nil {
 		return run
@@ -63,7 +62,7 @@ func htmlRun(r *Result) pageRun {
 		}
 		fact(fmt.Sprintf("GPU %d", d.Ordinal), joined(d.Name, memory, prefixed("compute capability ", d.ComputeCapability)))
 		fact(fmt.Sprintf("GPU %d, connection", d.Ordinal), joined(prefixed("PCI ", d.PCIBusID), numaText(d), linkText(d.Link)))
-		for _, e := range d.Errors {
+		for _, e := range unexplained(r, d) {
 			run.Findings = append(run.Findings, pageFinding{Severity: string(doctor.Problem), Summary: fmt.Sprintf("GPU %d: %s", d.Ordinal, e)})
 		}
 		names = append(names, d.Name)
@@ -79,6 +78,20 @@ func htmlRun(r *Result) pageRun {
 		fact("CUDA", fmt.Sprintf("runtime %s, driver for CUDA up to %s, %s", l.RuntimeVersion, l.DriverVersion, l.Path))
 	}
 	return run
+}
+
+// seen returns what was seen of findings that say the same of several GPUs: of which, unless it is the same of all.
+func seen(same []doctor.Finding) []string {
+	if !slices.ContainsFunc(same, func(f doctor.Finding) bool { return !slices.Equal(f.Evidence, same[0].Evidence) }) {
+		return same[0].Evidence
+	}
+	var out []string
+	for _, f := range same {
+		for _, e := range f.Evidence {
+			out = append(out, subject(gpusOf([]doctor.Finding{f}))+e)
+		}
+	}
+	return out
 }
 
 // checkedBenches are what check and verify measured, in the form of experiments.

@@ -26,7 +26,7 @@ func TestHTML(t *testing.T) {
 		"version":   {"Nothing was measured."},
 	} {
 		require.Contains(t, all, name)
-		page := render(t, all[name], HTML, Style{})
+		page := strings.ReplaceAll(render(t, all[name], HTML, Style{}), "\u00a0", " ")
 		for _, want := range wants {
 			assert.Contains(t, page, want, name)
 		}
@@ -57,6 +57,20 @@ func TestCommandsOfARemedyAreCode(t *testing.T) {
 	page := render(t, r, HTML, Style{})
 	assert.Contains(t, page, "<dd>run <code>echo 1 | sudo tee &lt;FILE&gt;</code>, and <code>nvidia-smi -L</code></dd>")
 	assert.Contains(t, page, "<dd>a ` alone</dd>")
+}
+
+// Findings that are the same of several GPUs are one, with what was seen of each.
+func TestHTMLMergesFindingsOfGPUs(t *testing.T) {
+	t.Parallel()
+	r := &Result{Command: "check", Complete: true, Findings: found(doctor.Problem, "0 x bad", "1 x bad", "3 x bad", "1 y worse")}
+	for i := range r.Findings {
+		r.Findings[i].Evidence = []string{"xyz"[:i%3+1]}
+	}
+	page := render(t, r, HTML, Style{})
+	assert.Contains(t, page, "GPUs 0, 1, 3: bad <code")
+	assert.Contains(t, page, "<dd>GPU 0: x</dd><dd>GPU 1: xy</dd><dd>GPU 3: xyz</dd>")
+	assert.Contains(t, page, "GPU 1: worse <code")
+	assert.Equal(t, 1, strings.Count(page, "<dd>x</dd>"), "of one GPU it needs no number")
 }
 
 // On a phone the verdict and the findings are what is seen first; the machine comes after what was measured.

@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,11 @@ import (
 
 // clean is plain, for the page's template.
 func clean(s string) string { return plain(s) }
+
+// prose is clean for sentences: no line ends between a number and its unit.
+func prose(s string) string { return numberUnit.ReplaceAllString(clean(s), "$1\u00a0$2") }
+
+var numberUnit = regexp.MustCompile(`(\d) (%|[kKMGT]i?B\b|B\b|GB/s|[nµm]?s\b)`)
 
 // shorten cuts text to n runes.
 func shorten(s string, n int) string {

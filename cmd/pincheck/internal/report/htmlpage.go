@@ -62,6 +62,7 @@ var (
 
 	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 		"clean":    clean,
+		"prose":    prose,
 		"short":    func(s string) string { return shorten(clean(s), 40) },
 		"duration": duration,
 		"stamp":    stamp,

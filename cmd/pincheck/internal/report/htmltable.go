@@ -17,8 +17,8 @@ type seriesTable struct {
 	Keys    []string
 	Rows    []row
 	Range   string // of the strips of samples
-	// Columns that are there if a row has something in them.
-	Samples, Expected, CPU, Node, Checked bool
+	// Columns that are there if a row has something in them; Several are those about several samples.
+	Several, Samples, Expected, CPU, Node, Checked bool
 }
 
 // A row has the texts of one series.
@@ -72,6 +72,7 @@ func newTable(v result.View, all []*result.Series) seriesTable {
 	t.Range = "±" + typesetShare(width)
 	for _, s := range all {
 		r := newRow(s, keys, width)
+		t.Several = t.Several || r.Count > 1
 		t.Samples = t.Samples || r.Strip != ""
 		t.Expected = t.Expected || r.Expected != ""
 		t.CPU = t.CPU || r.CPU != ""

@@ -365,21 +365,21 @@ func (p *page) devices(r *Result) {
 		p.table(pathTable(paths))
 	}
 	for i := range r.Devices {
-		p.deviceErrors(r, &r.Devices[i])
+		for _, e := range unexplained(r, &r.Devices[i]) {
+			p.painted("", bold, plain(fmt.Sprintf("GPU %d: error: %s", r.Devices[i].Ordinal, e)), red)
+		}
 	}
 }
 
-// deviceErrors writes the errors of a GPU that no finding shows.
-func (p *page) deviceErrors(r *Result, d *doctor.Device) {
-	all := d.Errors
+// unexplained returns the errors of a GPU that no finding shows.
+func unexplained(r *Result, d *doctor.Device) []string {
+	all := slices.Clone(d.Errors)
 	if d.Bandwidth != nil {
 		all = slices.Concat(d.Bandwidth.Errors, all)
 	}
-	for _, e := range all {
-		if !slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return slices.Contains(f.Evidence, e) }) {
-			p.painted("", bold, plain(fmt.Sprintf("GPU %d: error: %s", d.Ordinal, e)), red)
-		}
-	}
+	return slices.DeleteFunc(all, func(e string) bool {
+		return slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return slices.Contains(f.Evidence, e) })
+	})
 }
 
 // addPaths adds what was verified of one GPU to what was of others.
@@ -547,15 +547,12 @@ var severityColors = map[doctor.Severity]ansiColor{doctor.Problem: red, doctor.W
 // are one, with what was seen of the first.
 func (p *page) findings(all []doctor.Finding) {
 	notes := false
-	for i, f := range all {
-		gpus := gpusOf([]doctor.Finding{f})
-		if !p.style.Verbose {
-			same := func(other doctor.Finding) bool { return alike(f, other) }
-			if slices.ContainsFunc(all[:i], same) {
-				continue
-			}
-			gpus = gpusOf(slices.DeleteFunc(slices.Clone(all), func(other doctor.Finding) bool { return !same(other) }))
-		}
+	groups := grouped(all)
+	if p.style.Verbose {
+		groups = slices.Collect(slices.Chunk(all, 1))
+	}
+	for _, same := range groups {
+		f := same[0]
 		brief := !p.style.Verbose && f.Severity == doctor.Note
 		if !brief || !notes {
 			p.gap()
@@ -566,7 +563,7 @@ func (p *page) findings(all []doctor.Finding) {
 		if f.ID != "" {
 			id = " [" + f.ID + "]"
 		}
-		p.painted(label, severityColors[f.Severity], plain(subject(gpus)+f.Summary+id), "")
+		p.painted(label, severityColors[f.Severity], plain(subject(gpusOf(same))+f.Summary+id), "")
 		if !brief {
 			p.details(&f)
 		}
@@ -595,9 +592,20 @@ func (p *page) details(f *doctor.Finding) {
 	}
 }
 
-// alike reports whether findings say the same, of the host or of any GPU.
-func alike(a, b doctor.Finding) bool {
-	return a.ID == b.ID && a.Severity == b.Severity && a.Summary == b.Summary
+// grouped returns the findings that say the same, of the host or of any GPU, together, in the order of their first.
+func grouped(all []doctor.Finding) (groups [][]doctor.Finding) {
+	type saying struct{ id, severity, summary string }
+	at := map[saying]int{}
+	for _, f := range all {
+		says := saying{f.ID, string(f.Severity), f.Summary}
+		i, known := at[says]
+		if !known {
+			i = len(groups)
+			at[says], groups = i, append(groups, nil)
+		}
+		groups[i] = append(groups[i], f)
+	}
+	return groups
 }
 
 // gpusOf returns the numbers of the GPUs that findings are about, each once.
@@ -694,50 +702,45 @@ func problemsText(r *Result) string {
 	if r.count(doctor.Problem) > 0 {
 		gravest = doctor.Problem
 	}
-	var named, left []doctor.Finding // each once, of however many GPUs
-	in := func(all []doctor.Finding, f doctor.Finding) bool {
-		return slices.ContainsFunc(all, func(o doctor.Finding) bool { return alike(o, f) })
-	}
-	for _, f := range r.Findings {
-		switch {
-		case f.Severity != gravest || in(named, f) || in(left, f):
-		case len(named) < maxNamed:
-			named = append(named, f)
-		default:
-			left = append(left, f)
+	groups := slices.DeleteFunc(grouped(r.Findings), func(g []doctor.Finding) bool { return g[0].Severity != gravest })
+	const host = -1
+	texts := map[int][]string{} // by GPU
+	var order []int
+	for _, g := range groups[:min(maxNamed, len(groups))] {
+		for _, f := range g {
+			about := host
+			if f.Device != nil {
+				about = *f.Device
+			}
+			if texts[about] == nil {
+				order = append(order, about)
+			}
+			if !slices.Contains(texts[about], f.Summary) {
+				texts[about] = append(texts[about], f.Summary)
+			}
 		}
 	}
-	type about struct {
+	type said struct {
 		gpus []int // none for the host
 		text string
 	}
-	var subjects []about
-	for i, f := range r.Findings {
-		of := func(o doctor.Finding) bool {
-			return slices.Equal(gpusOf([]doctor.Finding{o}), gpusOf([]doctor.Finding{f})) && in(named, o)
+	var subjects []said
+	for _, about := range order {
+		text := joinedWith(", and ", texts[about]...)
+		if about == host {
+			subjects = append(subjects, said{nil, text})
+		} else if at := slices.IndexFunc(subjects, func(s said) bool { return s.gpus != nil && s.text == text }); at >= 0 {
+			subjects[at].gpus = append(subjects[at].gpus, about)
+		} else {
+			subjects = append(subjects, said{[]int{about}, text})
 		}
-		if !in(named, f) || slices.ContainsFunc(r.Findings[:i], of) {
-			continue
-		}
-		var texts []string
-		for _, o := range r.Findings[i:] {
-			if of(o) {
-				texts = append(texts, o.Summary)
-			}
-		}
-		s := about{gpusOf([]doctor.Finding{f}), joinedWith(", and ", texts...)}
-		if at := slices.IndexFunc(subjects, func(o about) bool { return o.text == s.text && len(o.gpus) > 0 && len(s.gpus) > 0 }); at >= 0 {
-			subjects[at].gpus = append(subjects[at].gpus, s.gpus...)
-			continue
-		}
-		subjects = append(subjects, s)
 	}
 	var parts []string
 	for _, s := range subjects {
 		slices.Sort(s.gpus)
 		parts = append(parts, subject(s.gpus)+s.text)
 	}
-	if n := len(left); n > 0 {
+	if n := len(groups) - maxNamed; n > 0 {
 		parts = append(parts, units.Things(n, "further "+string(gravest), "further "+string(gravest)+"s"))
 	}
 	if n := r.count(doctor.Warning); n > 0 && gravest == doctor.Problem {

@@ -37,7 +37,7 @@ func Words(name string) string {
 	fields := strings.Fields(strings.ReplaceAll(name, "_", " "))
 	for i, f := range fields {
 		switch f {
-		case "cpu", "gpu", "numa", "io":
+		case "cpu", "cuda", "gpu", "io", "numa":
 			fields[i] = strings.ToUpper(f)
 		}
 	}
