@@ -199,6 +199,9 @@ func (g grid) numeric() bool {
 	return len(g.row) >= 3
 }
 
+// sparse is the number of cells of a table for each series in it from which on there is no table.
+const sparse = 16
+
 // view writes a table and a plot, and adds the series to shown.
 func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]bool) {
 	series := b.Select(v)
@@ -206,6 +209,9 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 		return
 	}
 	g := newGrid(series, v)
+	if len(g.rows)*len(g.columns) > sparse*len(series) {
+		return // hardly a cell has anything: a line a series is shorter
+	}
 	unit := series[0].Unit
 	p.gap()
 	title := v.Title
@@ -222,6 +228,7 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 	t := table{headers: []string{labelKey(v.X)}, with: map[int]bool{}}
 	expected := map[int]bool{} // columns with a reference
 	var sources []string
+	named := map[string]bool{} // sources
 	known, greatest := 0, 0.0
 	for at, s := range g.cells {
 		greatest = max(greatest, s.Median)
@@ -247,7 +254,8 @@ func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]boo
 				cell, e = value(s.Unit, s.Median), "?"
 				if s.Expected != nil {
 					e = value(s.Unit, s.Expected.Value)
-					if !slices.Contains(sources, s.Expected.Source) {
+					if !named[s.Expected.Source] {
+						named[s.Expected.Source] = true
 						sources = append(sources, s.Expected.Source)
 					}
 				}

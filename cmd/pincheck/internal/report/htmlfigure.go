@@ -120,11 +120,12 @@ func figures(b *result.Bench) []figure {
 // byUnit divides series: values of several units share no axis.
 func byUnit(all []*result.Series) [][]*result.Series {
 	var out [][]*result.Series
+	place := map[result.Unit]int{}
 	for _, s := range all {
-		at := slices.IndexFunc(out, func(same []*result.Series) bool { return same[0].Unit == s.Unit })
-		if at < 0 {
-			out = append(out, nil)
-			at = len(out) - 1
+		at, known := place[s.Unit]
+		if !known {
+			at = len(out)
+			place[s.Unit], out = at, append(out, nil)
 		}
 		out[at] = append(out[at], s)
 	}
@@ -349,13 +350,18 @@ func distinct(all []*result.Series, text func(*result.Series) string) (out []str
 	return out
 }
 
+// maxKeys is the number of labels that tell series apart: each is a column of their table.
+const maxKeys = 24
+
 // otherKeys returns the keys of labels that a view does not name.
 func otherKeys(v result.View, all []*result.Series) []string {
 	var out []string
 	for _, s := range all {
 		for _, l := range s.Labels {
 			if l.Key != v.X && !slices.Contains(v.Lines, l.Key) && !slices.Contains(out, l.Key) {
-				out = append(out, l.Key)
+				if out = append(out, l.Key); len(out) == maxKeys {
+					return out
+				}
 			}
 		}
 	}
@@ -420,19 +426,17 @@ func (p *layout) chart(in part, all []*result.Series) chart {
 	if p.bars {
 		c.groups = p.groups
 	}
-	var here []*result.Series
+	here := map[string][]*result.Series{} // by the names of their lines
 	for _, s := range all {
 		if !slices.ContainsFunc(in.where, func(l result.Label) bool { return s.Labels.Get(l.Key) != l.Value }) {
-			here = append(here, s)
+			name := p.lineName(s)
+			here[name] = append(here[name], s)
 		}
 	}
 	for style, name := range p.names[:min(len(p.names), maxStyles)] {
 		l := line{name: name, style: style}
 		var known []*result.Series
-		for _, s := range here {
-			if p.lineName(s) != name {
-				continue
-			}
+		for _, s := range here[name] {
 			st, _ := stats(s)
 			l.points = append(l.points, point{p.position(s), st.Median, min(st.Min, st.Median), max(st.Max, st.Median)})
 			if s.Expected != nil && drawable(s.Expected.Value) {
@@ -470,7 +474,7 @@ func (c *chart) expect(p *layout, style int, known []*result.Series) {
 		}
 		sources[s.Expected.Source] = append(sources[s.Expected.Source], s)
 	}
-	for _, source := range order {
+	for _, source := range order[:min(len(order), maxStyles)] {
 		of := sources[source]
 		first := of[0].Expected.Value
 		y := expectation{line: style, style: style}
