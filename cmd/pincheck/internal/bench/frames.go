@@ -389,7 +389,7 @@ func batchText(n int) string {
 	case n == frameBytes:
 		return fmt.Sprintf("1 frame (%s)", units.Data(n))
 	case n%frameBytes == 0:
-		return fmt.Sprintf("%d frames (%s)", n/frameBytes, units.Data(n))
+		return fmt.Sprintf("%s (%s)", units.Things(n/frameBytes, "frame", "frames"), units.Data(n))
 	}
 	return units.Bytes(n)
 }

@@ -315,7 +315,7 @@ func (r *managedFixture) notes() []string {
 	if r.dev.Runtime().Library().Simulated {
 		notes = append(notes, "the library is simulated: it does not see what the CPU touches, so that nothing moves then")
 	}
-	return append(notes, fmt.Sprintf("managed memory of the group on GPU %d: %s at the peak, %d allocations, %d freed", r.dev.Ordinal(), units.Bytes(s.Peak), s.Allocs, s.Frees))
+	return append(notes, fmt.Sprintf("managed memory of the group on GPU %d: %s at the peak, %s, %d freed", r.dev.Ordinal(), units.Bytes(s.Peak), units.Things(s.Allocs, "allocation", "allocations"), s.Frees))
 }
 
 // moved moves all of the memory to a place, which no sample counts.

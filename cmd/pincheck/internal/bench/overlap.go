@@ -440,7 +440,7 @@ func explainAsynchrony(b *result.Bench) []string {
 		if s.Max > 0 {
 			out = append(out, fmt.Sprintf("A read of pinned memory before synchronising finds old bytes: %s of those looked at (median of %d), without an error from any call. Afterwards all were right.", units.Share(s.Median), len(s.Samples)))
 		} else {
-			out = append(out, fmt.Sprintf("In %d tries no read before synchronising was early enough to find old bytes, which does not make such reads right.", len(s.Samples)))
+			out = append(out, "In "+units.Things(len(s.Samples), "try", "tries")+" no read before synchronising was early enough to find old bytes, which does not make such reads right.")
 		}
 	}
 	for _, r := range []string{readerOther, readerSame} {
@@ -533,7 +533,7 @@ func explainOrder(b *result.Bench, r string) []string {
 		what += " on the same stream"
 	}
 	if worst.Max == 0 {
-		return []string{fmt.Sprintf("%s found all bytes in place, in %d tries.", what, tries)}
+		return []string{fmt.Sprintf("%s found all bytes in place, in %s.", what, units.Things(tries, "try", "tries"))}
 	}
 	return []string{fmt.Sprintf("%s read old bytes: up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, units.Share(worst.Max), units.Bytes(sizeOf(worst.Labels)))}
 }

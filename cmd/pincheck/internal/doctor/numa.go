@@ -228,7 +228,7 @@ func numaUnknown(f *Facts, d *Device) []Finding {
 	}
 	return finding(Finding{
 		Summary:  "the host has several NUMA nodes, and does not say which is the GPU's",
-		Evidence: []string{"numa_node is -1", fmt.Sprintf("%d nodes, %d sockets", len(f.memoryNodes()), h.CPU.Sockets)},
+		Evidence: []string{"numa_node is -1", units.Things(len(f.memoryNodes()), "node", "nodes") + ", " + units.Things(h.CPU.Sockets, "socket", "sockets")},
 	})
 }
 

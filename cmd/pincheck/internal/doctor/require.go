@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // State is whether a requirement is met.
@@ -92,7 +93,7 @@ func requireGPU(h *hostinfo.Host, container bool) Requirement {
 		r.State, r.Detail = Uncertain, "the PCI bus is not shown (/sys/bus/pci/devices)"
 	default:
 		r.State = Missing
-		r.Detail = fmt.Sprintf("none among the %d devices in /sys/bus/pci/devices", h.PCICount)
+		r.Detail = "none among " + units.Things(h.PCICount, "device", "devices") + " in /sys/bus/pci/devices"
 		switch {
 		case h.Virt.VM:
 			r.Remedy = r.remedy("vm")
