@@ -55,7 +55,7 @@ func TestCommandsOfARemedyAreCode(t *testing.T) {
 	r := &Result{Command: "check", Complete: true, Findings: []doctor.Finding{{ID: "x", Severity: doctor.Problem, Summary: "s",
 		Remedy: "run `echo 1 | sudo tee <FILE>`, and `nvidia-smi -L`", Settle: "a ` alone"}}}
 	page := render(t, r, HTML, Style{})
-	assert.Contains(t, page, "<dd>run <code>echo 1 | sudo tee &lt;FILE&gt;</code>, and <code>nvidia-smi -L</code></dd>")
+	assert.Contains(t, page, "<dd>run <code>echo 1 | sudo tee &lt;FILE&gt;</code>, and <code><span>nvidia-smi</span> <span>-L</span></code></dd>")
 	assert.Contains(t, page, "<dd>a ` alone</dd>")
 }
 

@@ -46,6 +46,7 @@ func newBrowser(t *testing.T) *browser {
 	t.Cleanup(cancel)
 	home := t.TempDir()
 	cmd := exec.CommandContext(ctx, program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+		"--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", // no network of its own
 		"--disable-dev-shm-usage", "--disable-extensions", "--remote-debugging-pipe", "--user-data-dir="+home, "about:blank")
 	cmd.Env = append(os.Environ(), "HOME="+home)
 	theirIn, ourOut, err := os.Pipe()

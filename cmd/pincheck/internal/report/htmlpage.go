@@ -116,10 +116,16 @@ func (p pageData) Title() string {
 	return "pincheck"
 }
 
-// A span is a piece of a text: words, or a command to be copied.
+// A span is a piece of a text: prose, or the words of a command to be copied.
 type span struct {
 	Text string
-	Code bool
+	Code []codeWord // none for prose
+}
+
+// A codeWord is a word of a command with the blank before it.
+type codeWord struct {
+	Blank, Text string
+	Whole       bool // may not be broken at its hyphens, and is short enough for it
 }
 
 // spans divides text at its code quotes.
@@ -129,11 +135,26 @@ func spans(text string) (out []span) {
 		return []span{{Text: clean(text)}}
 	}
 	for i, part := range parts {
-		if part != "" {
-			out = append(out, span{part, i%2 == 1})
+		switch {
+		case part == "":
+		case i%2 == 0:
+			out = append(out, span{Text: part})
+		default:
+			out = append(out, span{Code: codeWords(part)})
 		}
 	}
 	return out
+}
+
+const widestWhole = 26 // of the words of a command, so that one fits a phone
+
+func codeWords(command string) (words []codeWord) {
+	blank := ""
+	for _, text := range strings.Fields(command) {
+		words = append(words, codeWord{blank, text, strings.Contains(text, "-") && len(text) <= widestWhole})
+		blank = " "
+	}
+	return words
 }
 
 // A runView is a run with what the template needs beside it.
