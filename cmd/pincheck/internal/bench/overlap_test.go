@@ -175,7 +175,7 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 	order := append(conditions(inPageable), label(result.Method, "cudaMemcpy"), label(reader, readerOther))
 	assert.Contains(t, explain(at(oldShare, 0.25, order...))[0], "by cudaMemcpy read old bytes: up to 25 % of 1 MiB.")
 	host := label(reader, readerHost)
-	assert.Contains(t, explain(at(oldShare, 0, host))[0], "In 1 tries no read")
+	assert.Contains(t, explain(at(oldShare, 0, host))[0], "In 1 try no read")
 	hidden := append(conditions(inPinned), label(first, firstCopy))
 	assert.Equal(t, []string{"Of a copy of 1 MiB host to device this much hides behind work on another stream that takes about as long: 97 % with pinned memory if the copy is queued first."},
 		explain(at(hiddenShare, 0.97, hidden...)))
