@@ -45,11 +45,15 @@ type Batch struct {
 // It does not wait for the GPU. It takes no context, as the calls of CUDA for which it is made
 // take none: it takes as long as cudaStreamWaitEvent, and cudaEventRecord for the batch before.
 //
-// The error is [ErrReleased], a nil or zero stream, or CUDA's: work that is queued on s then does not
+// The error is [ErrReleased], a nil or zero stream, a loader of [NewHost], or CUDA's: work that is queued on s then does not
 // wait for the batch, and Wait can be called instead.
 func (b *Batch) Use(s *cudart.Stream) error {
 	err := b.usable()
-	if err == nil && (s == nil || s.Device() == nil) {
+	switch {
+	case err != nil:
+	case b.l.dev == nil:
+		err = errNoDevice
+	case s == nil || s.Device() == nil:
 		err = errNilStream
 	}
 	if err == nil {
@@ -70,8 +74,8 @@ func (b *Batch) recordEnds() {
 	}
 }
 
-// Wait waits until the batch is on the device (cudaEventQuery). It returns ctx's error and
-// cause if ctx ends first, [ErrReleased], or the error of the copy.
+// Wait waits until the batch is on the device (cudaEventQuery), if there is one. It returns ctx's
+// error and cause if ctx ends first, [ErrReleased], or the error of the copy.
 func (b *Batch) Wait(ctx context.Context) error {
 	err := b.usable()
 	if err == nil {
@@ -118,24 +122,35 @@ func (b *Batch) Len() int { return len(b.orZero().indices) }
 func (b *Batch) Indices() []int { return b.orZero().indices }
 
 // Field returns the device address of field f, counted from 0. The samples' bytes of the field
-// stand there back to back, aligned to 256 bytes. It returns 0 if there is no such field.
-// Streams may use the memory after Use, copies to the host after Wait, and nothing after
+// stand there back to back, aligned to 256 bytes. It returns 0 if there is no such field or no
+// device. Streams may use the memory after Use, copies to the host after Wait, and nothing after
 // Release.
 func (b *Batch) Field(f int) cudart.DevPtr {
-	if !b.has(f) {
+	if !b.has(f) || b.l.dev == nil {
 		return 0
 	}
 	return b.s.mem + cudart.DevPtr(b.l.layout.offsets[f])
 }
 
-// Host returns the bytes of field f in pinned memory. It returns nil after Release, and if
-// there is no such field. The bytes must not be changed.
+// Host returns the bytes of field f in pinned memory, or in that of [NewHost]. It returns nil after
+// Release, and if there is no such field. The bytes must not be changed; those of a loader without a
+// device may be, until Release.
 func (b *Batch) Host(f int) []byte {
 	if !b.has(f) || b.released.Load() {
 		return nil
 	}
 	from := b.l.layout.offsets[f]
 	return b.s.host[from : from+len(b.indices)*b.l.layout.sizes[f]]
+}
+
+// Offset returns the place of field f in the loader's host memory, in bytes from its beginning: a
+// multiple of 256. It returns -1 if there is no such field. A process that maps the memory of
+// [NewHost] finds the batch by it.
+func (b *Batch) Offset(f int) int {
+	if !b.has(f) {
+		return -1
+	}
+	return b.s.off + b.l.layout.offsets[f]
 }
 
 func (b *Batch) has(f int) bool {

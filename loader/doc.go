@@ -77,6 +77,12 @@
 // If CUDA cannot report that memory is unused, the loader does not use it again: the
 // epoch ends with the error, and Close returns the error, until CUDA can.
 //
+// # Without a device
+//
+// [NewHost] makes a loader that fills host memory of the caller, such as a file that another process
+// maps, and opens no CUDA. Its batches are the same, in the same order. Nothing is copied: a batch
+// is delivered when it is filled, and its memory is filled again after its release.
+//
 // # Copies
 //
 // A batch is copied when its last sample is filled, in one copy. While two copies

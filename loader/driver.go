@@ -209,13 +209,17 @@ func (d *driver) neighbours() int {
 	return n
 }
 
-// copy queues one copy of neighbours. After an error the epoch ends before them. It returns
-// false if the loop has ended before the copy was queued.
+// copy queues one copy of neighbours, if there is a device. After an error the epoch ends before
+// them. It returns false if the loop has ended before the copy was queued.
 func (d *driver) copy(p *loop, slots []*slot) bool {
 	e, l := p.e, d.l
 	first, samples := slots[0].number, 0
 	for _, s := range slots {
 		samples += len(s.indices)
+	}
+	if l.dev == nil {
+		d.arrive(e, slots, samples)
+		return true
 	}
 	t := d.meter.begin(l.stream, first)
 	err := d.orderAfterConsumer(p.ctx, slots)
@@ -242,11 +246,16 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 		return true
 	}
 	d.meter.end(t, samples*l.layout.sample(), copied)
-	l.counters.samples.Add(int64(samples))
+	d.arrive(e, slots, samples)
+	return true
+}
+
+// arrive sends slots to the loop.
+func (d *driver) arrive(e *epoch, slots []*slot, samples int) {
+	d.l.counters.samples.Add(int64(samples))
 	for _, s := range slots {
 		e.arrived <- s // never full
 	}
-	return true
 }
 
 // orderAfterConsumer orders the copy of slots after the consumer's work on the batches that they

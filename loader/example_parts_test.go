@@ -191,3 +191,29 @@ func numbersOf(batch *loader.Batch) []uint64 {
 	}
 	return list
 }
+
+// Batches in memory that another process maps: here it is of the Go heap. The position is a place in
+// that memory.
+func ExampleNewHost() {
+	ctx := context.Background()
+	var memory []byte
+	l, err := loader.NewHost(squares, loader.Options{BatchSize: 4, Prefetch: 1}, func(n int) ([]byte, error) {
+		memory = make([]byte, n) // a program maps a file
+		return memory, nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	for batch, err := range l.Batches(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		for i := range batch.Len() {
+			fmt.Print(binary.LittleEndian.Uint64(memory[batch.Offset(0)+8*i:]), " ")
+		}
+	}
+
+	// Output:
+	// 0 1 4 9 16 25 36 49 64 81
+}

@@ -27,10 +27,11 @@ var (
 
 	errNilContext = errors.New("the context is nil")
 	errNotNew     = errors.New("the loader is nil or zero: New makes loaders")
+	errNoDevice   = errors.New("the loader has no device: NewHost has made it")
 )
 
-// A Loader fills batches with samples and copies them to a device. Its methods
-// may be called from any goroutine.
+// A Loader fills batches with samples and copies them to a device, unless [NewHost] has made it.
+// Its methods may be called from any goroutine.
 //
 //	state    entered by                    | Batches                | EndEpoch       | Close
 //	idle     New, the end of an epoch      | begins the next epoch  | –              | releases
@@ -61,7 +62,7 @@ type Loader struct {
 
 // A spec has the arguments of New.
 type spec struct {
-	dev       *cudart.Device
+	dev       *cudart.Device // nil for NewHost
 	src       Source
 	n         int         // number of samples
 	batch     BatchSource // src, or nil
@@ -85,7 +86,8 @@ func (sp *spec) sizeOf(batch int) int {
 	return min(sp.o.BatchSize, sp.n-batch*sp.o.BatchSize)
 }
 
-// resources are the memory and streams that New allocates.
+// resources are the memory and streams that New allocates. With NewHost there are only slots, in
+// memory of the caller.
 type resources struct {
 	buf    *hostmem.Buffer
 	mem    cudart.DevPtr
@@ -118,31 +120,10 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 		return nil, errNilContext
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errors.New("the device is nil or zero")
-	case src == nil:
-		return nil, errors.New("the source is nil")
 	}
-	o, layout, err := o.resolve(src)
+	l, err := prepare(dev, src, o)
 	if err != nil {
 		return nil, err
-	}
-	l := &Loader{
-		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout},
-		workers: make([]worker, o.Workers), created: time.Now(),
-	}
-	l.transforms.init(o.MaxTransforms, o.Workers)
-	l.batch, _ = src.(BatchSource)
-	if m, ok := src.(memory); ok && layout.bytes <= maxGPUOnly {
-		m.gpuOnly = true
-		l.batch = m
-	}
-	l.transform, _ = src.(Transformer)
-	l.order = o.order(l.n)
-	if l.next, l.done, err = o.Start.resolve(l.order, l.batches()); err != nil {
-		return nil, err
-	}
-	l.driver.l, l.driver.maxHold = l, maxHold
-	for i := range l.workers {
-		l.workers[i].init(l)
 	}
 	return bounded.Do(ctx, bounded.Call[*Loader]{
 		Run: func() (*Loader, error) {
@@ -159,27 +140,102 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	})
 }
 
-func (l *Loader) allocate(ctx context.Context) (err error) {
-	count, size := l.o.slots(), l.layout.bytes
-	what := fmt.Sprintf("%d batches of %d bytes", count, size)
-	if l.buf, err = hostmem.Alloc(ctx, l.dev, count*size, hostmem.Options{Label: l.o.Label}); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+// NewHost returns a loader without a device: order, workers, batches and positions are those of
+// [New], and batches stay in host memory, for another process or another library. It opens no CUDA.
+//
+// memory is called once, with the number of bytes of (Prefetch + 1) batches. It returns that many
+// bytes, such as a mapped file that other processes map as well, which the loader writes until it
+// is closed. The caller releases them, after Close. [Batch.Host] has the bytes of a batch, and
+// [Batch.Offset] their place in memory. A batch is the consumer's until its release: the loader
+// knows nothing of a GPU that reads the memory, and [Batch.Use] and [Batch.Field] are of no use.
+//
+// Errors are those of memory, or name an argument, an option or a field of the source.
+func NewHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader, error) {
+	l, err := newHost(src, o, memory)
+	return l, failed("new host", err)
+}
+
+func newHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader, error) {
+	if memory == nil {
+		return nil, errors.New("the function for memory is nil")
 	}
-	if l.mem, err = l.dev.Malloc(count * size); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+	l, err := prepare(nil, src, o)
+	if err != nil {
+		return nil, err
+	}
+	n := l.o.slots() * l.layout.bytes
+	host, err := memory(n)
+	if err == nil && len(host) != n {
+		err = fmt.Errorf("the function for memory returned %d bytes", len(host))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", l.size(), err)
+	}
+	l.divide(host)
+	return l, nil
+}
+
+// prepare returns a loader without memory.
+func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
+	if src == nil {
+		return nil, errors.New("the source is nil")
+	}
+	o, layout, err := o.resolve(src)
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{
+		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout},
+		workers: make([]worker, o.Workers), created: time.Now(),
+	}
+	l.transforms.init(o.MaxTransforms, o.Workers)
+	l.batch, _ = src.(BatchSource)
+	if m, ok := src.(memory); ok && dev != nil && layout.bytes <= maxGPUOnly {
+		m.gpuOnly = true
+		l.batch = m
+	}
+	l.transform, _ = src.(Transformer)
+	l.order = o.order(l.n)
+	if l.next, l.done, err = o.Start.resolve(l.order, l.batches()); err != nil {
+		return nil, err
+	}
+	l.driver.l, l.driver.maxHold = l, maxHold
+	for i := range l.workers {
+		l.workers[i].init(l)
+	}
+	return l, nil
+}
+
+// size describes the loader's memory in messages.
+func (l *Loader) size() string {
+	return fmt.Sprintf("%d batches of %d bytes", l.o.slots(), l.layout.bytes)
+}
+
+func (l *Loader) allocate(ctx context.Context) (err error) {
+	n := l.o.slots() * l.layout.bytes
+	if l.buf, err = hostmem.Alloc(ctx, l.dev, n, hostmem.Options{Label: l.o.Label}); err != nil {
+		return fmt.Errorf("%s: %w", l.size(), err)
+	}
+	if l.mem, err = l.dev.Malloc(n); err != nil {
+		return fmt.Errorf("%s: %w", l.size(), err)
 	}
 	if l.stream, err = l.dev.NewStream(cudart.StreamOptions{}); err != nil {
 		return err
 	}
 	l.driver.meter.create(l.dev)
-	for i := range count {
-		off := i * size
+	l.divide(l.buf.Bytes())
+	return nil
+}
+
+// divide divides the memory into slots.
+func (l *Loader) divide(host []byte) {
+	size := l.layout.bytes
+	for off := 0; off < len(host); off += size {
 		l.slots = append(l.slots, &slot{
-			host: l.buf.Bytes()[off : off+size], off: off, mem: l.mem + cudart.DevPtr(off),
+			host: host[off : off+size], off: off, mem: l.mem + cudart.DevPtr(off),
 			indices: make([]int, l.layout.samples), skipped: make([]bool, l.layout.samples),
 		})
 	}
-	return nil
 }
 
 // Close is [Loader.CloseContext] without an end.

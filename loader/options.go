@@ -26,7 +26,7 @@ type Options struct {
 	// 0 means the batches that all workers fill at the same time, and 64 MiB more: at least 3
 	// and at most 256 batches more, and not more than an epoch has.
 	Prefetch int
-	// MaxBytes limits the pinned memory, and the device memory, of the loader, in bytes: it
+	// MaxBytes limits the host memory, and the device memory, of the loader, in bytes: it
 	// reduces Prefetch, to no less than 1. 0 means no limit.
 	MaxBytes int
 
@@ -52,7 +52,7 @@ type Options struct {
 	SkipErrors bool
 
 	// Label is the label of the pinned memory in the lists of package hostmem. "" means
-	// "loader".
+	// "loader". NewHost does not use it.
 	Label string
 }
 

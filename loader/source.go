@@ -14,7 +14,7 @@ type Source interface {
 	// its label. A batch has the field of all its samples back to back. New calls it.
 	Fields() []int
 
-	// Read writes sample i, counted from 0, into pinned memory: sample has one slice for
+	// Read writes sample i, counted from 0, into the loader's host memory: sample has one slice for
 	// each field, with the size of the field, valid until Read returns. The slices contain
 	// bytes of an earlier sample. Read should return when ctx ends: the loop has ended and
 	// waits for Read. The next loop may read the sample again.
@@ -26,7 +26,7 @@ type Source interface {
 type BatchSource interface {
 	Source
 
-	// ReadBatch writes the samples with the given numbers into pinned memory. The loader calls
+	// ReadBatch writes the samples with the given numbers into the loader's host memory. The loader calls
 	// it in place of Read. The samples of a call belong to one batch. A call has BatchSize /
 	// (2 * Workers) samples or fewer, and at least one; in batches below 1 MiB, of which
 	// workers fill several at the same time, it may have up to BatchSize. samples has one slice

@@ -23,8 +23,8 @@ const (
 // Stats are counts and times of a loader since New. Times of workers are sums over all workers,
 // up to the last claim that each of them completed.
 type Stats struct {
-	// Samples is the number of samples whose copies to the device were queued, and Bytes
-	// their size.
+	// Samples is the number of samples whose copies to the device were queued, or that were
+	// filled without one, and Bytes their size.
 	Samples, Bytes int
 	// Batches is the number of batches that were delivered, and Retained the number of
 	// batches that are retained now.
@@ -57,7 +57,8 @@ type Stats struct {
 	// events they are 0.
 	Copying, CopyWaits time.Duration
 
-	// PinnedBytes is the size of the loader's pinned memory.
+	// PinnedBytes is the size of the loader's pinned memory, or of that of [NewHost], which it
+	// did not pin.
 	PinnedBytes int
 
 	maxTransforms int

@@ -65,6 +65,9 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		{made(New(ctx, dev, Func(math.MaxInt, []int{8}, src.Read), Options{BatchSize: 4, Workers: 1<<20 + 1})), "loader: new: Options.Workers is 1048577: at most 1048576"},
 		{made(New(ctx, dev, src, Options{BatchSize: 4,
 			Start: Position{Done: "9223372036854775807", Order: "10 samples in batches of 4"}})), "loader: new: Options.Start.Done is \"9223372036854775807\": "},
+		{made(NewHost(nil, o, heap)), "loader: new host: the source is nil"},
+		{made(NewHost(src, o, nil)), "loader: new host: the function for memory is nil"},
+		{made(NewHost(src, Options{}, heap)), "loader: new host: Options.BatchSize is 0: must be positive"},
 		{first(l, none), "loader: batches: the context is nil"},
 		{first(new(Loader), ctx), "loader: batches: the loader is nil or zero"},
 		{first(nil, ctx), "loader: batches: the loader is nil or zero"},
@@ -100,6 +103,7 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 		assert.Empty(t, zero.Indices())
 		assert.Zero(t, zero.Field(0))
 		assert.Nil(t, zero.Host(0))
+		assert.Equal(t, -1, zero.Offset(0))
 		assert.Zero(t, zero.Epoch())
 		assert.Zero(t, zero.Number())
 		assert.Zero(t, zero.Position())
@@ -109,6 +113,7 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 	for _, f := range []int{-1, 1, math.MaxInt, math.MinInt} {
 		assert.Zero(t, b.Field(f))
 		assert.Nil(t, b.Host(f))
+		assert.Equal(t, -1, b.Offset(f))
 	}
 	for _, l := range []*Loader{nil, new(Loader)} {
 		for range l.Epochs(1) {
