@@ -1,0 +1,156 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/loader"
+)
+
+// A dataset is a source that describes its fields. Your own takes the place of vectors.
+type dataset interface {
+	loader.Source
+	describe() []field
+}
+
+// shardOf returns every world-th sample of the data, from sample rank on. All ranks have the same
+// number of samples.
+func shardOf(data dataset, rank, world int) loader.Source {
+	s := shard{data, rank, world}
+	switch data.(type) {
+	case loader.BatchSource:
+		return batchShard{s}
+	case loader.Transformer:
+		return transformShard{s}
+	}
+	return s
+}
+
+type shard struct {
+	dataset
+	rank, world int
+}
+
+func (s shard) Len() int         { return s.dataset.Len() / s.world }
+func (s shard) sample(i int) int { return i*s.world + s.rank }
+
+func (s shard) Read(ctx context.Context, i int, sample [][]byte) error {
+	return s.dataset.Read(ctx, s.sample(i), sample)
+}
+
+// A batchShard is a shard of data that reads many samples in one call.
+type batchShard struct{ shard }
+
+func (s batchShard) ReadBatch(ctx context.Context, indices []int, samples [][]byte) error {
+	for at, i := range indices {
+		indices[at] = s.sample(i)
+	}
+	return s.dataset.(loader.BatchSource).ReadBatch(ctx, indices, samples)
+}
+
+// A transformShard is a shard of data whose samples need computing.
+type transformShard struct{ shard }
+
+func (s transformShard) Transform(ctx context.Context, i int, sample [][]byte) error {
+	return s.dataset.(loader.Transformer).Transform(ctx, s.sample(i), sample)
+}
+
+// The fields of a sample.
+const (
+	vector = iota // width float32
+	index         // the number of the sample in the data, as an int64
+)
+
+// vectors are samples of width float32, value j of sample i is (i + j) % period, and their numbers.
+type vectors struct{ n, width int }
+
+const period = 1024
+
+func (v vectors) Len() int      { return v.n }
+func (v vectors) Fields() []int { return []int{vector: 4 * v.width, index: 8} }
+
+func (v vectors) describe() []field {
+	return []field{
+		{Name: "vector", Dtype: "float32", Shape: []int{v.width}, Bytes: 4 * v.width},
+		{Name: "index", Dtype: "int64", Shape: []int{}, Bytes: 8},
+	}
+}
+
+func (v vectors) Read(_ context.Context, i int, sample [][]byte) error {
+	x := floats(sample[vector])
+	for j := range x {
+		x[j] = float32((i + j) % period)
+	}
+	binary.LittleEndian.PutUint64(sample[index], uint64(i))
+	return nil
+}
+
+func floats(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
+}
+
+// inMemory are vectors that are in memory before they are asked for.
+type inMemory struct {
+	vectors
+	loader.BatchSource
+}
+
+func newInMemory(v vectors) (dataset, error) {
+	sizes := v.Fields()
+	all := [][]byte{make([]byte, v.n*sizes[vector]), make([]byte, v.n*sizes[index])}
+	for i := range v.n {
+		sample := [][]byte{all[vector][i*sizes[vector]:][:sizes[vector]], all[index][i*sizes[index]:][:sizes[index]]}
+		if err := v.Read(context.Background(), i, sample); err != nil {
+			return nil, err
+		}
+	}
+	source, err := loader.Memory(sizes, all...)
+	return inMemory{v, source}, err
+}
+
+func (m inMemory) Len() int      { return m.vectors.Len() }
+func (m inMemory) Fields() []int { return m.vectors.Fields() }
+func (m inMemory) Read(ctx context.Context, i int, sample [][]byte) error {
+	return m.BatchSource.Read(ctx, i, sample)
+}
+
+// slow are vectors of a store that takes its time to answer, and that are normalised on the way.
+type slow struct {
+	vectors
+	wait time.Duration
+}
+
+func (s slow) Read(ctx context.Context, i int, sample [][]byte) error {
+	select {
+	case <-time.After(s.wait):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return s.vectors.Read(ctx, i, sample)
+}
+
+// Transform makes the mean of a vector zero, and its standard deviation one.
+func (s slow) Transform(_ context.Context, i int, sample [][]byte) error {
+	x := floats(sample[vector])
+	var sum, squares float64
+	for _, y := range x {
+		sum += float64(y)
+		squares += float64(y) * float64(y)
+	}
+	n := float64(len(x))
+	mean := sum / n
+	deviation := math.Sqrt(squares/n - mean*mean)
+	if deviation == 0 {
+		return fmt.Errorf("sample %d has no deviation", i)
+	}
+	for j, y := range x {
+		x[j] = float32((float64(y) - mean) / deviation)
+	}
+	return nil
+}

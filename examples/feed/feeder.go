@@ -1,0 +1,294 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gopinned/pinned/loader"
+)
+
+// handshakeTimeout is how long a consumer may take for its hello.
+const handshakeTimeout = 10 * time.Second
+
+// A feeder serves consumers. Each has a loader and a ring of its own, so that none waits for another,
+// and the end of one leaves nothing to the others.
+type feeder struct {
+	data   dataset
+	o      loader.Options
+	epochs int
+	log    *log.Logger
+}
+
+// listen returns the listener of an address: a path, or "@name" in the abstract namespace, where the
+// kernel removes it with the process. The file of a feeder that was killed is replaced.
+func listen(address string) (*net.UnixListener, error) {
+	at := &net.UnixAddr{Name: address, Net: "unixpacket"}
+	if !strings.HasPrefix(address, "@") {
+		if conn, err := net.DialUnix("unixpacket", nil, at); err == nil {
+			conn.Close()
+			return nil, fmt.Errorf("%s: a feeder listens there already", address)
+		}
+		if info, err := os.Lstat(address); err == nil && info.Mode()&os.ModeSocket != 0 {
+			_ = os.Remove(address) // nobody listens; if it stays, ListenUnix names the reason
+		}
+	}
+	l, err := net.ListenUnix("unixpacket", at)
+	if err == nil && !strings.HasPrefix(address, "@") {
+		err = os.Chmod(address, 0o600)
+	}
+	return l, err
+}
+
+// run serves until consumers of them have ended well, or ctx ends; 0 consumers is no limit. The error
+// names each consumer that did not end well.
+func (f *feeder) run(ctx context.Context, listener *net.UnixListener, consumers int) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	defer listener.Close()
+	var (
+		mu     sync.Mutex
+		errs   []error
+		done   int
+		served sync.WaitGroup
+	)
+	for {
+		conn, err := listener.AcceptUnix()
+		if err != nil {
+			served.Wait()
+			if ctx.Err() == nil {
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		}
+		served.Go(func() {
+			err := f.serve(ctx, conn)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				f.log.Print(err)
+				errs = append(errs, err)
+				return
+			}
+			if done++; done == consumers {
+				end()
+			}
+		})
+	}
+}
+
+// serve feeds a consumer until it has all batches, or says that it needs no other.
+func (f *feeder) serve(ctx context.Context, conn *net.UnixConn) (err error) {
+	defer conn.Close()
+	name := "a consumer"
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+	}()
+	buf := make([]byte, maxMessage)
+	h, err := f.greet(conn, buf)
+	if err != nil {
+		return f.refuse(conn, err)
+	}
+	name = fmt.Sprintf("rank %d of %d", h.Rank, h.World)
+	var mem *ring
+	o := f.o
+	o.Start = h.Start
+	l, err := loader.NewHost(shardOf(f.data, h.Rank, h.World), o, func(n int) (_ []byte, err error) {
+		if mem, err = newRing(n); err != nil {
+			return nil, err
+		}
+		return mem.mem, nil
+	})
+	if err != nil {
+		if mem != nil {
+			err = errors.Join(err, mem.close())
+		}
+		return f.refuse(conn, err)
+	}
+	defer func() {
+		if closing := l.Close(); closing != nil {
+			err = errors.Join(err, closing) // the ring stays: something writes it
+			return
+		}
+		err = errors.Join(err, mem.close())
+	}()
+	if !hasEpoch(l, f.epochs) {
+		return f.refuse(conn, fmt.Errorf("the start is at the end: there are %d epochs", f.epochs))
+	}
+	err = sendJSON(conn, welcome{
+		Protocol: protocolVersion, Ring: len(mem.mem), BatchSize: f.o.BatchSize, Samples: f.data.Len() / h.World,
+		Epochs: f.epochs, Fields: f.data.describe(),
+	}, mem.fd)
+	if err = errors.Join(err, mem.closeFile()); err != nil {
+		return err
+	}
+	f.log.Printf("%s: begins, with a ring of %d bytes", name, len(mem.mem))
+	return f.feed(ctx, conn, l, buf)
+}
+
+// greet reads the hello.
+func (f *feeder) greet(conn *net.UnixConn, buf []byte) (h hello, err error) {
+	if strings.HasPrefix(conn.LocalAddr().String(), "@") {
+		if err := samePerson(conn); err != nil {
+			return h, err
+		}
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return h, err
+	}
+	message, err := receive(conn, buf)
+	if err != nil {
+		return h, fmt.Errorf("no hello: %w", err)
+	}
+	if h, err = parseHello(message); err != nil {
+		return h, err
+	}
+	if n := f.data.Len() / h.World; n == 0 || f.o.DropLast && n < f.o.BatchSize {
+		return h, fmt.Errorf("%d samples for %d ranks: none has a batch", f.data.Len(), h.World)
+	}
+	return h, conn.SetReadDeadline(time.Time{})
+}
+
+// refuse tells a consumer why it gets no batches, and returns the reason.
+func (f *feeder) refuse(conn *net.UnixConn, reason error) error {
+	_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+	_ = sendJSON(conn, welcome{Protocol: protocolVersion, Error: cut(reason.Error())}, -1) // it may be gone
+	return reason
+}
+
+// hasEpoch reports whether a loader begins with an epoch below epochs.
+func hasEpoch(l *loader.Loader, epochs int) bool {
+	for range l.Epochs(epochs) {
+		return true
+	}
+	return false
+}
+
+// cut shortens a text to what fits into a message in any encoding.
+func cut(text string) string { return text[:min(len(text), maxMessage/8)] }
+
+// A session is what a consumer has of its loader.
+type session struct {
+	mu   sync.Mutex
+	held map[uint64]*loader.Batch // that are sent and not released
+}
+
+func (s *session) add(serial uint64, b *loader.Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[serial] = b
+}
+
+func (s *session) release(serial uint64) error {
+	s.mu.Lock()
+	b := s.held[serial]
+	delete(s.held, serial)
+	s.mu.Unlock()
+	if b == nil {
+		return fmt.Errorf("%w: the release of batch %d, which the consumer does not have", errProtocol, serial)
+	}
+	return b.Release()
+}
+
+var (
+	errBye   = errors.New("the consumer needs no other batch")
+	errEnded = errors.New("the feeder was ended")
+)
+
+// feed sends batches, and takes them back when they are released: a consumer that releases none stops
+// its own loader, when the ring is full.
+func (f *feeder) feed(ctx context.Context, conn *net.UnixConn, l *loader.Loader, buf []byte) error {
+	parent := ctx
+	ctx, end := context.WithCancelCause(ctx)
+	s := &session{held: make(map[uint64]*loader.Batch)}
+	var reading sync.WaitGroup
+	reading.Go(func() { end(s.read(conn, buf)) })
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = conn.SetDeadline(time.Unix(1, 0)) // ends a write that waits for the consumer
+		close(interrupted)
+	})
+	err := s.send(ctx, conn, l, f.epochs, len(f.data.Fields()))
+	if err == nil || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		<-ctx.Done() // the consumer has all, or is gone: its last message, or its end, says how
+	}
+	end(err)
+	if !stop() {
+		<-interrupted
+	}
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errBye):
+		err = nil
+	case parent.Err() != nil:
+		err = errEnded
+	default:
+		err = cause
+	}
+	if err != nil {
+		text := append(binary.LittleEndian.AppendUint32(nil, kindError), cut(err.Error())...)
+		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = conn.Write(text) // it may be gone
+	}
+	_ = conn.SetReadDeadline(time.Unix(1, 0))
+	reading.Wait()
+	for serial := range s.held {
+		err = errors.Join(err, s.release(serial))
+	}
+	return err
+}
+
+// send sends the batches of all epochs.
+func (s *session) send(ctx context.Context, conn *net.UnixConn, l *loader.Loader, epochs, fields int) error {
+	var message []byte
+	serial := uint64(0)
+	for range l.Epochs(epochs) {
+		for b, err := range l.Batches(ctx) {
+			if err != nil {
+				return err
+			}
+			b.Retain()
+			s.add(serial, b)
+			if message, err = (delivery{serial, b, fields}).encode(message); err != nil {
+				return err
+			}
+			if _, err := conn.Write(message); err != nil {
+				return err
+			}
+			serial++
+		}
+	}
+	return nil
+}
+
+// read takes the consumer's messages until it ends. It returns why.
+func (s *session) read(conn *net.UnixConn, buf []byte) error {
+	for {
+		message, err := receive(conn, buf)
+		if err != nil {
+			return err
+		}
+		serial, bye, err := parseRelease(message)
+		switch {
+		case bye:
+			return errBye
+		case err == nil:
+			err = s.release(serial)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,563 @@
+"""Batches for PyTorch from a feeder in Go, in memory that both map.
+
+    go run ./examples/feed -listen @feed -consumers 2 &
+    torchrun --nproc-per-node 2 examples/pytorch/feed.py @feed --device cuda
+
+In a program of your own:
+
+    with feed.Feed("@feed", rank, world) as source:
+        source.pin()                                 # once CUDA is initialised
+        for epoch in range(source.epochs):
+            for batch in source:
+                x, index = (t.to(device, non_blocking=True) for t in batch.tensors)
+                ...
+        position = batch.position                    # Feed(start=position) goes on after this batch
+
+A batch is tensors on the shared memory, without a copy. It is the loop body's for one turn, or
+until ``release`` after ``batch.retain()``. Then the feeder writes the memory again, and a tensor that
+is still there shows other samples. Copies to a GPU that are queued on the current stream, or on those of
+``batch.use(stream)``, end first: the release is sent when the streams have reached the turn's end.
+
+A feeder that dies or refuses is a FeedError, and so is all that is not the protocol, which
+examples/feed/main.go describes. A consumer that ends without ``close`` is an error of the feeder. Memory,
+descriptor and socket disappear with their processes.
+
+The file needs PyTorch for ``tensors``, ``pin`` and ``use`` alone, and Python 3.9 on Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import fcntl
+import json
+import math
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+PROTOCOL = 1
+MAX_MESSAGE = 64 << 10
+KIND_BATCH, KIND_RELEASE, KIND_BYE, KIND_ERROR = 1, 2, 3, 4
+SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW
+F_GET_SEALS = 1034
+HEADER = struct.Struct("<IIQQQII")
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}
+
+
+class FeedError(RuntimeError):
+    """The feeder refused, failed or died, or did not keep to the protocol."""
+
+
+class Field(NamedTuple):
+    """One tensor of a batch: samples of this type and shape, back to back."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    bytes: int  # of a sample
+
+
+class Welcome(NamedTuple):
+    """The feeder's answer, checked."""
+
+    ring: int
+    batch_size: int
+    samples: int
+    epochs: int
+    fields: Tuple[Field, ...]
+
+
+class Delivery(NamedTuple):
+    """The message about a batch, checked against the ring and the fields."""
+
+    samples: int
+    serial: int
+    epoch: int
+    number: int
+    last: bool
+    offsets: Tuple[int, ...]
+    position: bytes
+
+
+def _natural(value: Any, name: str, low: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise FeedError(f"the feeder's {name} is {value!r}")
+    return value
+
+
+def parse_welcome(message: bytes) -> Welcome:
+    """Returns the welcome in a message. Its ring is checked against the descriptor by Feed."""
+    try:
+        w = json.loads(message)
+    except ValueError as err:
+        raise FeedError(f"the feeder's welcome is no JSON: {err}") from None
+    if not isinstance(w, dict) or not isinstance(w.get("protocol"), int):
+        raise FeedError("the feeder's welcome has no protocol")
+    if w["protocol"] != PROTOCOL:
+        raise FeedError(f"the feeder has version {w['protocol']} of the protocol, and this file {PROTOCOL}: use files of one version")
+    if w.get("error"):
+        raise FeedError(f"the feeder refused: {w['error']}")
+    listed = w.get("fields")
+    if not isinstance(listed, list) or not listed:
+        raise FeedError("the feeder's welcome has no fields")
+    fields = []
+    for f in listed:
+        if not isinstance(f, dict) or f.get("dtype") not in ITEM_BYTES or not isinstance(f.get("shape"), list):
+            raise FeedError(f"the feeder has a field that this file does not know: {f!r}")
+        shape = tuple(_natural(n, "shape") for n in f["shape"])
+        size = math.prod(shape) * ITEM_BYTES[f["dtype"]]
+        if _natural(f.get("bytes"), "bytes of a field") != size:
+            raise FeedError(f"field {f.get('name')!r} has {f['bytes']} bytes, and its type and shape {size}")
+        fields.append(Field(str(f.get("name")), f["dtype"], shape, size))
+    numbers = [_natural(w.get(name), name) for name in ("ring", "batch_size", "samples", "epochs")]
+    return Welcome(*numbers, fields=tuple(fields))
+
+
+def parse_batch(message: bytes, welcome: Welcome) -> Delivery:
+    """Returns the batch in a message, all of whose bytes are in the ring."""
+    n = len(welcome.fields)
+    begins = HEADER.size + 8 * n
+    if len(message) < begins:
+        raise FeedError(f"a message about a batch has {len(message)} bytes: at least {begins}")
+    _, samples, serial, epoch, number, last, fields = HEADER.unpack_from(message)
+    if fields != n or last > 1 or samples > welcome.batch_size:
+        raise FeedError(f"a batch of {samples} samples with {fields} fields: at most {welcome.batch_size}, and {n}")
+    offsets = struct.unpack_from(f"<{n}Q", message, HEADER.size)
+    for f, off in zip(welcome.fields, offsets):
+        if off % 256 or off + samples * f.bytes > welcome.ring:
+            raise FeedError(f"field {f.name!r} of a batch is at {off}, outside of the ring of {welcome.ring} bytes, or not aligned")
+    return Delivery(samples, serial, epoch, number, last == 1, offsets, message[begins:])
+
+
+class Batch:
+    """Samples in the shared memory. ``views`` and ``tensors`` are valid until the release."""
+
+    __slots__ = ("_feed", "_delivery", "_views", "_streams", "_retained", "_released", "__weakref__")
+
+    def __init__(self, feed: "Feed", delivery: Delivery) -> None:
+        self._feed = feed
+        self._delivery = delivery
+        self._views: Optional[List[memoryview]] = None
+        self._streams: List[Any] = []
+        self._retained = self._released = False
+
+    def __len__(self) -> int:
+        """The number of samples: batch_size, or fewer at the end of an epoch."""
+        return self._delivery.samples
+
+    @property
+    def epoch(self) -> int:
+        return self._delivery.epoch
+
+    @property
+    def number(self) -> int:
+        """The number of the batch in its epoch."""
+        return self._delivery.number
+
+    @property
+    def position(self) -> Dict[str, Any]:
+        """The place after this batch, for Feed(start=…): that of loader.Position."""
+        return json.loads(self._delivery.position)
+
+    @property
+    def views(self) -> List[memoryview]:
+        """The bytes of each field. After the release they raise ValueError."""
+        self._usable()
+        if self._views is None:
+            whole = memoryview(self._feed._map)
+            d = self._delivery
+            self._views = [whole[off : off + d.samples * f.bytes] for f, off in zip(self._feed.fields, d.offsets)]
+        return self._views
+
+    @property
+    def tensors(self) -> List[Any]:
+        """Each field as a tensor (torch.frombuffer), without a copy. After the release it shows other samples."""
+        self._usable()
+        return self._feed._tensors(self._delivery)
+
+    def use(self, stream: Any) -> None:
+        """The release waits for the work that is queued on the stream until then, as it does for the current stream."""
+        self._usable()
+        self._streams.append(stream)
+
+    def retain(self) -> None:
+        """Keeps the batch beyond the loop's turn, until release. The feeder has memory for one batch less."""
+        self._usable()
+        self._retained = True
+
+    def release(self) -> None:
+        """Ends the use of the batch, when the streams have ended theirs. A second release is an error."""
+        self._usable()
+        self._end()
+
+    def _usable(self) -> None:
+        if self._released:
+            raise FeedError(f"batch {self.number} of epoch {self.epoch} is released already")
+
+    def _end(self) -> None:
+        self._released = True
+        for view in self._views or ():
+            try:
+                view.release()
+            except BufferError:  # something else looks at it still
+                pass
+        self._views = None
+        self._feed._release(self._delivery.serial, self._streams)
+
+
+class Feed:
+    """The consumer's side of a feeder, for one shard of its data.
+
+    address: "@name" or the path of a socket file. rank, world: the shard, from 0, of how many.
+    start: the position of the last batch that was used, to go on after it. timeout: seconds until a
+    batch that does not come is an error; None waits. Iterating gives the batches of an epoch, or of what a loop
+    that was left has left of it; the next loop begins the next one. A Feed is for one process and, but for
+    Batch.release, for one thread at a time.
+    """
+
+    def __init__(
+        self, address: str, rank: int = 0, world: int = 1, start: Optional[Dict[str, Any]] = None, timeout: Optional[float] = None
+    ) -> None:
+        self._pid = os.getpid()
+        self._timeout = timeout
+        self._lock = threading.Lock()  # of _queued, and of registering and closing
+        self._queued: Deque[Tuple[int, List[Any]]] = collections.deque()  # releases, and the events that they wait for
+        self._cache: Dict[Tuple[int, ...], List[Any]] = {}
+        self._events: List[Any] = []
+        self._unpin: Optional[weakref.finalize] = None
+        self._serial = 0
+        self._failed: Optional[str] = None
+        self._turn: Optional[Batch] = None
+        self._ended = 0  # epochs
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._welcome, self._map = self._open(address, rank, world, start)
+        except BaseException:
+            self._socket.close()
+            raise
+        _opened.add(self)
+
+    @property
+    def fields(self) -> Tuple[Field, ...]:
+        return self._welcome.fields
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of an epoch of the shard."""
+        return self._welcome.samples
+
+    @property
+    def epochs(self) -> int:
+        return self._welcome.epochs
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._ended >= self.epochs:
+            return
+        while True:
+            delivery = self._next()
+            batch = Batch(self, delivery)
+            self._turn = batch
+            self._ended = delivery.epoch
+            try:
+                yield batch
+            finally:
+                self._end_turn()
+            if delivery.last:
+                self._ended = delivery.epoch + 1
+                return
+
+    def pin(self) -> None:
+        """Registers the ring with CUDA (cudaHostRegister), so that copies from it are asynchronous and at link speed.
+
+        CUDA must be initialised, on the device that is to be used. A refusal is a FeedError, and
+        the batches stay usable.
+        """
+        import torch
+
+        self._usable()
+        runtime = torch.cuda.cudart()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        with self._lock:
+            if self._unpin is not None:
+                return
+            code = int(runtime.cudaHostRegister(address, self._welcome.ring, 0))
+            if code != 0:
+                raise FeedError(f"cudaHostRegister refused {self._welcome.ring} bytes of the ring: CUDA's error {code}")
+            # The map is an argument, so that it is unmapped after it is unregistered.
+            self._unpin = weakref.finalize(self, _unregister, self._map, address, self._pid)
+
+    def close(self) -> None:
+        """Says that no other batch is needed, and gives back the memory. Tensors that are left keep it mapped."""
+        with self._lock:
+            if self._socket.fileno() < 0:
+                return
+            if os.getpid() == self._pid:
+                try:
+                    self._socket.send(struct.pack("<I", KIND_BYE))
+                except OSError:  # the feeder is gone
+                    pass
+            self._socket.close()
+            self._queued.clear()
+        self._cache.clear()
+        if self._unpin is not None:
+            self._unpin()
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None or issubclass(kind, GeneratorExit):
+            self.close()
+        else:  # the feeder is to learn that this process did not end well
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Ends without bye."""
+        with self._lock:
+            self._socket.close()
+            self._queued.clear()
+        self._cache.clear()
+        if self._unpin is not None:
+            self._unpin()
+
+    def _usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise FeedError("the feed was opened by another process: each process opens its own")
+        if self._failed is not None:
+            raise FeedError(self._failed)
+        if self._socket.fileno() < 0:
+            raise FeedError("the feed is closed")
+
+    def _fail(self, reason: str) -> FeedError:
+        self._failed = reason
+        return FeedError(reason)
+
+    def _open(self, address: str, rank: int, world: int, start: Optional[Dict[str, Any]]) -> Tuple[Welcome, mmap.mmap]:
+        s = self._socket
+        s.settimeout(self._timeout)
+        try:
+            s.connect("\0" + address[1:] if address.startswith("@") else address)
+            if address.startswith("@"):  # anybody may listen on such a name
+                uid = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+                if uid not in (0, os.getuid()):
+                    raise FeedError(f"the feeder at {address} is a process of user {uid}: not of this one, nor of root")
+            s.send(json.dumps({"protocol": PROTOCOL, "rank": rank, "world": world, "start": start or {}}).encode())
+            message, fds = self._receive_rights()
+        except OSError as err:
+            raise FeedError(f"no feeder at {address}: {err}") from err
+        try:
+            if not message:
+                raise FeedError(f"the feeder at {address} ended without a welcome")
+            welcome = parse_welcome(message)
+            if len(fds) != 1:
+                raise FeedError(f"the feeder's welcome has {len(fds)} descriptors, not 1")
+            if os.fstat(fds[0]).st_size != welcome.ring:
+                raise FeedError(f"the ring has {os.fstat(fds[0]).st_size} bytes, and should have {welcome.ring}")
+            try:
+                sealed = fcntl.fcntl(fds[0], F_GET_SEALS)
+            except OSError:  # no memfd
+                sealed = 0
+            if sealed & SEALS != SEALS:
+                raise FeedError("the ring is not sealed: the feeder could take it away")
+            try:
+                return welcome, mmap.mmap(fds[0], welcome.ring, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            except (OSError, ValueError) as err:
+                raise FeedError(f"the ring of {welcome.ring} bytes cannot be mapped: {err}") from err
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _receive_rights(self) -> Tuple[bytes, List[int]]:
+        room = socket.CMSG_SPACE(4 * 4)
+        message, ancillary, flags, _ = self._socket.recvmsg(MAX_MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
+        fds: List[int] = []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.extend(struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4]))
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for fd in fds:
+                os.close(fd)
+            raise FeedError(f"the feeder's welcome is longer than {MAX_MESSAGE} bytes")
+        return message, fds
+
+    def _receive(self) -> bytes:
+        # A feeder that left this side's messages unread is an error before its own last message.
+        for _ in range(2):
+            try:
+                message, _, flags, _ = self._socket.recvmsg(MAX_MESSAGE)
+            except ConnectionResetError:
+                continue
+            if flags & socket.MSG_TRUNC:
+                raise self._fail(f"a message of the feeder is longer than {MAX_MESSAGE} bytes")
+            return message
+        return b""
+
+    def _next(self) -> Delivery:
+        """Returns the next batch. While it waits, it releases what streams are done with."""
+        self._usable()
+        while True:
+            waiting = self._flush()
+            if waiting is None or select.select([self._socket], [], [], 0)[0]:
+                break
+            waiting.synchronize()  # the feeder may be waiting for this one
+        try:
+            message = self._receive()
+        except socket.timeout:
+            raise FeedError(f"no batch in {self._timeout} s: the source is slow, or all batches are retained") from None
+        kind = struct.unpack_from("<I", message)[0] if len(message) >= 4 else 0
+        if not message:
+            raise self._fail("the feeder has ended, without a word")
+        if kind == KIND_ERROR:
+            raise self._fail(f"the feeder failed: {message[4:].decode(errors='replace')}")
+        if kind != KIND_BATCH:
+            raise self._fail(f"a message of the feeder of {len(message)} bytes is of unknown kind {kind}")
+        try:
+            delivery = parse_batch(message, self._welcome)
+        except FeedError as err:
+            raise self._fail(str(err)) from None
+        if delivery.serial != self._serial:
+            raise self._fail(f"batch {delivery.serial} came in place of batch {self._serial}")
+        self._serial += 1
+        return delivery
+
+    def _end_turn(self) -> None:
+        batch, self._turn = self._turn, None
+        if batch is not None and not batch._retained and not batch._released and self._socket.fileno() >= 0:
+            batch._end()
+
+    def _release(self, serial: int, streams: List[Any]) -> None:
+        events = self._record(streams)
+        with self._lock:
+            if not events and not self._queued:
+                self._send_release(serial)
+            else:
+                self._queued.append((serial, events))
+        if events:
+            self._flush()
+
+    def _record(self, streams: List[Any]) -> List[Any]:
+        """Returns events at the end of the work on the streams, and on the current one if the ring is registered."""
+        if self._unpin is not None:
+            import torch
+
+            streams = streams + [torch.cuda.current_stream()]
+        return [stream.record_event() for stream in streams]
+
+    def _flush(self) -> Optional[Any]:
+        """Sends the releases whose events are done, in order. Returns an event that is not."""
+        with self._lock:
+            while self._queued:
+                serial, events = self._queued[0]
+                for event in events:
+                    if not event.query():
+                        return event
+                self._queued.popleft()
+                self._send_release(serial)
+        return None
+
+    def _send_release(self, serial: int) -> None:
+        if self._socket.fileno() < 0:
+            return  # closed: the feeder has all
+        try:
+            self._socket.send(struct.pack("<IIQ", KIND_RELEASE, 0, serial))
+        except OSError:
+            pass  # the feeder is gone, which the next batch says
+
+    def _tensors(self, d: Delivery) -> List[Any]:
+        key = (d.samples, *d.offsets)
+        made = self._cache.get(key)
+        if made is None:
+            import torch
+
+            made = []
+            for f, off in zip(self.fields, d.offsets):
+                shape = (d.samples, *f.shape)
+                dtype = getattr(torch, f.dtype)
+                if d.samples == 0:
+                    made.append(torch.empty(shape, dtype=dtype))
+                    continue
+                made.append(torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=off).reshape(shape))
+            self._cache[key] = made
+        return made
+
+
+def _unregister(mapped: mmap.mmap, address: int, pid: int) -> None:
+    """Unregisters the ring when no copy reads it any more."""
+    if os.getpid() != pid:
+        return
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)
+    del mapped
+
+
+_opened: "weakref.WeakSet[Feed]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child has no feed: its copy of the socket would hide the parent's death from the feeder."""
+    for feed in list(_opened):
+        feed._lock = threading.Lock()
+        feed._socket.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Reads all epochs and prints the rate of each."""
+    parser = argparse.ArgumentParser(description="Reads the batches of a feeder (go run ./examples/feed).")
+    parser.add_argument("address", help="as the feeder's -listen")
+    parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", 0)), help="default: RANK, which torchrun sets")
+    parser.add_argument("--world", type=int, default=int(os.environ.get("WORLD_SIZE", 1)), help="default: WORLD_SIZE")
+    parser.add_argument("--device", default="", help="copy each batch there: cuda is cuda:LOCAL_RANK; default: none, and no PyTorch")
+    parser.add_argument("--start", type=json.loads, default=None, help="a position, as JSON")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds that a batch may take")
+    args = parser.parse_args(arguments)
+    try:
+        with Feed(args.address, args.rank, args.world, args.start, args.timeout) as feed:
+            device = None
+            if args.device:
+                import torch
+
+                device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if args.device == "cuda" else args.device)
+                if device.type == "cuda":
+                    torch.cuda.set_device(device)
+                    torch.cuda.init()
+                    feed.pin()
+            _read(feed, device, args.rank)
+    except FeedError as err:
+        print(f"feed.py: rank {args.rank}: {err}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _read(feed: Feed, device: Any, rank: int) -> None:
+    while feed._ended < feed.epochs:
+        began, samples, batches, number = time.perf_counter(), 0, 0, 0
+        for batch in feed:
+            if device is not None:
+                _ = [t.to(device, non_blocking=True) for t in batch.tensors]
+            samples, batches, number = samples + len(batch), batches + 1, batch.epoch
+        if device is not None and device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        print(f"rank {rank}: epoch {number}: {samples} samples in {batches} batches, {samples / took:,.0f} samples/s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,461 @@
+"""Tests of feed.py that need neither a GPU nor PyTorch: python3 -m unittest test_feed"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib.util
+import json
+import os
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import types
+import unittest
+from typing import Any, Callable, List, Optional
+from unittest import mock
+
+import fcntl
+
+import feed
+
+F_ADD_SEALS = 1033
+RING = 4 * 4096
+FIELDS = [
+    {"name": "x", "dtype": "float32", "shape": [4], "bytes": 16},
+    {"name": "label", "dtype": "int64", "shape": [], "bytes": 8},
+]
+WELCOME = {"protocol": 1, "ring": RING, "batch_size": 4, "samples": 8, "epochs": 1, "fields": FIELDS}
+POSITION = {"epoch": 0, "batch": 1, "order": "8 samples"}
+
+
+def ring(size: int = RING, seals: int = feed.SEALS) -> int:
+    fd = os.memfd_create("test-ring", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    return fd
+
+
+def batch(serial: int, samples: int = 4, last: int = 0, offsets: Any = (0, 256), epoch: int = 0, fields: Optional[int] = None) -> bytes:
+    n = len(offsets) if fields is None else fields
+    head = feed.HEADER.pack(feed.KIND_BATCH, samples, serial, epoch, serial, last, n)
+    return head + struct.pack(f"<{len(offsets)}Q", *offsets) + json.dumps(POSITION).encode()
+
+
+class Feeder:
+    """A feeder that does what a test says: play is called with the connection, after the hello."""
+
+    count = 0
+
+    def __init__(self, test: unittest.TestCase, play: Callable[[socket.socket], None]) -> None:
+        Feeder.count += 1
+        self.address = f"@pinned-test-feed-{os.getpid()}-{Feeder.count}"
+        self.hello: Any = None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind("\0" + self.address[1:])
+        listener.listen()
+
+        def serve() -> None:
+            conn, _ = listener.accept()
+            listener.close()
+            with conn:
+                conn.settimeout(30)
+                self.hello = json.loads(conn.recv(feed.MAX_MESSAGE))
+                try:
+                    play(conn)
+                except BrokenPipeError:  # the consumer wanted no more
+                    pass
+
+        self.thread = threading.Thread(target=serve)
+        self.thread.start()
+        test.addCleanup(self.thread.join)
+
+
+def send_welcome(conn: socket.socket, welcome: Any = WELCOME, fds: Optional[List[int]] = None) -> None:
+    fds = [ring()] if fds is None else fds
+    socket.send_fds(conn, [json.dumps(welcome).encode()], fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def received(conn: socket.socket) -> Any:
+    """The serial of a release, "bye", or b"" at the end."""
+    try:
+        message = conn.recv(100)
+    except ConnectionResetError:
+        message = conn.recv(100)
+    if len(message) == 4:
+        return "bye"
+    return struct.unpack("<IIQ", message)[2] if message else b""
+
+
+def fds() -> List[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass
+    return sorted(f for f in found if "test-ring" in f or f.startswith("socket:"))
+
+
+class Event:
+    """An event of CUDA that is done when a test says so, or when something waits for it."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.events: List[Event] = []
+
+    def record_event(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
+
+
+class MessagesAreChecked(unittest.TestCase):
+    def test_welcome(self) -> None:
+        self.assertEqual(feed.parse_welcome(json.dumps(WELCOME).encode()).ring, RING)
+        for change, want in [
+            ({"protocol": 2}, "version 2 of the protocol, and this file 1"),
+            ({"protocol": None}, "no protocol"),
+            ({"error": "no"}, "the feeder refused: no"),
+            ({"fields": []}, "no fields"),
+            ({"fields": None}, "no fields"),
+            ({"fields": [3]}, "does not know: 3"),
+            ({"fields": [dict(FIELDS[0], dtype="complex")]}, "does not know"),
+            ({"fields": [dict(FIELDS[0], shape=3)]}, "does not know"),
+            ({"fields": [dict(FIELDS[0], shape=[-4])]}, "shape is -4"),
+            ({"fields": [dict(FIELDS[0], bytes=17)]}, "has 17 bytes, and its type and shape 16"),
+            ({"fields": [dict(FIELDS[0], bytes=True)]}, "bytes of a field is True"),
+            ({"ring": 0}, "ring is 0"),
+            ({"ring": "9"}, "ring is '9'"),
+            ({"batch_size": -1}, "batch_size is -1"),
+            ({"epochs": 1.5}, "epochs is 1.5"),
+        ]:
+            with self.subTest(change), self.assertRaisesRegex(feed.FeedError, want):
+                feed.parse_welcome(json.dumps({**WELCOME, **change}).encode())
+        for message in (b"", b"\xff", b"[]", b"{}", b"1"):
+            with self.subTest(message), self.assertRaises(feed.FeedError):
+                feed.parse_welcome(message)
+
+    def test_batch(self) -> None:
+        welcome = feed.parse_welcome(json.dumps(WELCOME).encode())
+        self.assertEqual(feed.parse_batch(batch(0), welcome).offsets, (0, 256))
+        self.assertEqual(feed.parse_batch(batch(0, offsets=(0, RING - 256)), welcome).samples, 4)
+        whole = batch(0)
+        for message, want in [
+            (whole[:39], "has 39 bytes: at least 56"),
+            (whole[:55], "has 55 bytes: at least 56"),
+            (batch(0, samples=5), "5 samples with 2 fields: at most 4"),
+            (batch(0, last=2), "samples with 2 fields"),
+            (batch(0, fields=3), "with 3 fields"),
+            (batch(0, offsets=(0, RING)), "'label' of a batch is at 16384, outside"),
+            (batch(0, offsets=(1 << 63, 0)), "'x' of a batch is at 9223372036854775808, outside"),
+            (batch(0, offsets=(8, 256)), "not aligned"),
+        ]:
+            with self.subTest(want), self.assertRaisesRegex(feed.FeedError, want):
+                feed.parse_batch(message, welcome)
+
+
+class FeedersThatAreWrong(unittest.TestCase):
+    def tearDown(self) -> None:
+        gc.collect()
+        self.assertEqual([f for f in fds() if "test-ring" in f], [], "no ring is left")
+
+    def refused(self, want: str, play: Callable[[socket.socket], None]) -> None:
+        with self.subTest(want):
+            feeder = Feeder(self, play)
+            with self.assertRaisesRegex(feed.FeedError, want):
+                feed.Feed(feeder.address, timeout=30)
+            feeder.thread.join()
+
+    def test_before_the_first_batch(self) -> None:
+        def file(conn: socket.socket) -> None:
+            with tempfile.TemporaryFile() as f:
+                f.truncate(RING)
+                send_welcome(conn, fds=[os.dup(f.fileno())])
+
+        with self.assertRaisesRegex(feed.FeedError, "no feeder at @pinned-none"):
+            feed.Feed("@pinned-none")
+        with self.assertRaisesRegex(feed.FeedError, "no feeder at /none"):
+            feed.Feed("/none")
+        self.refused("ended without a welcome", lambda conn: None)
+        self.refused("refused: because", lambda conn: send_welcome(conn, {"protocol": 1, "error": "because"}, []))
+        self.refused("has 0 descriptors, not 1", lambda conn: send_welcome(conn, fds=[]))
+        self.refused("has 2 descriptors, not 1", lambda conn: send_welcome(conn, fds=[ring(), ring()]))
+        self.refused("longer than", lambda conn: send_welcome(conn, fds=[ring() for _ in range(40)]))
+        self.refused("longer than", lambda conn: conn.send(b" " * (feed.MAX_MESSAGE + 1)))
+        self.refused("ring has 4096 bytes, and should have 16384", lambda conn: send_welcome(conn, fds=[ring(4096)]))
+        self.refused("not sealed", lambda conn: send_welcome(conn, fds=[ring(seals=feed.SEALS & ~2)]))
+        self.refused("not sealed", lambda conn: send_welcome(conn, fds=[ring(seals=feed.SEALS & ~4)]))
+        self.refused("not sealed", file)
+
+    def test_later(self) -> None:
+        for want, messages in [
+            ("has ended, without a word", []),
+            ("failed: sample 3", [struct.pack("<I", feed.KIND_ERROR) + b"sample 3"]),
+            ("of unknown kind 0", [b"ab"]),
+            ("of unknown kind 9", [struct.pack("<I", 9)]),
+            ("batch 1 came in place of batch 0", [batch(1)]),
+            ("outside of the ring", [batch(0, offsets=(0, 1 << 40))]),
+            ("longer than", [b" " * (feed.MAX_MESSAGE + 1)]),
+        ]:
+            with self.subTest(want):
+                def play(conn: socket.socket) -> None:
+                    send_welcome(conn)
+                    for message in messages:
+                        conn.send(message)
+
+                source = feed.Feed(Feeder(self, play).address, timeout=30)
+                for _ in range(2):  # the error stays
+                    with self.assertRaisesRegex(feed.FeedError, want):
+                        next(iter(source))
+                source.close()
+
+    def test_a_batch_that_does_not_come(self) -> None:
+        ended = threading.Event()
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            ended.wait(30)
+
+        source = feed.Feed(Feeder(self, play).address, timeout=0.05)
+        with self.assertRaisesRegex(feed.FeedError, "no batch in 0.05 s"):
+            next(iter(source))
+        ended.set()
+        source.close()
+
+
+class Batches(unittest.TestCase):
+    def test_views_are_the_ring_until_the_release(self) -> None:
+        got: List[Any] = []
+
+        def play(conn: socket.socket) -> None:
+            fd = ring()
+            os.pwrite(fd, array.array("f", range(16)).tobytes(), 512)
+            os.pwrite(fd, array.array("q", [7, 8, 9, 10]).tobytes(), 768)
+            send_welcome(conn, fds=[os.dup(fd)])
+            conn.send(batch(0, offsets=(512, 768)))
+            got.append(received(conn))
+            got.append(os.pread(fd, 8, 768))
+            conn.send(batch(1, samples=2, last=1))
+            got.extend([received(conn), received(conn), received(conn)])
+            os.close(fd)
+
+        feeder = Feeder(self, play)
+        with feed.Feed(feeder.address, 3, 5, start=POSITION, timeout=30) as source:
+            batches = iter(source)
+            first = next(batches)
+            x, label = first.views
+            self.assertEqual(x.cast("f").tolist(), list(range(16)))
+            self.assertEqual(label.cast("q").tolist(), [7, 8, 9, 10])
+            self.assertEqual((len(first), first.epoch, first.number, first.position), (4, 0, 0, POSITION))
+            label[0] = 77  # the memory is shared: no copy
+            second = next(batches)
+            with self.assertRaisesRegex(ValueError, "released"):
+                x[0]
+            for use in (lambda: first.views, lambda: first.tensors, first.release, first.retain):
+                with self.assertRaisesRegex(feed.FeedError, "batch 0 of epoch 0 is released already"):
+                    use()
+            self.assertEqual(len(second), 2)
+            self.assertEqual(list(batches), [])
+            self.assertEqual(list(source), [], "there is no other epoch")
+        feeder.thread.join()
+        self.assertEqual(feeder.hello, {"protocol": 1, "rank": 3, "world": 5, "start": POSITION})
+        self.assertEqual(got, [0, struct.pack("<q", 77), 1, "bye", b""])
+
+    def test_retained_batches_and_errors_of_the_body(self) -> None:
+        got: List[Any] = []
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            for serial in range(3):
+                conn.send(batch(serial))
+            got.extend([received(conn), received(conn), received(conn)])
+
+        feeder = Feeder(self, play)
+        with self.assertRaises(KeyError):
+            with feed.Feed(feeder.address, timeout=30) as source:
+                batches = iter(source)
+                first = next(batches)
+                first.retain()
+                next(batches)
+                third = next(batches)  # releases batch 1
+                third.release()
+                self.assertEqual(len(first.views), 2)
+                raise KeyError
+        feeder.thread.join()
+        self.assertEqual(got, [1, 2, b""], "a body that fails ends without bye")
+
+    def test_a_release_waits_for_the_streams(self) -> None:
+        steps: List[Any] = []
+        go = threading.Event()
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            conn.send(batch(0))
+            conn.send(batch(1))
+            go.wait(30)
+            steps.append(received(conn))
+            conn.send(batch(2, last=1))  # not before the first one is back: its memory is needed
+            steps.append(received(conn))
+            steps.append(received(conn))
+            steps.append(received(conn))
+
+        feeder = Feeder(self, play)
+        stream = Stream()
+        with feed.Feed(feeder.address, timeout=30) as source:
+            batches = iter(source)
+            next(batches).use(stream)
+            second = next(batches)
+            self.assertFalse(stream.events[0].done, "nothing waits while there are batches")
+            self.assertEqual(len(source._queued), 1)
+            go.set()
+            third = next(batches)
+            self.assertTrue(stream.events[0].done, "the feeder waited for this one")
+            self.assertEqual((second.number, third.number), (1, 2))
+            self.assertEqual(list(batches), [])
+        feeder.thread.join()
+        self.assertEqual(steps, [0, 1, 2, "bye"])
+
+    def test_a_child_has_no_feed(self) -> None:
+        got: List[Any] = []
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            conn.send(batch(0))
+            got.append(received(conn))
+
+        feeder = Feeder(self, play)
+        source = feed.Feed(feeder.address, timeout=30)
+        batches = iter(source)
+        next(batches).retain()
+        read, write = os.pipe()
+        wait, resume = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                next(iter(source))
+            except feed.FeedError as err:
+                os.write(write, str(err).encode())
+            source.close()
+            os.close(resume)
+            os.read(wait, 1)
+            os._exit(0)
+        self.assertIn("another process", os.read(read, 1000).decode())
+        source._abandon()  # as its death: the child, which lives, must not hide it
+        feeder.thread.join()
+        self.assertEqual(got, [b""])
+        for fd in (resume, wait, read, write):
+            os.close(fd)
+        os.waitpid(child, 0)
+
+
+class FakeCUDA:
+    """What feed.py takes from PyTorch to register memory."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.calls = code, []
+        stream = Stream()
+        self.module = types.ModuleType("torch")
+        self.module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+            cudart=lambda: self, current_stream=lambda: stream, synchronize=lambda: self.calls.append("synchronize")
+        )
+        self.stream = stream
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.calls.append("register")
+        self.address = address
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        assert address == self.address
+        with open("/proc/self/maps") as maps:
+            mapped = any(int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16) for line in maps)
+        self.calls.append("unregister mapped" if mapped else "unregister unmapped")
+        return 0
+
+
+class Pinning(unittest.TestCase):
+    def feed(self) -> feed.Feed:
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            conn.send(batch(0, last=1))
+            while received(conn) not in ("bye", b""):
+                pass
+
+        return feed.Feed(Feeder(self, play).address, timeout=30)
+
+    def test_the_ring_is_unregistered_before_it_is_unmapped(self) -> None:
+        for end in ("close", "lost"):
+            cuda = FakeCUDA()
+            with self.subTest(end), mock.patch.dict(sys.modules, torch=cuda.module):
+                source = self.feed()
+                source.pin()
+                source.pin()  # once
+                if end == "close":
+                    source.close()
+                source._abandon() if end == "lost" else None
+                del source
+                gc.collect()
+                self.assertEqual(cuda.calls, ["register", "synchronize", "unregister mapped"])
+
+    def test_a_release_waits_for_the_current_stream(self) -> None:
+        cuda = FakeCUDA()
+        with mock.patch.dict(sys.modules, torch=cuda.module), self.feed() as source:
+            source.pin()
+            self.assertEqual(len(list(source)), 1)
+            self.assertEqual(len(cuda.stream.events), 1)
+            self.assertEqual(len(source._queued), 1)
+
+    def test_a_refusal(self) -> None:
+        cuda = FakeCUDA(code=801)
+        with mock.patch.dict(sys.modules, torch=cuda.module), self.feed() as source:
+            with self.assertRaisesRegex(feed.FeedError, "cudaHostRegister refused 16384 bytes of the ring: CUDA's error 801"):
+                source.pin()
+            self.assertEqual(len(list(source)), 1)
+        self.assertEqual(cuda.calls, ["register"])
+
+
+@unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed: tensors on the ring are not tried")
+class Tensors(unittest.TestCase):
+    def test_tensors_are_the_ring(self) -> None:
+        import torch
+
+        shared = ring()
+        os.pwrite(shared, array.array("f", range(16)).tobytes(), 512)
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn, fds=[os.dup(shared)])
+            conn.send(batch(0, offsets=(512, 768)))
+            conn.send(batch(1, samples=0, offsets=(512, 768), last=1))
+            while received(conn) not in ("bye", b""):
+                pass
+
+        with feed.Feed(Feeder(self, play).address, timeout=30) as source:
+            batches = iter(source)
+            x, label = next(batches).tensors
+            self.assertEqual((x.shape, x.dtype), ((4, 4), torch.float32))
+            self.assertEqual((label.shape, label.dtype), ((4,), torch.int64))
+            self.assertEqual(x.flatten().tolist(), list(range(16)))
+            label[1] = 5
+            self.assertEqual(os.pread(shared, 8, 776), struct.pack("<q", 5))
+            self.assertEqual([t.shape for t in next(batches).tensors], [(0, 4), (0,)])
+        gc.collect()
+        self.assertEqual(x.sum().item(), 120, "a tensor that is left keeps the memory mapped")
+        os.close(shared)
+
+
+if __name__ == "__main__":
+    unittest.main()
