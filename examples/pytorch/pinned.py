@@ -1,0 +1,554 @@
+"""Pinned memory for PyTorch that takes the bytes that were asked for, rounded up to a page.
+
+PyTorch's own takes the next power of two: 8 GiB for 4 GiB and a byte.
+
+    import pinned
+    x = pinned.empty((1000, 3, 224, 224), torch.float32)
+    y = pinned.pin(tensor)                   # a pinned copy
+    with pinned.patch():                     # Tensor.pin_memory, DataLoader, torch.empty(pin_memory=True), DeepSpeed
+        train()
+    print(pinned.stats()["reserved_bytes.all.current"])
+
+    python3 pinned.py                        # the bytes that are kept, without and with the patch
+
+Memory is mapped (mmap), with huge pages where there are some, on the GPU's NUMA node; made resident by six
+threads; and registered once (cudaHostRegister): PyTorch knows it as pinned, and copies it at link speed. It is
+one registration whatever its size, because CUDA refuses a copy across the border of two.
+
+A tensor that is freed leaves its memory in a small cache. PyTorch records no streams for memory that it has
+not allocated, so this file does: memory is used again when each stream that existed at the tensor's end
+has completed what was queued on it by then. These are the default streams, all that torch.cuda.Stream
+has made since pinned was first used, and those of record_stream, which is needed only for streams of other libraries.
+
+A child by fork cannot use the memory, which is not copied into it: a tensor of the parent must not be read there.
+Tensors are not to be freed while a CUDA graph is captured. The file needs PyTorch 2 and CUDA; Python 3.9 on Linux.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import concurrent.futures
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import mmap
+import os
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    import torch
+
+PAGE = mmap.PAGESIZE
+HUGE = 2 << 20
+POPULATE_THREADS = 6  # eight are slower than six: the kernel's locks
+POPULATE_PIECE = 32 << 20
+SEARCHED = 8  # cached blocks of a size, from the one that was freed first
+MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE = 10, 14, 23
+MPOL_PREFERRED = 1
+SYS_MBIND = {"x86_64": 237, "aarch64": 235}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class PinnedError(RuntimeError):
+    """Memory that cannot be mapped or registered, or that there is none of."""
+
+
+class TorchRuntime:
+    """What an Allocator needs of CUDA, by PyTorch. Tests have another one."""
+
+    def __init__(self) -> None:
+        try:
+            import torch
+        except ImportError as err:
+            raise PinnedError(f"PyTorch is not installed: {err}") from None
+        if not torch.cuda.is_available():
+            raise PinnedError("PyTorch finds no GPU (torch.cuda.is_available() is false)")
+        torch.cuda.init()
+        self._cuda = torch.cuda
+        self._cudart = torch.cuda.cudart()
+        self._known: Dict[Tuple[int, int], Any] = {}
+        for device in range(torch.cuda.device_count()):
+            self._know(torch.cuda.default_stream(device))
+        made = torch.cuda.Stream.__new__
+
+        @functools.wraps(made)
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            stream = made(cls, *args, **kwargs)
+            self._know(stream)
+            return stream
+
+        torch.cuda.Stream.__new__ = new  # type: ignore[method-assign]
+
+    def _know(self, stream: Any) -> None:
+        self._known.setdefault((stream.device_index, stream.cuda_stream), stream)
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        return int(self._cudart.cudaHostRegister(address, size, flags))
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return int(self._cudart.cudaHostUnregister(address))
+
+    def streams(self) -> List[Any]:
+        """The streams that may read memory."""
+        return list(self._known.values())
+
+    def numa_node(self) -> int:
+        """The node of the current GPU, or -1."""
+        p = self._cuda.get_device_properties(self._cuda.current_device())
+        try:
+            name = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
+            with open(f"/sys/bus/pci/devices/{name}/numa_node") as f:
+                return int(f.read())
+        except (AttributeError, OSError, ValueError):
+            return -1
+
+
+class Block:
+    """Memory that is mapped and registered."""
+
+    __slots__ = ("map", "address", "size", "marks", "used")
+
+    def __init__(self, mapped: mmap.mmap, address: int, size: int) -> None:
+        self.map, self.address, self.size = mapped, address, size
+        self.marks: List[Any] = []  # events that the memory's next use waits for
+        self.used: List[Any] = []  # streams of record_stream
+
+
+class Count:
+    """A number of torch.cuda.memory_stats."""
+
+    __slots__ = ("current", "peak", "allocated", "freed")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = self.freed = 0
+
+    def add(self, n: int) -> None:
+        self.current += n
+        if n < 0:
+            self.freed -= n
+            return
+        self.allocated += n
+        if self.current > self.peak:
+            self.peak = self.current
+
+
+class Allocator:
+    """Pinned memory with a cache of at most cache_bytes. Its methods may be called from any thread.
+
+    A block is in one of these states; _lock guards all but the last, which may be entered inside of it:
+
+        used       _live, by the weak reference of its view
+        cached     _cache, by size, and _order: its marks may not be reached yet
+        returned   _returned: its view is gone
+    """
+
+    def __init__(self, runtime: Any = None, cache_bytes: int = 1 << 30) -> None:
+        self._runtime = TorchRuntime() if runtime is None else runtime
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._live: Dict[int, Tuple[weakref.ref, Block, int]] = {}  # by the reference's id: a view has no hash
+        self._at: Dict[int, Block] = {}  # by address
+        self._returned: Deque[weakref.ref] = collections.deque()
+        self._cache: Dict[int, Deque[Block]] = collections.defaultdict(collections.deque)
+        self._order: Dict[int, Block] = {}  # cached, by address, oldest first
+        self._cached = 0
+        self._closed = ""  # why there is no memory any more: what is mapped stays so until the process ends
+        self._counts = {name: Count() for name in ("allocation", "allocated_bytes", "requested_bytes", "segment", "reserved_bytes")}
+        self._allocations, self._allocated, self._requested, self._segments, self._reserved = self._counts.values()
+        self._failures = 0
+        _allocators.add(self)
+
+    def allocate(self, size: int) -> memoryview:
+        """Returns pinned memory of size bytes, which is free when nothing refers to the view any more."""
+        if size <= 0:
+            raise PinnedError(f"{size} bytes of pinned memory: must be positive")
+        whole = -(-size // PAGE) * PAGE
+        with self._lock:
+            if self._closed:
+                raise PinnedError(self._closed)
+            self._take_back()
+            block = self._reusable(whole)
+        if block is None:
+            block = self._make(whole)
+        view = memoryview(block.map)[:size]
+        ref = weakref.ref(view, self._view_is_gone)
+        with self._lock:
+            self._live[id(ref)] = (ref, block, size)
+            self._at[block.address] = block
+            self._allocations.add(1)
+            self._allocated.add(block.size)
+            self._requested.add(size)
+        return view
+
+    def record_stream(self, address: int, stream: Any) -> None:
+        """The memory is used again after what is queued on a stream when it is freed, though nobody else knows the stream."""
+        with self._lock:
+            block = self._at.get(address)
+            if block is None:
+                raise PinnedError("the tensor does not begin in memory of this allocator, or is freed")
+            block.used.append(stream)
+
+    def empty_cache(self) -> None:
+        """Unregisters and unmaps what nobody uses. It waits for the streams that do."""
+        with self._lock:
+            self._take_back()
+            self._evict(0)
+
+    def stats(self) -> Dict[str, int]:
+        """Counts, as torch.cuda.memory_stats has them; allocated bytes are whole pages, reserved ones include the cache."""
+        with self._lock:
+            self._take_back()
+            found = {f"{name}.all.{part}": getattr(c, part) for name, c in self._counts.items() for part in Count.__slots__}
+            return {**found, "num_unregister_failures": self._failures}
+
+    def reset_peak_stats(self) -> None:
+        """Makes each peak the current count."""
+        with self._lock:
+            for count in self._counts.values():
+                count.peak = count.current
+
+    def _view_is_gone(self, ref: weakref.ref) -> None:
+        """Is called at any time in any thread, also in one that holds the lock: then the next call takes the memory back."""
+        if self._closed:
+            return
+        self._returned.append(ref)
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                self._take_back()
+            finally:
+                self._lock.release()
+
+    def _take_back(self) -> None:
+        while self._returned:
+            _, block, size = self._live.pop(id(self._returned.popleft()))
+            del self._at[block.address]
+            self._allocations.add(-1)
+            self._allocated.add(-block.size)
+            self._requested.add(-size)
+            block.marks = [s.record_event() for s in (*self._runtime.streams(), *block.used) if not s.query()]
+            block.used = []
+            self._cache[block.size].append(block)
+            self._order[block.address] = block
+            self._cached += block.size
+        self._evict(self._cache_bytes)
+
+    def _reusable(self, size: int) -> Optional[Block]:
+        blocks = self._cache.get(size, ())
+        for i in range(min(len(blocks), SEARCHED)):
+            block = blocks[i]
+            if all(mark.query() for mark in block.marks):
+                del blocks[i]
+                del self._order[block.address]
+                self._cached -= size
+                return block
+        return None
+
+    def _evict(self, limit: int) -> None:
+        while self._cached > limit:
+            block = self._order.pop(next(iter(self._order)))
+            blocks = self._cache[block.size]
+            blocks.remove(block)
+            if not blocks:
+                del self._cache[block.size]
+            self._cached -= block.size
+            for mark in block.marks:
+                mark.synchronize()
+            code = self._runtime.cudaHostUnregister(block.address)
+            if code != 0:
+                # The GPU may use it still: it stays mapped, and nobody gets it.
+                _kept.append(block)
+                self._failures += 1
+                continue
+            self._reserved.add(-block.size)
+            self._segments.add(-1)
+
+    def _make(self, size: int) -> Block:
+        available = available_bytes()
+        if size > available:
+            self.empty_cache()
+            available = available_bytes()
+        if size > available:
+            raise PinnedError(f"{size} bytes of pinned memory: the host, or the control group, has {available} left")
+        try:
+            mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as err:
+            raise PinnedError(f"{size} bytes of memory cannot be mapped: {err}") from None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        _libc.madvise(address, size, MADV_DONTFORK)
+        if size >= HUGE:
+            _libc.madvise(address, size, MADV_HUGEPAGE)
+        _bind(address, size, self._runtime.numa_node())
+        populate(address, size)
+        code = self._runtime.cudaHostRegister(address, size, 0)
+        if code != 0:
+            raise PinnedError(f"cudaHostRegister refused {size} bytes: CUDA's error {code}")
+        with self._lock:
+            self._reserved.add(size)
+            self._segments.add(1)
+        return Block(mapped, address, size)
+
+
+_allocators: "weakref.WeakSet[Allocator]" = weakref.WeakSet()
+_kept: List[Any] = []  # never unmapped
+
+
+def _after_fork() -> None:
+    # The parent's memory is not mapped here, and something else may be at its addresses: it must not be unmapped.
+    for allocator in list(_allocators):
+        allocator._lock = threading.Lock()
+        allocator._closed = "CUDA does not work in a child by fork: use spawn, or pin in the parent alone"
+        _kept.extend((list(allocator._live.values()), list(allocator._order.values())))
+
+
+def _at_exit() -> None:
+    for allocator in list(_allocators):
+        allocator._closed = "the interpreter is ending"
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
+
+
+def _bind(address: int, size: int, node: int) -> None:
+    """Prefers a NUMA node for memory that is not resident yet. Where that is not possible it is anywhere."""
+    number = SYS_MBIND.get(os.uname().machine)
+    if 0 <= node < 64 and number is not None:
+        mask = ctypes.c_ulong(1 << node)
+        _libc.syscall(
+            ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_int(MPOL_PREFERRED),
+            ctypes.byref(mask), ctypes.c_ulong(65), ctypes.c_uint(0),
+        )
+
+
+def populate(address: int, size: int) -> None:
+    """Makes memory resident. A kernel before 5.14 leaves it to the registration, which is slower."""
+    pieces = range(0, size, POPULATE_PIECE)
+
+    def one(off: int) -> None:
+        _libc.madvise(address + off, min(POPULATE_PIECE, size - off), MADV_POPULATE_WRITE)  # without the interpreter's lock
+
+    if len(pieces) == 1:
+        one(0)
+        return
+    with concurrent.futures.ThreadPoolExecutor(min(POPULATE_THREADS, len(pieces))) as threads:
+        list(threads.map(one, pieces))
+
+
+def available_bytes() -> int:
+    """The memory that the host and the control group of this process can spare."""
+    available = 1 << 62
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as f:
+        available = next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/cgroup") as f:
+        group = "/sys/fs/cgroup" + next(line.split("::", 1)[1].strip() for line in f if line.startswith("0::"))
+        with open(group + "/memory.max") as limit, open(group + "/memory.current") as now, open(group + "/memory.stat") as stat:
+            cache = sum(int(line.split()[1]) for line in stat if line.split()[0] in ("active_file", "inactive_file"))
+            available = min(available, int(limit.read()) - int(now.read()) + cache)
+    return available
+
+
+_default: Optional[Allocator] = None
+_default_lock = threading.Lock()
+
+
+def allocator() -> Allocator:
+    """The allocator of this module's functions, which is made at the first use."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Allocator()
+    return _default
+
+
+def empty(shape: Any, dtype: Optional["torch.dtype"] = None) -> "torch.Tensor":
+    """Returns a pinned tensor whose values are undefined. A tensor without elements takes no memory, and is not pinned."""
+    import torch
+
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    count = 1
+    for n in shape:
+        if n < 0:
+            raise PinnedError(f"a tensor of shape {shape}: no dimension may be negative")
+        count *= n
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    view = allocator().allocate(count * _item_bytes(torch, dtype))
+    flat = torch.frombuffer(view, dtype=dtype, count=count)
+    return flat if len(shape) == 1 else flat.view(shape)
+
+
+def zeros_like(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Returns a pinned tensor of zeros with the shape and type of another."""
+    return empty(tensor.shape, tensor.dtype).zero_()
+
+
+def pin(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Returns a pinned copy with the strides that torch.empty_like would give it, or the tensor if it is pinned already."""
+    import torch
+
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise PinnedError(f"a tensor of layout {tensor.layout} on {tensor.device}: only dense tensors of the CPU can be pinned")
+    if tensor.numel() == 0 or tensor.is_pinned():
+        return tensor
+    out = empty(tensor.numel(), tensor.dtype).as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+    with torch.no_grad():
+        out.copy_(tensor)
+    return out
+
+
+def record_stream(tensor: "torch.Tensor", stream: Any) -> None:
+    """Tells of a stream of another library that reads the tensor: see Allocator.record_stream."""
+    allocator().record_stream(tensor.untyped_storage().data_ptr(), stream)
+
+
+def stats() -> Dict[str, int]:
+    """Counts of pinned memory: see Allocator.stats."""
+    return allocator().stats()
+
+
+def reset_peak_stats() -> None:
+    """Makes each peak the current count."""
+    allocator().reset_peak_stats()
+
+
+def empty_cache() -> None:
+    """Unregisters and unmaps what no tensor uses."""
+    allocator().empty_cache()
+
+
+@functools.lru_cache(maxsize=None)
+def _item_bytes(torch: Any, dtype: Any) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "arange", "tensor", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")
+
+
+@contextlib.contextmanager
+def patch() -> Iterator[None]:
+    """Replaces PyTorch's pinned memory by this one, in the whole process, until the end of the block.
+
+    Tensor.pin_memory, by which DataLoader and DeepSpeed pin; pin_memory=True of torch.empty and of the
+    other functions that make tensors; and pin_memory of DeepSpeed's accelerator, where DeepSpeed is installed.
+    Tensors that were pinned meanwhile stay pinned.
+    """
+    import torch
+
+    def pin_memory(self: "torch.Tensor", device: Any = None) -> "torch.Tensor":
+        return pin(self)
+
+    replaced: List[Tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, new: Any) -> None:
+        replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    def factory(made: Any) -> Any:
+        @functools.wraps(made)
+        def new(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            tensor = made(*args, **kwargs)
+            if not pin_memory:
+                return tensor
+            return pin(tensor).requires_grad_(tensor.requires_grad)
+
+        return new
+
+    def empty_factory(made: Any) -> Any:
+        other = factory(made)
+
+        @functools.wraps(made)
+        def new(*size: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            plain = set(kwargs) <= {"dtype", "device", "requires_grad"} and str(kwargs.get("device") or "cpu") == "cpu"
+            if not pin_memory or not plain:
+                return other(*size, pin_memory=pin_memory, **kwargs)
+            shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+            return empty(shape, kwargs.get("dtype")).requires_grad_(kwargs.get("requires_grad", False))
+
+        return new
+
+    try:
+        replace(torch.Tensor, "pin_memory", pin_memory)
+        for name in FACTORIES:
+            made = getattr(torch, name)
+            replace(torch, name, empty_factory(made) if name == "empty" else factory(made))
+        accelerator = deepspeed_accelerator()
+        if accelerator is not None:
+            replace(accelerator, "pin_memory", lambda self, tensor, align_bytes=1: pin(tensor))
+        yield
+    finally:
+        for owner, name, old in reversed(replaced):
+            setattr(owner, name, old)
+
+
+def deepspeed_accelerator() -> Any:
+    """DeepSpeed's CUDA_Accelerator, or None."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return None
+    try:
+        from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    except Exception as err:  # it imports much
+        print(f"pinned: DeepSpeed is installed and cannot be imported: {err}", file=sys.stderr)
+        return None
+    return CUDA_Accelerator
+
+
+def resident(address: int, size: int) -> int:
+    """The resident bytes of the mappings that hold memory."""
+    total, inside = 0, False
+    with open("/proc/self/smaps") as f:
+        for line in f:
+            words = line.split()
+            if "-" in words[0] and not words[0].endswith(":"):
+                low, high = (int(x, 16) for x in words[0].split("-"))
+                inside = low < address + size and high > address
+            elif inside and words[0] == "Rss:":
+                total += int(words[1]) * 1024
+    return total
+
+
+def demonstrate(sizes: Iterable[int]) -> None:
+    """Prints the bytes that each way keeps of what was asked, without and with the patch."""
+    import torch
+
+    def line(what: str, size: int, make: Any) -> None:
+        began = time.perf_counter()
+        tensor = make()
+        took = time.perf_counter() - began
+        tensor.fill_(1)
+        print(f"{what:48} asked {size:>13,}  kept {resident(tensor.data_ptr(), size):>13,}  {size / took / 1e9:5.1f} GB/s  pinned {tensor.is_pinned()}")
+
+    accelerator = deepspeed_accelerator()
+    print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}; DeepSpeed: {'installed' if accelerator else 'not installed, its rows are missing'}")
+    for size in sizes:
+        for name, context in (("", contextlib.nullcontext()), (", pinned.patch()", patch())):
+            with context:
+                line(f"torch.empty(pin_memory=True){name}", size, lambda: torch.empty(size, dtype=torch.uint8, pin_memory=True))
+                line(f"Tensor.pin_memory(){name}", size, lambda: torch.ones(size, dtype=torch.uint8).pin_memory())
+                if accelerator is not None:
+                    line(f"DeepSpeed's pin_memory{name}", size, lambda: accelerator().pin_memory(torch.ones(size, dtype=torch.uint8)))
+            empty_cache()
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    sizes = [int(a) for a in (sys.argv[1:] if arguments is None else arguments)] or [(1 << 30) + 1, (4 << 30) + 1]
+    try:
+        allocator()
+        demonstrate(sizes)
+    except PinnedError as err:
+        print(f"pinned.py: {err}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
