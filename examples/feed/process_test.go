@@ -287,7 +287,7 @@ var skipped = regexp.MustCompile(`(?m)^(\w+) .*\.\.\. skipped ['"](.*)['"]$`)
 // The tests of examples/pytorch that need no GPU; those that need PyTorch are skipped where it is not
 // installed.
 func TestPythonFiles(t *testing.T) {
-	for _, module := range []string{"test_feed", "test_pinned"} {
+	for _, module := range []string{"test_feed", "test_managed", "test_pinned"} {
 		t.Run(module, func(t *testing.T) {
 			cmd := exec.Command(python(t), "-B", "-m", "unittest", "-v", module)
 			cmd.Dir = filepath.Join("..", "pytorch")
