@@ -1,5 +1,5 @@
 // The experiment alloc times pinning and unpinning: n bytes by each method (hostmem, cudaHostAlloc,
-// cudaHostRegister of memory that is resident or not, pools), on the first device alone.
+// cudaHostRegister of memory that is resident, or not, or of posix_memalign, pools), on the first device alone.
 //
 //   - Clock: the host's, around the calls; the CPU time is that of pinning.
 //   - pin_time, unpin_time: seconds of one of the sample's repetitions.
@@ -31,6 +31,7 @@ import (
 // Methods of pinning, beside those of the experiment memory.
 const (
 	registerPlain     = "register_unpopulated" // mmap and cudaHostRegister
+	registerAligned   = "posix_memalign"       // and cudaHostRegister
 	registerPopulated = "register_populated"   // cudaHostRegister alone, of resident memory
 	poolFirst         = "pool_first_use"
 	poolReuse         = "pool_reuse"
@@ -131,7 +132,8 @@ var pinMethods = []pinMethod{
 	{name: ours, pin: pinOurs},
 	{name: cudas, pin: pinByCUDA},
 	{name: powerOfTwo, pin: pinByCUDA},
-	{name: registerPlain, pin: pinPlain},
+	{name: registerPlain, pin: registering(mapPlain)},
+	{name: registerAligned, pin: registering(memoryByC)},
 	{name: registerPopulated, prepare: populated, pin: register},
 	{name: poolFirst, prepare: freshPool, always: true, pin: pinFromPool, pooled: true},
 	{name: poolReuse, prepare: filledPool, pin: pinFromPool, pooled: true, times: 64},
@@ -330,22 +332,24 @@ func pinByCUDA(_ context.Context, p *pinner, n int) (hostMemory, func() error, e
 	return asyncMemory(unsafe.Slice((*byte)(memory), n)), func() error { return p.dev.FreeHost(memory) }, nil
 }
 
-// pinPlain maps memory and registers it before any of it is resident.
-func pinPlain(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
-	b, unmap, err := mapPlain(n)
-	if err != nil {
-		return nil, nil, err
-	}
-	at := unsafe.Pointer(&b[0])
-	if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
-		return nil, nil, errors.Join(err, unmap())
-	}
-	return asyncMemory(b), func() error {
-		if err := p.dev.HostUnregister(at); err != nil {
-			return err // it may be pinned still, and stays mapped
+// registering returns a method that allocates memory and registers it as it is.
+func registering(allocate func(n int) ([]byte, func() error, error)) func(context.Context, *pinner, int) (hostMemory, func() error, error) {
+	return func(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
+		b, free, err := allocate(n)
+		if err != nil {
+			return nil, nil, err
 		}
-		return unmap()
-	}, nil
+		at := unsafe.Pointer(&b[0])
+		if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
+			return nil, nil, errors.Join(err, free())
+		}
+		return asyncMemory(b), func() error {
+			if err := p.dev.HostUnregister(at); err != nil {
+				return err // it may be pinned still, and stays mapped
+			}
+			return free()
+		}, nil
+	}
 }
 
 // populated maps memory and makes it resident.
@@ -411,7 +415,7 @@ func explainAlloc(_ measure.Env, b *result.Bench) []string {
 	if best := bestOf(rates); best != nil && len(rates) > 1 {
 		size := sizeOf(best.Labels)
 		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), units.Bytes(size), units.Seconds(float64(size)/1e9/best.Median), units.Rate(best.Median))
-		for _, other := range []string{cudas, registerPlain, ours} {
+		for _, other := range []string{cudas, registerPlain, registerAligned, ours} {
 			if s := rates[other]; s != nil && s != best {
 				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), units.Rate(s.Median))
 			}
@@ -473,6 +477,8 @@ func methodInWords(s *result.Series) string {
 		return "cudaHostAlloc"
 	case registerPlain:
 		return "cudaHostRegister of memory that is not populated"
+	case registerAligned:
+		return "cudaHostRegister of posix_memalign"
 	default:
 		return m
 	}
