@@ -246,6 +246,8 @@ class Feed:
         except BaseException:
             self._socket.close()
             raise
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         _opened.add(self)
 
     @property
@@ -408,7 +410,7 @@ class Feed:
         self._usable()
         while True:
             waiting = self._flush()
-            if waiting is None or select.select([self._socket], [], [], 0)[0]:
+            if waiting is None or self._readable.poll(0):
                 break
             waiting.synchronize()  # the feeder may be waiting for this one
         try:

@@ -300,12 +300,14 @@ class Batches(unittest.TestCase):
 
     def test_a_release_waits_for_the_streams(self) -> None:
         steps: List[Any] = []
-        go = threading.Event()
+        sent, go = threading.Event(), threading.Event()
+        self.addCleanup(go.set)
 
         def play(conn: socket.socket) -> None:
             send_welcome(conn)
             conn.send(batch(0))
             conn.send(batch(1))
+            sent.set()
             go.wait(30)
             steps.append(received(conn))
             conn.send(batch(2, last=1))  # not before the first one is back: its memory is needed
@@ -318,6 +320,7 @@ class Batches(unittest.TestCase):
         with feed.Feed(feeder.address, timeout=30) as source:
             batches = iter(source)
             next(batches).use(stream)
+            sent.wait(30)
             second = next(batches)
             self.assertFalse(stream.events[0].done, "nothing waits while there are batches")
             self.assertEqual(len(source._queued), 1)
