@@ -4,6 +4,7 @@
 //   - blocked_share: time in the call by the time until the stream is synchronized, both by the host's clock.
 //   - hidden_share: (copy alone + work alone - both together) by the shorter of copy and work, all by
 //     events of the device.
+//   - piped_rate: see streams.go.
 //   - old_bytes_share: bytes that the reader found old, by the bytes of all tries of a sample.
 
 package bench
@@ -61,6 +62,7 @@ func overlap(now clock) measure.Experiment {
 			{Title: "Time in the call", Series: callTime, X: result.Size, Lines: []string{result.Memory, result.Direction}},
 			{Title: "Time until the copy is done, as the caller sees it", Series: copyTime, X: result.Size, Lines: []string{result.Memory, result.Direction}},
 			{Title: "Share of a copy that hides behind work of about its length", Series: hiddenShare, X: result.Size, Lines: []string{result.Memory, result.Direction, first}},
+			{Title: "Copies with work after each piece", Series: pipedRate, X: streamsKey, Lines: []string{result.Direction, piecesKey}},
 			{Title: "Old bytes seen by reads that do not wait for the copy", Series: oldShare, X: reader, Lines: []string{result.Memory, result.Direction, result.Method, result.Size}},
 		},
 		Plan: func(env measure.Env) ([]measure.Group, error) {
@@ -71,7 +73,7 @@ func overlap(now clock) measure.Experiment {
 			for _, dev := range env.Devices {
 				groups = append(groups, blockedGroups(env, dev, now)...)
 				groups = append(groups, hiddenGroups(env, dev, now)...)
-				groups = append(groups, staleGroup(dev), orderGroup(env, dev, now))
+				groups = append(groups, pipedGroup(env, dev, now), staleGroup(dev), orderGroup(env, dev, now))
 			}
 			return groups, nil
 		},
@@ -435,6 +437,9 @@ func explainAsynchrony(b *result.Bench) []string {
 				out = append(out, text)
 			}
 		}
+	}
+	if text := explainPiped(b); text != "" {
+		out = append(out, text)
 	}
 	if s := b.Find(oldShare, result.Label{Key: reader, Value: readerHost}); s != nil {
 		if s.Max > 0 {

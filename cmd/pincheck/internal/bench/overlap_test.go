@@ -62,17 +62,38 @@ func TestOverlapMeasuresTheLinkModel(t *testing.T) {
 			assert.InEpsilon(t, max(took, work)+(1-hidden)*min(took, work), find(togetherTime, where...), 0.02, where)
 		}
 	}
+	// One stream does one after another, cut or not. Several are no slower, and no faster than the link: how much they
+	// overlap is the order in which the simulator's streams run.
+	piped := func(direction string, pieces, streams int) float64 {
+		return find(pipedRate, size, label(result.Direction, direction), label(piecesKey, piecesText(pieces)), label(streamsKey, strconv.Itoa(streams)))
+	}
+	const up, down = 1 / 20.0, 1 / 10.0 // seconds a GB
+	for _, pieces := range []int{1, maxPieces} {
+		assert.InEpsilon(t, 1/(up+up), piped(result.HostToDevice, pieces, 1), 0.1, pieces)
+		assert.InEpsilon(t, 2/(up+up+down), piped(result.Both, pieces, 1), 0.1, pieces)
+	}
+	for _, streams := range streamCounts[1:] {
+		for _, c := range []struct {
+			direction string
+			fastest   float64
+		}{{result.HostToDevice, 1 / up}, {result.Both, 2 / down}} {
+			rate := piped(c.direction, maxPieces, streams)
+			assert.GreaterOrEqual(t, rate, 0.95*piped(c.direction, maxPieces, 1), streams)
+			assert.Less(t, rate, c.fastest, streams)
+		}
+	}
 	for _, r := range []string{readerOther, readerSame} {
 		assert.Zero(t, find(oldShare, size, label(reader, r)), "the simulated calls return when the bytes have arrived")
 	}
 
-	require.Len(t, b.Answers, 6)
+	require.Len(t, b.Answers, 7)
 	assert.Contains(t, b.Answers[0], "An asynchronous copy of 4 MiB host to device blocks its caller: pageable memory for ")
 	assert.Contains(t, b.Answers[0], "So only the copy of pinned memory is asynchronous here")
 	assert.Contains(t, b.Answers[0], " times as long")
 	assert.Contains(t, b.Answers[2], "device to host")
-	assert.Contains(t, b.Answers[4], "by cudaMemcpy found all bytes in place")
-	assert.Contains(t, b.Answers[5], "on the same stream found all bytes in place")
+	assert.Contains(t, b.Answers[4], "Copies of 4 MiB of pinned memory with work of about their length: ")
+	assert.Contains(t, b.Answers[5], "by cudaMemcpy found all bytes in place")
+	assert.Contains(t, b.Answers[6], "on the same stream found all bytes in place")
 }
 
 // without leaves groups out of an experiment.

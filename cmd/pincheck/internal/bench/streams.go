@@ -1,0 +1,186 @@
+// A part of the experiment overlap: a copy that is cut into pieces, each with work after it, on one stream and on
+// several.
+//
+//   - piped_rate: the bytes of all copies by the time from the first copy to the end of all copies and work,
+//     by events of the device. The work after all pieces takes about as long as the copy to the device alone.
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// pipedRate is the name of the series.
+const pipedRate = "piped_rate"
+
+// Keys of its labels.
+const (
+	streamsKey = "streams"
+	piecesKey  = "pieces"
+)
+
+// maxPieces is the number of pieces of a copy that is cut.
+const maxPieces = 16
+
+// piecesText is a value of piecesKey.
+func piecesText(pieces int) string {
+	if pieces == 1 {
+		return "uncut"
+	}
+	return strconv.Itoa(pieces) + "_pieces"
+}
+
+var streamCounts = []int{1, 2, 4, 8}
+
+// A pipeline copies pieces and works on each, on several streams in turn.
+type pipeline struct {
+	copyFixture
+	streams []*cudart.Stream
+	load    load
+}
+
+func (p *pipeline) open(ctx context.Context) (err error) {
+	if err = p.copyFixture.open(ctx); err != nil {
+		return err
+	}
+	p.streams = nil
+	for range streamCounts[len(streamCounts)-1] {
+		s, err := p.resources.stream()
+		if err != nil {
+			return err
+		}
+		p.streams = append(p.streams, s)
+	}
+	p.load, err = p.newLoad(ctx, p.n)
+	return err
+}
+
+// piped copies n bytes in pieces, in the order of the streams, with the work of all pieces divided among them.
+func (p *pipeline) piped(ctx context.Context, direction string, n, pieces, streams int) error {
+	for i := range pieces {
+		s, from, to := p.streams[i%streams], n*i/pieces, n*(i+1)/pieces
+		if err := p.source.CopyToDevice(ctx, s, p.in+cudart.DevPtr(from), from, to-from); err != nil {
+			return err
+		}
+		for range maxPieces / pieces {
+			if err := p.load.queue(s); err != nil {
+				return err
+			}
+		}
+		if direction == result.Both {
+			if err := p.target.CopyFromDevice(ctx, s, p.out+cudart.DevPtr(from), from, to-from); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// time is the time of piped on the device. All streams begin together.
+func (p *pipeline) time(ctx context.Context, direction string, n, pieces, streams int) (time.Duration, error) {
+	first, others := p.streams[0], p.streams[1:streams]
+	if err := p.span.Begin(first); err != nil {
+		return 0, err
+	}
+	for _, s := range others {
+		if err := s.WaitPoint(first.Point()); err != nil {
+			return 0, err
+		}
+	}
+	if err := p.piped(ctx, direction, n, pieces, streams); err != nil {
+		return 0, err
+	}
+	for _, s := range others {
+		if err := first.WaitPoint(s.Point()); err != nil {
+			return 0, err
+		}
+	}
+	return p.span.End(ctx, first)
+}
+
+// sized is the case of some pieces on some streams.
+func (p *pipeline) sized(direction string, n, pieces, streams int) measure.Case {
+	c := &copyCase{copyFixture: &p.copyFixture, direction: direction, memory: inPinned, n: n}
+	var watch measure.Stopwatch
+	return c.caseOf(measure.Case{
+		Series: result.Series{
+			Name: pipedRate, Unit: result.GBPerSecond, Better: result.Higher,
+			Labels: append(c.labels(), result.Labels{{Key: piecesKey, Value: piecesText(pieces)}, {Key: streamsKey, Value: strconv.Itoa(streams)}}...),
+		},
+		Budget: 100 * time.Millisecond, CPU: watch.CPU,
+		Sample: func(ctx context.Context) (float64, error) {
+			if err := c.prepare(ctx); err != nil {
+				return 0, err
+			}
+			if !p.load.fitted() {
+				alone, err := p.span.Time(ctx, p.up, func() error { return p.copy(ctx, result.HostToDevice, n) })
+				if err == nil {
+					err = p.load.fit(ctx, p.span, p.streams[0], alone/maxPieces)
+				}
+				if err != nil {
+					return 0, err
+				}
+			}
+			watch.Start()
+			took, err := p.time(ctx, direction, n, pieces, streams)
+			watch.Stop()
+			return float64(n*len(directionsOf(direction))) / float64(took.Nanoseconds()), err
+		},
+	})
+}
+
+// pipedGroup measures pinned memory, in the largest size.
+func pipedGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
+	n := slices.Max(sizesOr(env, []int{16 << 20}, []int{64 << 20}))
+	p := &pipeline{copyFixture: copyFixture{resources: resources{dev: dev, now: now}, kind: registered, n: n}}
+	var cases []measure.Case
+	for _, direction := range []string{result.HostToDevice, result.Both} {
+		cases = append(cases, p.sized(direction, n, 1, 1))
+		for _, streams := range streamCounts {
+			cases = append(cases, p.sized(direction, n, maxPieces, streams))
+		}
+	}
+	g := p.group("copies on several streams", cases)
+	g.Open = p.open
+	g.Footprint.Device += min(n, loadBytes)
+	return g
+}
+
+// explainPiped says what several streams bring.
+func explainPiped(b *result.Bench) string {
+	at := largestOf(b, pipedRate)
+	if at == nil {
+		return ""
+	}
+	text := ""
+	for _, direction := range []string{result.HostToDevice, result.Both} {
+		find := func(pieces, streams int) *result.Series {
+			return b.Find(pipedRate, result.Label{Key: result.Device, Value: at.Labels.Get(result.Device)}, result.Label{Key: result.Direction, Value: direction},
+				result.Label{Key: piecesKey, Value: piecesText(pieces)}, result.Label{Key: streamsKey, Value: strconv.Itoa(streams)})
+		}
+		whole, one := find(1, 1), find(maxPieces, 1)
+		if whole == nil || one == nil || whole.Median <= 0 {
+			continue
+		}
+		text += fmt.Sprintf(" %s: %s uncut, %s in %d pieces on one stream", directionText(direction), units.Rate(whole.Median), units.Rate(one.Median), maxPieces)
+		for _, streams := range streamCounts[1:] {
+			if s := find(maxPieces, streams); s != nil {
+				text += fmt.Sprintf(", %s on %d", units.Rate(s.Median), streams)
+			}
+		}
+		text += "."
+	}
+	if text == "" {
+		return ""
+	}
+	return fmt.Sprintf("Copies of %s of pinned memory with work of about their length:%s Pieces on one stream overlap with nothing: each waits for the work before it.", units.Bytes(sizeOf(at.Labels)), text)
+}
