@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/jsonlimit"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/internal/hosttext"
 	"github.com/gopinned/pinned/internal/units"
@@ -57,12 +58,13 @@ const (
 	maxReadme = 64 << 10
 	// maxUnpacked is those with the headers of the tar file.
 	maxUnpacked = maxHost + maxFacts + maxReadme + 64<<10
-	maxDepth    = 32     // of objects and lists of facts.json in each other; real ones have 9
-	maxNested   = 4_000  // objects and lists of facts.json: what they take is far more than their text
-	maxValues   = 20_000 // of facts.json, of any kind
 	maxFollowed = 20_000 // links of host.txt, of all paths that begin with one
 	maxLinks    = 40     // one after the other
 )
+
+// factsLimits are those of facts.json. Real ones are nested 9 deep. What objects and lists take is far more
+// than their text.
+var factsLimits = jsonlimit.Limits{Depth: 32, Nested: 4_000, Values: 20_000}
 
 const readme = `What pincheck read on a host (pincheck capture). Diagnose it anywhere:
 
@@ -156,7 +158,7 @@ func checkMember(name string, content []byte) error {
 	if name != factsFile || len(content) == 0 {
 		return nil
 	}
-	if err := checkJSON(content); err != nil {
+	if err := factsLimits.Check(content); err != nil {
 		return fmt.Errorf("%s %w", name, err)
 	}
 	return nil
@@ -167,40 +169,6 @@ var memberLimits = map[string]int{readmeFile: maxReadme, hostFile: maxHost, fact
 
 func tooLarge(name string, limit int) error {
 	return fmt.Errorf("%s: more than %s", name, units.ExactBytes(limit))
-}
-
-// checkJSON counts, without decoding, what a JSON text would become, and then whether it is one.
-func checkJSON(text []byte) error {
-	depth, nested, values := 0, 0, 0
-	inString := false
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case inString && c == '\\':
-			i++
-		case c == '"':
-			inString = !inString
-		case inString:
-		case c == '{', c == '[':
-			depth++
-			nested++
-		case c == '}', c == ']':
-			depth--
-		case c == ',':
-			values++
-		}
-		switch {
-		case depth > maxDepth:
-			return fmt.Errorf("is nested deeper than %d", maxDepth)
-		case nested > maxNested:
-			return fmt.Errorf("has more than %d objects and lists", maxNested)
-		case values+nested > maxValues:
-			return fmt.Errorf("has more than %d values", maxValues)
-		}
-	}
-	if !json.Valid(text) {
-		return errors.New("is no JSON")
-	}
-	return nil
 }
 
 // ParseHost parses host.txt.

@@ -11,12 +11,20 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/jsonlimit"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // maxFile is the most bytes of one file of results: a run has some hundred kilobytes.
 const maxFile = 256 << 20
+
+// resultLimits returns the limits of a result. Real ones have 30 bytes and more for each of their objects and
+// lists, and 12 for each value; what is decoded of an empty series takes two hundred times its text.
+func resultLimits(text []byte) jsonlimit.Limits {
+	nested := 10_000 + len(text)/24
+	return jsonlimit.Limits{Depth: 64, Nested: nested, Values: nested + len(text)/10}
+}
 
 // errForeign is the error for JSON that pincheck did not write.
 var errForeign = errors.New("not a result of pincheck (--format json)")
@@ -53,7 +61,10 @@ func readEach[T any](r io.Reader, limit int64, parse func([]byte) (T, error)) ([
 		case err != nil:
 			return nil, err
 		}
-		one, err := parse(raw)
+		var one T
+		if err = resultLimits(raw).Check(raw); err == nil {
+			one, err = parse(raw)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", len(all)+1, err)
 		}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -163,4 +164,29 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A file of 10 MB that is not a result costs no more than a few times its size; an empty series of JSON has 3 bytes,
+// and one in memory hundreds.
+func TestResultsOfEmptySeriesAreRefused(t *testing.T) {
+	t.Parallel()
+	file := func(series string, n int) string {
+		return fmt.Sprintf(`{"schema_version":%d,"benches":[{"series":[%s%s]}]}`, SchemaVersion, strings.Repeat(series+",", n), series)
+	}
+	for name, text := range map[string]string{
+		"objects": file("{}", 3<<20), "lists": file("[]", 3<<20), "numbers": file("1", 5<<20),
+		"depth": `{"schema_version":2,"x":` + strings.Repeat("[", 5<<20) + strings.Repeat("]", 5<<20) + `}`,
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := ReadAll(strings.NewReader(text))
+		runtime.ReadMemStats(&after)
+		require.Error(t, err, name)
+		require.Less(t, (after.TotalAlloc-before.TotalAlloc)>>20, uint64(1<<10), "MiB for %s", name)
+		t.Logf("%s: %v; %d MiB", name, err, (after.TotalAlloc-before.TotalAlloc)>>20)
+	}
+	series := `{"name":"bandwidth","labels":{"device":"0"},"unit":"gb_per_s","better":"higher","samples":[1,2,3]}`
+	many, err := ReadAll(strings.NewReader(file(series, 100_000)))
+	require.NoError(t, err)
+	require.Len(t, many[0].Benches[0].Series, 100_001)
 }
