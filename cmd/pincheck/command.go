@@ -117,7 +117,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	same := &cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: root.Long, Args: noArgs, RunE: check}
 	o.registerCheck(root)
 	o.registerCheck(same)
-	root.AddCommand(same, newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newLicenses(o), newSchema(o), newVersion(o))
+	root.AddCommand(same, newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newLicenses(o), newMan(o), newSchema(o), newVersion(o))
 	return root
 }
 
