@@ -2,12 +2,12 @@
 # Tries the files in deploy/ as far as that is possible without a cluster and without a GPU:
 #
 #   scripts/fleet-check.sh [scripts|npd|manifests|image]...
+#   scripts/fleet-check.sh schemas     # writes the schemas anew (fetches the sources of Kubernetes, 100 MB; needs python3)
 #
 # scripts     the shell scripts, with programs in pincheck's place
 # npd         the plugin's configuration, by node-problem-detector's own code: NPD_SOURCE is a
 #             directory with its source, without which the step says that it was not made
-# manifests   the manifests, by kubeconform, against the OpenAPI document of Kubernetes (fetches
-#             both as Go modules, 100 MB; needs python3)
+# manifests   the manifests, by kubeconform, against the schemas in deploy/kubernetes/schemas
 # image       the image's files in a chroot, with this machine's glibc, /proc and nothing else
 #             (needs root)
 set -euo pipefail
@@ -48,12 +48,32 @@ check_scripts() {
 	env -i PINCHECK=/nonexistent LOGGER="$work/logger" deploy/slurm/prolog-pincheck.sh || fail "prolog: a job without GPUs"
 	env -i SLURM_JOB_GPUS=0 PINCHECK=/nonexistent LOGGER="$work/logger" deploy/slurm/prolog-pincheck.sh || fail "prolog: without pincheck the job starts"
 
+	# The health check: pincheck's status, the node's state, and what becomes of the node.
+	sh -n deploy/slurm/healthcheck-pincheck.sh
+	cat >"$work/scontrol" <<-'SH'
+		#!/bin/sh
+		[ "$1" = show ] && echo "NodeName=n7 State=$FAKE_STATE Reason=none" && exit
+		echo "$*" >>"$FAKE_LOG"
+	SH
+	chmod +x "$work/scontrol"
+	for want in 0:IDLE: 1:IDLE:drained 1:IDLE+DRAIN: 2:IDLE: 3:IDLE: 130:IDLE:; do
+		fake "${want%%:*}" said
+		: >"$work/drained"
+		want=${want#*:}
+		env -i PATH=/usr/bin:/bin SLURMD_NODENAME=n7 FAKE_STATE="${want%:*}" FAKE_LOG="$work/drained" PINCHECK="$work/pincheck" SCONTROL="$work/scontrol" LOGGER="$work/logger" \
+			deploy/slurm/healthcheck-pincheck.sh || fail "health check: status $?"
+		wanted="update NodeName=n7 State=DRAIN Reason=pincheck: --npd --timeout 45s:   said"
+		[[ ${want#*:} == drained ]] || wanted=
+		[[ $(<"$work/drained") == "$wanted" ]] || fail "health check: in state ${want%:*}: $(<"$work/drained")"
+	done
+	env -i PATH=/usr/bin:/bin SLURMD_NODENAME=n7 PINCHECK=/nonexistent LOGGER="$work/logger" deploy/slurm/healthcheck-pincheck.sh || fail "health check: without pincheck"
+
 	# The DaemonSet's loop: one round, then a signal.
 	sed -n '/^  loop.sh: |$/,/^---$/p' deploy/kubernetes/daemonset.yaml | sed -e '1d;$d' -e 's/^    //' >"$work/loop.sh"
 	sh -n "$work/loop.sh"
 	fake 1 said
 	mkdir "$work/textfile"
-	PATH=$work:$PATH TEXTFILE_DIR=$work/textfile INTERVAL_SECONDS=600 sh "$work/loop.sh" &
+	PATH=$work:$PATH TEXTFILE_DIR=$work/textfile INTERVAL_SECONDS=600 sh "$work/loop.sh" >"$work/loop.log" 2>&1 & # its sleep outlives it, and would keep a pipe open
 	local loop=$!
 	for _ in {1..100}; do
 		[[ -e $work/textfile/pincheck.prom ]] && break
@@ -116,34 +136,67 @@ check_npd() {
 	)
 }
 
-# Schemas that allow no field that the document does not have, so that a misspelt one is found.
+# Schemas that allow no field that Kubernetes' own document does not have, so that a misspelt one is found.
+# deploy/kubernetes/schemas has them.
 check_manifests() {
-	go mod download -json "k8s.io/kubernetes@$kubernetes" >"$work/module.json"
-	mkdir "$work/schemas"
-	python3 - "$work" <<-'PY'
-		import json, sys
-		work = sys.argv[1]
-		module = json.load(open(work + "/module.json"))["Dir"]
-		definitions = json.load(open(module + "/api/openapi-spec/swagger.json"))["definitions"]
-		for name, d in definitions.items():
-		    if "properties" in d:
-		        d["additionalProperties"] = False
-		    if d.get("format") == "int-or-string" or name.endswith(".Quantity"):
-		        d.clear()
-		        d["type"] = ["string", "number"]
-		kinds = {kind["kind"].lower(): name for name, d in definitions.items()
-		         for kind in d.get("x-kubernetes-group-version-kind", [])
-		         if (kind["group"], kind["version"]) in {("batch", "v1"), ("apps", "v1"), ("", "v1")} and name.endswith("." + kind["kind"])}
-		for kind in ("job", "daemonset", "configmap"):
-		    json.dump({"$ref": "#/definitions/" + kinds[kind], "definitions": definitions}, open(f"{work}/schemas/{kind}.json", "w"))
-	PY
-	GOBIN=$work go install "github.com/yannh/kubeconform/cmd/kubeconform@$kubeconform"
-	"$work/kubeconform" -strict -summary -verbose -schema-location "$work/schemas/{{ .ResourceKind }}.json" deploy/kubernetes
+	GOBIN=$work GOFLAGS= CGO_ENABLED=0 go install "github.com/yannh/kubeconform/cmd/kubeconform@$kubeconform"
+	local schemas='deploy/kubernetes/schemas/{{ .ResourceKind }}.json'
+	"$work/kubeconform" -strict -summary -verbose -schema-location "$schemas" deploy/kubernetes/*.yaml
 	# A schema that takes everything would find nothing.
 	sed 's/backoffLimit/backofLimit/' deploy/kubernetes/job.yaml >"$work/wrong.yaml"
-	if "$work/kubeconform" -strict -schema-location "$work/schemas/{{ .ResourceKind }}.json" "$work/wrong.yaml"; then
+	if "$work/kubeconform" -strict -schema-location "$schemas" "$work/wrong.yaml"; then
 		fail "manifests: the schemas find no misspelt field"
 	fi
+}
+
+# Writes deploy/kubernetes/schemas: of each kind what the OpenAPI document of Kubernetes says, without descriptions.
+make_schemas() {
+	go mod download -json "k8s.io/kubernetes@$kubernetes" >"$work/module.json"
+	mkdir -p deploy/kubernetes/schemas
+	python3 - "$work/module.json" deploy/kubernetes/schemas <<-'PY'
+		import json, sys
+		module = json.load(open(sys.argv[1]))["Dir"]
+		definitions = json.load(open(module + "/api/openapi-spec/swagger.json"))["definitions"]
+
+		def strict(node):
+		    """Drops what validates nothing, and forbids other fields than those of the object."""
+		    if isinstance(node, list):
+		        return [strict(n) for n in node]
+		    if not isinstance(node, dict):
+		        return node
+		    kept = {k: ({n: strict(p) for n, p in v.items()} if k == "properties" else strict(v))
+		            for k, v in node.items() if k in ("type", "properties", "additionalProperties", "items", "required", "$ref", "enum")}
+		    if "properties" in kept:
+		        kept["additionalProperties"] = False
+		    return kept
+
+		def schema(name):
+		    d = definitions[name]
+		    if d.get("format") == "int-or-string" or name.endswith(".Quantity"):
+		        return {"type": ["string", "number"]}
+		    return strict(d)
+
+		def names(node):
+		    if isinstance(node, dict):
+		        for key, value in node.items():
+		            yield from [value.rpartition("/")[2]] if key == "$ref" else names(value)
+		    elif isinstance(node, list):
+		        for n in node:
+		            yield from names(n)
+
+		for name, d in definitions.items():
+		    for kind in d.get("x-kubernetes-group-version-kind", []):
+		        if (kind["group"], kind["version"], kind["kind"]) in {("batch", "v1", "Job"), ("apps", "v1", "DaemonSet"), ("", "v1", "ConfigMap")}:
+		            used, todo = {}, [name]
+		            while todo:
+		                n = todo.pop()
+		                if n not in used:
+		                    used[n] = schema(n)
+		                    todo += names(used[n])
+		            with open(f"{sys.argv[2]}/{kind['kind'].lower()}.json", "w") as f:
+		                json.dump({"$ref": "#/definitions/" + name, "definitions": used}, f, sort_keys=True, separators=(",", ":"))
+		                f.write("\n")
+	PY
 }
 
 # The image has the binary, glibc and libcudart. This machine's glibc stands in for the base's.
@@ -163,7 +216,7 @@ check_image() {
 	inside() { unshare --mount sh -c 'mount -t proc proc "$1/proc" || mount --rbind /proc "$1/proc" || exit 99; shift; exec chroot --userspec=65532:65532 "$@"' sh "$image" "$image" /usr/local/bin/pincheck "$@"; }
 	out=$(inside version) || fail "image: version: $out"
 	echo "$out"
-	out=$(inside --sim --npd) || fail "image: --sim: $out"
+	out=$(inside --sim --npd --expect-bandwidth 1) || fail "image: --sim: $out"
 	echo "$out"
 	out=$(inside --npd) || status=$?
 	[[ $status == 2 && $out == "no NVIDIA GPU on the PCI bus of this host" ]] || fail "image: without a GPU: status $status: $out"
@@ -181,6 +234,10 @@ check_image() {
 	echo "${library##*/} is found and loads, and reports that there is no driver"
 }
 
+if [[ ${1:-} == schemas ]]; then
+	make_schemas
+	exit
+fi
 steps=("$@")
 ((${#steps[@]} > 0)) || steps=(scripts npd manifests image)
 for step in "${steps[@]}"; do
