@@ -83,6 +83,8 @@ func repository(t *testing.T) (contributing string, all tree) {
 			return err
 		case entry.IsDir() && name != "." && (base[0] == '.' || base[0] == '_'):
 			return fs.SkipDir
+		case entry.IsDir() && name != "." && isModule(files, name):
+			return fs.SkipDir
 		case entry.IsDir():
 			all.dirs = append(all.dirs, name)
 			if base == "testdata" {
@@ -114,6 +116,12 @@ func repository(t *testing.T) (contributing string, all tree) {
 	require.NoError(t, err)
 	require.NotEmpty(t, all.files)
 	return string(text), all
+}
+
+// isModule reports whether a directory is the root of a module of its own.
+func isModule(files fs.FS, dir string) bool {
+	_, err := fs.Stat(files, path.Join(dir, "go.mod"))
+	return err == nil
 }
 
 // constraintOf returns the file's //go:build line, or "" if it has none.
