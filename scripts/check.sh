@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
 
-all=(format tidy vet lint test race arm64 libcudart gpuscript)
+all=(format tidy vet lint deploy ecosystem test race arm64 libcudart gpuscript)
 
 # Every target that must build and vet, with no C toolchain. The first two run, the others are
 # stubs that return errors.ErrUnsupported. docs/platforms.md lists the same targets.
@@ -48,7 +48,7 @@ check_format() {
 	local files
 	files=$(gofmt -l .)
 	[[ -z $files ]] || { printf 'gofmt would change:\n%s\n' "$files"; return 1; }
-	for script in .ci/run scripts/*.sh; do bash -n "$script"; done
+	for script in .ci/run scripts/*.sh scripts/release/*.sh; do bash -n "$script"; done
 }
 
 check_tidy() {
@@ -94,6 +94,21 @@ check_lint() {
 		echo "$target"
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 "$bin" ./...
 	done
+}
+
+# The files for fleets, without fetching or root.
+check_deploy() { scripts/fleet-check.sh scripts manifests; }
+
+# The examples with modules of other projects, which are modules of their own.
+check_ecosystem() {
+	(cd examples/ecosystem && go mod tidy -diff && CGO_ENABLED=0 go vet ./... && CGO_ENABLED=0 gotest ecosystem -count=1 -timeout=2m ./...)
+	# Not every module proxy has gocudrv.
+	cp examples/gocudrv/go.mod "$out/gocudrv.mod"
+	if (cd examples/gocudrv && go mod download -modfile="$out/gocudrv.mod" github.com/eitamring/gocudrv) 2>&1; then
+		(cd examples/gocudrv && CGO_ENABLED=0 go vet -mod=mod -modfile="$out/gocudrv.mod" ./...)
+	else
+		banner "gocudrv could not be fetched: examples/gocudrv NOT COMPILED" | tee -a "$notes"
+	fi
 }
 
 check_test() {
