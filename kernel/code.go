@@ -6,21 +6,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"regexp"
-	"strconv"
 
 	"github.com/gopinned/pinned/cudart"
-)
-
-// parameters are the sizes in bytes of a kernel's parameters.
-type parameters []int
-
-var (
-	ptxStart     = regexp.MustCompile(`^(?:\s|//[^\n]*\n|/\*(?s:.*?)\*/)*\.version\s+\d+\.\d+`)
-	ptxTarget    = regexp.MustCompile(`\s\.target\s+\w`)
-	ptxComment   = regexp.MustCompile(`(?s)//[^\n]*|/\*.*?\*/`)
-	ptxEntry     = regexp.MustCompile(`\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?`)
-	ptxParameter = regexp.MustCompile(`\.param\b[^,]*?\.[bsuf](\d+)(?:x2)?\b[^,\[]*(?:\[\s*(\d+)\s*\])?`)
+	"github.com/gopinned/pinned/internal/ptx"
 )
 
 // fatbinMagic begins a fat binary: 0xBA55ED50.
@@ -29,8 +17,9 @@ const fatbinMagic = "\x50\xed\x55\xba"
 // checkCode returns an error for code that is not PTX, a cubin or a fat binary, or not
 // whole: CUDA trusts the lengths in it, and reads it only when a kernel is looked up. For
 // PTX it returns the kernels and their parameters.
-func checkCode(code []byte) (kernels map[string]parameters, err error) {
+func checkCode(code []byte) (kernels map[string]ptx.Entry, err error) {
 	text := bytes.TrimRight(code, "\x00") // PTX may have the zero byte that ends it
+	parsed, isPTX := ptx.Parse(text)
 	switch zero := bytes.IndexByte(text, 0); {
 	case len(code) == 0:
 		err = fmt.Errorf("the code is empty")
@@ -38,12 +27,12 @@ func checkCode(code []byte) (kernels map[string]parameters, err error) {
 		err = checkCubin(code)
 	case bytes.HasPrefix(code, []byte(fatbinMagic)):
 		err = checkFatbin(code)
-	case !ptxStart.Match(text) || !ptxTarget.Match(text):
+	case !isPTX:
 		err = fmt.Errorf("%d bytes that begin with %.16q are neither PTX, nor a cubin, nor a fat binary", len(code), code)
 	case zero >= 0:
 		err = fmt.Errorf("the PTX has a zero byte at offset %d of %d, where CUDA takes it to end", zero, len(code))
 	default:
-		return parsePTX(text), nil
+		return parsed.Kernels, nil
 	}
 	if err != nil {
 		err = fmt.Errorf("%w: %w", err, cudart.ErrInvalidKernelImage)
@@ -125,22 +114,4 @@ func checkFatbin(code []byte) error {
 		at += size
 	}
 	return nil
-}
-
-// parsePTX returns the kernels of PTX and their parameters.
-func parsePTX(code []byte) map[string]parameters {
-	kernels := make(map[string]parameters)
-	for _, entry := range ptxEntry.FindAllSubmatch(ptxComment.ReplaceAll(code, nil), -1) {
-		var list parameters
-		for _, p := range ptxParameter.FindAllSubmatch(entry[2], -1) {
-			bits, _ := strconv.Atoi(string(p[1])) // digits
-			count := 1
-			if len(p[2]) > 0 {
-				count, _ = strconv.Atoi(string(p[2]))
-			}
-			list = append(list, bits/8*count)
-		}
-		kernels[string(entry[1])] = list
-	}
-	return kernels
 }

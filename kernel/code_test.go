@@ -15,34 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/ptx"
 )
-
-func TestPTXParametersHaveSizes(t *testing.T) {
-	t.Parallel()
-	kernels, err := checkCode([]byte(`//
-.version 7.8
-.target sm_75
-.address_size 64
-// .entry commented(.param .u64 x)
-/* .entry commented_too() */
-.visible .entry saxpy(
-	.param .u64 saxpy_param_0, // the target
-	.param .f32 saxpy_param_1,
-	.param .u8 saxpy_param_2,
-	.param .align 8 .b8 saxpy_param_3[24],
-	.param .u64 .ptr .global .align 4 saxpy_param_4,
-	.param .s16 saxpy_param_5,
-	.param .align 16 .b64 saxpy_param_6[2]
-)
-.maxntid 256, 1, 1
-{ ret; }
-.func (.param .b32 result) helper(.param .b32 a) { ret; }
-.entry none() { ret; }
-.entry bare { ret; }
-`))
-	require.NoError(t, err)
-	assert.Equal(t, map[string]parameters{"saxpy": {8, 4, 1, 24, 8, 2, 16}, "none": nil, "bare": nil}, kernels)
-}
 
 // Code that CUDA would take and fail on later, or read beyond, is refused, and the error says
 // what it is. What compilers make is taken.
@@ -147,9 +121,10 @@ func TestPTXMatchesItsSources(t *testing.T) {
 // without a GPU nothing else compares the two.
 func TestOwnKernelsHaveTheLaunchedParameters(t *testing.T) {
 	t.Parallel()
-	memory := parsePTX(memoryPTX)
-	assert.Equal(t, map[string]parameters{
-		"pinned_fill": {8, 8, 8, 4, 8, 8}, "pinned_check": {8, 8, 8, 4, 8, 8, 8}, "pinned_copy": {8, 8, 8},
-		"pinned_chase": {8, 8, 8, 8}, "pinned_busy": {8, 8},
+	memory, err := checkCode(memoryPTX)
+	require.NoError(t, err)
+	assert.Equal(t, map[string]ptx.Entry{
+		"pinned_fill": {Params: []int{8, 8, 8, 4, 8, 8}, BlockThreads: blockThreads}, "pinned_check": {Params: []int{8, 8, 8, 4, 8, 8, 8}, BlockThreads: blockThreads},
+		"pinned_copy": {Params: []int{8, 8, 8}, BlockThreads: copyThreads}, "pinned_chase": {Params: []int{8, 8, 8, 8}}, "pinned_busy": {Params: []int{8, 8}},
 	}, memory)
 }

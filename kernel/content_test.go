@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/gopinned/pinned/internal/content"
 )
 
 // A part of a content is the same whatever is filled around it, and kinds, seeds, masks and
@@ -44,15 +46,15 @@ func TestContentIsAFunctionOfThePosition(t *testing.T) {
 // The words of Hash do not repeat where an address bit may have been lost.
 func TestHashDiffersAcrossAddressBits(t *testing.T) {
 	t.Parallel()
-	var c Content
+	var c content.Content
 	words := map[uint64]uint64{}
 	for _, base := range []uint64{0, 12345} {
 		for bit := range 40 {
 			i := base ^ 1<<bit
-			if other, ok := words[c.word(i)]; ok && other != i {
+			if other, ok := words[c.Word(i)]; ok && other != i {
 				t.Errorf("words %d and %d are the same", i, other)
 			}
-			words[c.word(i)] = i
+			words[c.Word(i)] = i
 		}
 	}
 }

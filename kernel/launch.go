@@ -11,8 +11,8 @@ import (
 type Kernel struct {
 	module   *Module
 	function *cudart.Function
-	parsed   bool       // if params are: CUDA has no query for them, and only PTX is parsed
-	params   parameters // sizes in bytes
+	parsed   bool  // if params are: CUDA has no query for them, and only PTX is parsed
+	params   []int // sizes of its parameters in bytes
 }
 
 // MaxArgs is the number of arguments that a launch can have.

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/internal/ptx"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -35,7 +36,7 @@ func isZero(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 type Module struct {
 	dev     *cudart.Device
 	module  *cudart.Module
-	kernels map[string]parameters // nil if the code is not PTX
+	kernels map[string]ptx.Entry // nil if the code is not PTX
 	inside  *bounded.Group
 	life    lifetime.Lifetime
 	fence   fence.Fence // of the kernels that were launched
@@ -115,7 +116,7 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	case ctx == nil:
 		return nil, errNilContext
 	}
-	params, parsed := m.kernels[name]
+	entry, parsed := m.kernels[name]
 	if m.kernels != nil && !parsed {
 		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
 		return nil, fmt.Errorf("the code has the kernels %s: %w", names, cudart.ErrSymbolNotFound)
@@ -135,7 +136,7 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Kernel{module: m, function: f, parsed: parsed, params: params}, nil
+	return &Kernel{module: m, function: f, parsed: parsed, params: entry.Params}, nil
 }
 
 // Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [ErrClosed]. After an error the code
