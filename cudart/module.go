@@ -95,8 +95,8 @@ func (l *jitLog) failed(err error) error {
 // driver compiles PTX, which takes a fraction of a second, and keeps the result in a cache
 // on disk. image may be changed afterwards. The error of code that cannot be used is a
 // [*JITError]; it wraps [ErrUnsupportedPtxVersion] if the PTX is of a newer CUDA than the
-// driver, [ErrNoKernelImageForDevice] if the code is for other devices, and
-// [ErrUnsupported] if the library is a simulated one, which runs no kernels.
+// driver, and [ErrNoKernelImageForDevice] if the code is for other devices, or if the device is
+// a simulated one that has no Go functions in place of its kernels.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if !d.made() {
 		return nil, notMade(fnModuleLoad)

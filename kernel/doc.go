@@ -13,8 +13,8 @@
 // is whole, because CUDA looks at it only when a kernel is looked up. The driver compiles PTX for
 // the device (cuModuleLoadDataEx), and keeps the
 // result in a cache on disk. If it cannot, the error has the compiler's log: see
-// [cudart.JITError]. A simulated device runs no kernels: the error wraps
-// [errors.ErrUnsupported].
+// [cudart.JITError]. A simulated device runs Go functions in place of kernels: those of this
+// package's own, and others that its configuration has (see package cudasim).
 //
 // # Launching
 //

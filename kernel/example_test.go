@@ -38,9 +38,14 @@ func Example() {
 	_ = scale
 }
 
-// A simulated device runs no kernels: programs tell that from other errors.
+// On a simulated device a Go function stands for each kernel.
 func ExampleLoad() {
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(cudasim.Config{Kernels: map[string]cudasim.KernelFunc{"scale": func(l *cudasim.Launch) {
+		x := cudasim.Elements[float32](l.Write(l.Ptr(0), 4*l.Int(2)))
+		for i := range x {
+			x[i] *= l.Float32(1)
+		}
+	}}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -52,13 +57,21 @@ func ExampleLoad() {
 	defer rt.Close()
 
 	ctx, dev := context.Background(), rt.Devices()[0]
-	_, err = kernel.Load(ctx, dev, []byte(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry f() { ret; }\n"))
-	fmt.Println("no kernels run here:", errors.Is(err, errors.ErrUnsupported))
 	_, err = kernel.Load(ctx, dev, []byte("no code"))
 	fmt.Println(err)
+	m, err := kernel.Load(ctx, dev, []byte(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry scale(.param .u64 x, .param .f32 factor, .param .u64 n) { ret; }\n"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	k, err := m.Kernel(ctx, "scale")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(k.Limits().BlockThreads, "threads of a block")
 	// Output:
-	// no kernels run here: true
 	// kernel: load: 7 bytes that begin with "no code" are neither PTX, nor a cubin, nor a fat binary: cudaErrorInvalidKernelImage (200): device kernel image is invalid
+	// 1024 threads of a block
 }
 
 // The shape of a launch: a million threads in blocks of 256.

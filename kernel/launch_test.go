@@ -336,22 +336,35 @@ func TestLaunchOnAnotherDeviceIsRefused(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// A simulated GPU runs no kernels, and every way to them says so.
-func TestSimulatedDevicesRunNoKernels(t *testing.T) {
+// A simulated GPU has Go functions in place of kernels. Code without them is refused, and
+// the error names what is missing, when it is loaded or when the kernel is looked up.
+func TestCodeWithoutFunctionsIsRefused(t *testing.T) {
 	for _, v := range []cudart.Version{11080, 12040, 12080, 13000} {
-		_, rt := testgpu.Sim(t, cudasim.Config{Version: v})
+		_, rt := testgpu.Sim(t, cudasim.Config{Version: v, Kernels: map[string]cudasim.KernelFunc{"known": func(*cudasim.Launch) {}}})
 		dev, err := rt.Device(0)
 		require.NoError(t, err)
-		s, err := dev.NewStream(cudart.StreamOptions{})
-		require.NoError(t, err)
 		assert.Empty(t, rt.Library().Missing)
-		for what, call := range map[string]func() error{
-			"load":   func() error { _, err := kernel.Load(t.Context(), dev, []byte(ptx)); return err },
-			"memory": func() error { _, err := kernel.NewMemory(t.Context(), dev); return err },
-		} {
-			assert.ErrorIs(t, call(), errors.ErrUnsupported, "%s %v", what, v)
-		}
-		require.NoError(t, s.Close())
+		_, err = kernel.Load(t.Context(), dev, []byte(ptx))
+		require.ErrorIs(t, err, cudart.ErrNoKernelImageForDevice)
+		assert.ErrorContains(t, err, "has none for empty, mixed, wide")
+
+		m, err := kernel.Load(t.Context(), dev, []byte(ptx+".visible .entry known() { ret; }"))
+		require.NoError(t, err)
+		_, err = m.Kernel(t.Context(), "known")
+		require.NoError(t, err)
+		_, err = m.Kernel(t.Context(), "mixed")
+		require.ErrorIs(t, err, cudart.ErrNoKernelImageForDevice)
+		assert.ErrorContains(t, err, "has none for mixed")
+		require.NoError(t, m.Close())
+
+		fatbin, err := os.ReadFile("testdata/user.fatbin")
+		require.NoError(t, err)
+		_, err = kernel.Load(t.Context(), dev, fatbin)
+		require.ErrorIs(t, err, cudart.ErrNoKernelImageForDevice)
+		assert.ErrorContains(t, err, "this is a cubin or a fat binary")
+
+		_, err = kernel.Load(t.Context(), dev, []byte(".version 9.1\n.target sm_75\n.entry known() { ret; }"))
+		require.ErrorIs(t, err, cudart.ErrUnsupportedPtxVersion)
 	}
 }
 

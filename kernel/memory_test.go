@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// A device that runs no kernels has the results of checks all the same.
+// What a check has found is read from its two words.
 func TestReadResultDecodesCounters(t *testing.T) {
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]

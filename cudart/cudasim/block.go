@@ -100,7 +100,7 @@ func (bs *blocks) insert(b *block) {
 func (bs *blocks) newDevice(s *Sim, size int, d *device) (*block, error) {
 	b := &block{size: size, kind: deviceBlock, dev: d}
 	if size <= heapBlock {
-		b.mem = make([]byte, size)
+		b.mem = make([]byte, size, (size+15)&^15) // aligned as values of up to 8 bytes are
 	} else {
 		m, err := mapMemory(size)
 		if err != nil {

@@ -37,6 +37,12 @@ type Config struct {
 	// access each other's memory; all others can.
 	NoPeerAccess [][2]int
 
+	// Kernels are Go functions that devices run in place of kernels, by the names that the
+	// kernels have in PTX. Those of package kernel, and of its Memory, are there already; a
+	// function takes the place of one with its name. PTX loads if it has a kernel for which
+	// there is a function.
+	Kernels map[string]KernelFunc
+
 	// QueueDepth is the number of operations that a stream holds until they are
 	// done. A call that enqueues one more blocks until there is room. 0 is 1024,
 	// which is about what real drivers have; negative is no limit.
@@ -148,10 +154,10 @@ const maxAttribute = 145
 
 // defaultAttributes are an H200's. Attributes that are not here are 0.
 var defaultAttributes = map[cudart.Attr]int{
-	1:                                    1024,      // threads a block
-	8:                                    49152,     // shared memory a block
-	10:                                   32,        // warp size
-	13:                                   1_980_000, // clock, kHz
+	attrBlockThreads:                     1024,
+	attrBlockShared:                      49152,
+	10:                                   32, // warp size
+	attrClock:                            1_980_000,
 	cudart.AttrMultiProcessorCount:       132,
 	cudart.AttrCanMapHostMemory:          1,
 	cudart.AttrConcurrentKernels:         1,
@@ -159,7 +165,8 @@ var defaultAttributes = map[cudart.Attr]int{
 	36:                                   3_201_000,  // memory clock, kHz
 	37:                                   6144,       // memory bus width, bits
 	38:                                   62_914_560, // L2 cache
-	39:                                   2048,       // threads a multiprocessor
+	attrSharedAllowed:                    232_448,
+	39:                                   2048, // threads a multiprocessor
 	cudart.AttrAsyncEngineCount:          3,
 	cudart.AttrUnifiedAddressing:         1,
 	cudart.AttrComputeCapabilityMajor:    9,

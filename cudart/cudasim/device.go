@@ -195,6 +195,11 @@ func (c *call) deviceReset() cudart.Code {
 			delete(c.events, h)
 		}
 	}
+	for h, m := range c.modules {
+		if m.dev == d {
+			c.dropModule(h)
+		}
+	}
 	for _, b := range c.blocks.all() {
 		if b.dev == d {
 			c.blocks.release(b)

@@ -109,5 +109,13 @@ func init() {
 		{name: "cudaEventQuery", args: 1, event: 1, run: (*call).eventQuery},
 		{name: "cudaEventSynchronize", args: 1, event: 1, run: (*call).eventSynchronize},
 		{name: "cudaEventElapsedTime", args: 3, event: 3, run: (*call).eventElapsedTime},
+
+		// The driver's own, in its library: they do not set the runtime's last error.
+		{name: "cuModuleLoadDataEx", args: 5, traits: keepsLast, run: (*call).moduleLoad},
+		{name: "cuModuleUnload", args: 1, traits: keepsLast, run: (*call).moduleUnload},
+		{name: "cuModuleGetFunction", args: 3, traits: keepsLast, run: (*call).moduleGetFunction},
+		{name: "cuFuncGetAttribute", args: 3, traits: keepsLast, run: (*call).funcGetAttribute},
+		{name: "cuFuncSetAttribute", args: 3, traits: keepsLast, run: (*call).funcSetAttribute},
+		{name: "cuLaunchKernel", args: 11, stream: 9, traits: keepsLast, run: (*call).launchKernel},
 	}
 }

@@ -37,6 +37,11 @@ const (
 	// BusyManagedMemory is an access of the CPU to managed memory while the device
 	// works and cannot access it concurrently. The real process crashes.
 	BusyManagedMemory
+	// BusyModule is code that was unloaded before launches of its kernels had run.
+	BusyModule
+	// IllegalAccess is a kernel that accessed memory which the device cannot access. It makes
+	// the device unusable.
+	IllegalAccess
 )
 
 // String names the kind: "wrong device".
@@ -58,6 +63,10 @@ func (k MisuseKind) String() string {
 		return "call from host function"
 	case BusyManagedMemory:
 		return "busy managed memory"
+	case BusyModule:
+		return "busy module"
+	case IllegalAccess:
+		return "illegal access"
 	}
 	return "unknown misuse"
 }
@@ -65,7 +74,7 @@ func (k MisuseKind) String() string {
 // A Misuse is something that a caller did wrong, whether the call failed or not.
 type Misuse struct {
 	Kind    MisuseKind
-	Call    string // the C function
+	Call    string // the C function, or the kernel
 	Thread  uint64 // number of the OS thread, unique in the process
 	Current int    // the thread's current device
 	Want    int    // the device that should have been current, -1 if that does not matter

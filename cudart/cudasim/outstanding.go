@@ -6,14 +6,15 @@ import (
 	"strings"
 )
 
-// Outstanding counts what has not been freed, unregistered, destroyed, disabled or
-// run.
+// Outstanding counts what has not been freed, unregistered, destroyed, unloaded, disabled
+// or run.
 type Outstanding struct {
 	DeviceAllocs, DeviceBytes      int // cudaMalloc, cudaMallocAsync
 	HostAllocs, HostBytes          int // cudaHostAlloc
 	Registrations, RegisteredBytes int // cudaHostRegister
 	ManagedAllocs, ManagedBytes    int // cudaMallocManaged
 	Streams, Events                int
+	Modules                        int // cuModuleLoadDataEx
 	PeerAccesses                   int // cudaDeviceEnablePeerAccess
 	PendingOps                     int // operations enqueued and not run; of destroyed streams, all but records of events
 }
@@ -40,6 +41,7 @@ func (o Outstanding) String() string {
 	add(o.ManagedAllocs, "managed allocation", o.ManagedBytes)
 	add(o.Streams, "stream", 0)
 	add(o.Events, "event", 0)
+	add(o.Modules, "module", 0)
 	add(o.PeerAccesses, "enabled peer", 0)
 	add(o.PendingOps, "pending operation", 0)
 	if len(parts) == 0 {
@@ -55,8 +57,8 @@ func (s *Sim) Outstanding() Outstanding {
 	return s.outstanding()
 }
 
-// PendingCopies returns how many of the pending operations use memory: copies, and what fills
-// it. Records of events do not.
+// PendingCopies returns how many of the pending operations use memory: copies, what fills
+// it, and kernels. Records of events do not.
 func (s *Sim) PendingCopies() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +75,7 @@ func (s *Sim) PendingCopies() (n int) {
 }
 
 func (s *Sim) outstanding() Outstanding {
-	o := Outstanding{Streams: len(s.streams), Events: len(s.events), PendingOps: s.pendingOperations()}
+	o := Outstanding{Streams: len(s.streams), Events: len(s.events), Modules: len(s.modules), PendingOps: s.pendingOperations()}
 	for _, d := range s.devices {
 		o.PeerAccesses += len(d.peers)
 	}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newEntry makes a C function pointer of up to nine integer arguments. It cannot
+// newEntry makes a C function pointer of up to eleven integer arguments. It cannot
 // be freed. A call is faster with fewer arguments.
 func newEntry(args int, f func(*arguments) uintptr) (entry uintptr, err error) {
 	defer func() {
@@ -27,9 +27,13 @@ func newEntry(args int, f func(*arguments) uintptr) (entry uintptr, err error) {
 		return purego.NewCallback(func(a, b, c uintptr) uintptr { return f(&arguments{a, b, c}) }), nil
 	case args <= 5:
 		return purego.NewCallback(func(a, b, c, d, e uintptr) uintptr { return f(&arguments{a, b, c, d, e}) }), nil
-	default:
+	case args <= 9:
 		return purego.NewCallback(func(a, b, c, d, e, f6, g, h, i uintptr) uintptr {
 			return f(&arguments{a, b, c, d, e, f6, g, h, i})
+		}), nil
+	default:
+		return purego.NewCallback(func(a, b, c, d, e, f6, g, h, i, j, k uintptr) uintptr {
+			return f(&arguments{a, b, c, d, e, f6, g, h, i, j, k})
 		}), nil
 	}
 }

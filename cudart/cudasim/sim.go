@@ -55,12 +55,14 @@ type schedule struct {
 
 // A machine is what the calls have made of the devices.
 type machine struct {
-	devices  []*device
-	contexts map[uint64]*thread
-	blocks   blocks
-	streams  map[uintptr]*stream
-	events   map[uintptr]*event
-	leaked   int // bytes that failed registrations left pinned
+	devices   []*device
+	contexts  map[uint64]*thread
+	blocks    blocks
+	streams   map[uintptr]*stream
+	events    map[uintptr]*event
+	modules   map[uintptr]*module
+	functions map[uintptr]*function
+	leaked    int // bytes that failed registrations left pinned
 }
 
 // The handles of streams and events.
@@ -106,7 +108,8 @@ func New(cfg Config) (*Sim, error) {
 		library:  library{cfg: cfg, start: time.Now(), names: make(map[string]int), exported: make([]string, len(exports)), threads: key},
 		closing:  make(chan struct{}),
 		schedule: schedule{blocked: make(map[string]int)},
-		machine:  machine{contexts: make(map[uint64]*thread), streams: make(map[uintptr]*stream), events: make(map[uintptr]*event)},
+		machine: machine{contexts: make(map[uint64]*thread), streams: make(map[uintptr]*stream), events: make(map[uintptr]*event),
+			modules: make(map[uintptr]*module), functions: make(map[uintptr]*function)},
 	}
 	s.base = addressSpace(sims.Add(1))
 	s.blocks.next = s.base

@@ -11,7 +11,7 @@ import (
 )
 
 // arguments are what C passed. Those beyond the function's own are garbage.
-type arguments [9]uintptr
+type arguments [11]uintptr
 
 // maxSlots bounds the callbacks that this package makes: a process can have 2000
 // and free none.

@@ -23,8 +23,14 @@ func Real() bool { return os.Getenv(Env) == "1" }
 // test if anything of a simulated one was not released, or misused.
 func Device(tb testing.TB) *cudart.Device {
 	tb.Helper()
+	return DeviceWith(tb, cudasim.Config{})
+}
+
+// DeviceWith is [Device] with the configuration of a simulated one.
+func DeviceWith(tb testing.TB, cfg cudasim.Config) *cudart.Device {
+	tb.Helper()
 	if !Real() {
-		_, rt := Sim(tb, cudasim.Config{})
+		_, rt := Sim(tb, cfg)
 		return first(tb, rt)
 	}
 	return first(tb, open(tb, cudart.Options{}))

@@ -94,7 +94,7 @@ func New(ctx context.Context, s *cudart.Stream) (*Handle, error) {
 	}
 	lib := s.Device().Runtime().Library()
 	if lib.Simulated {
-		return nil, fmt.Errorf("cublas: %s runs no kernels: %w", lib.Path, cudart.ErrUnsupported)
+		return nil, fmt.Errorf("cublas: %s has no code of cuBLAS: %w", lib.Path, cudart.ErrUnsupported)
 	}
 	return open(ctx, s, candidates(lib.Runtime.Major(), lib.Driver.Major()), load)
 }

@@ -19,21 +19,46 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/kernel"
 )
 
-// realGPU opens the machine's GPU, which a simulated one cannot stand in for: it runs no kernels.
-func realGPU(tb testing.TB) (*cudart.Device, *cudart.Stream) {
+// userKernels are those of testdata/user.ptx for simulated devices.
+var userKernels = map[string]cudasim.KernelFunc{
+	"saxpy": func(l *cudasim.Launch) {
+		n := min(l.Grid.X*l.Block.X, int(l.Uint64(3)))
+		y, x := cudasim.Elements[float32](l.Write(l.Ptr(0), 4*n)), cudasim.Elements[float32](l.Read(l.Ptr(1), 4*n))
+		for i := range y {
+			y[i] += l.Float32(2) * x[i]
+		}
+	},
+	"shared_size": func(l *cudasim.Launch) { cudasim.Elements[uint32](l.Write(l.Ptr(0), 4))[0] = uint32(l.SharedBytes) },
+	"store_all": func(l *cudasim.Launch) {
+		out := cudasim.Elements[uint64](l.Write(l.Ptr(0), 48))
+		for i := range out {
+			out[i] = l.Uint64(i + 1)
+		}
+	},
+}
+
+// gpu opens a simulated device, or the machine's GPU.
+func gpu(tb testing.TB) (*cudart.Device, *cudart.Stream) {
 	tb.Helper()
-	if !testgpu.Real() {
-		tb.Skipf("needs a real GPU, which %s=1 requests: a simulated one runs no kernels", testgpu.Env)
-	}
-	dev := testgpu.Device(tb)
+	dev := testgpu.DeviceWith(tb, cudasim.Config{Kernels: userKernels})
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, s.Close()) })
 	return dev, s
+}
+
+// realGPU opens the machine's GPU for what a simulated one cannot show.
+func realGPU(tb testing.TB, why string) (*cudart.Device, *cudart.Stream) {
+	tb.Helper()
+	if !testgpu.Real() {
+		tb.Skipf("needs a real GPU, which %s=1 requests: %s", testgpu.Env, why)
+	}
+	return gpu(tb)
 }
 
 // memoryOf allocates device memory until the end of the test.
@@ -79,8 +104,8 @@ func newMemory(tb testing.TB, dev *cudart.Device) *kernel.Memory {
 	return m
 }
 
-func TestGPURunsPTX(t *testing.T) {
-	dev, s := realGPU(t)
+func TestKernelsOfUsersRun(t *testing.T) {
+	dev, s := gpu(t)
 	code, err := os.ReadFile("testdata/user.ptx")
 	require.NoError(t, err)
 	m, err := kernel.Load(t.Context(), dev, code)
@@ -121,7 +146,7 @@ func TestGPURunsPTX(t *testing.T) {
 
 // A fat binary, of a cubin for 9.0 and compressed PTX for all others, runs as PTX does.
 func TestGPURunsAFatBinary(t *testing.T) {
-	dev, s := realGPU(t)
+	dev, s := realGPU(t, "a simulated one runs no machine code")
 	code, err := os.ReadFile("testdata/user.fatbin")
 	require.NoError(t, err)
 	m, err := kernel.Load(t.Context(), dev, code)
@@ -135,8 +160,8 @@ func TestGPURunsAFatBinary(t *testing.T) {
 }
 
 // Kernels run on any goroutine, whatever thread it is on.
-func TestGPURunsPTXOnManyGoroutines(t *testing.T) {
-	dev, _ := realGPU(t)
+func TestKernelsRunOnManyGoroutines(t *testing.T) {
+	dev, _ := gpu(t)
 	code, err := os.ReadFile("testdata/user.ptx")
 	require.NoError(t, err)
 	m, err := kernel.Load(t.Context(), dev, code)
@@ -179,7 +204,7 @@ func TestGPURunsPTXOnManyGoroutines(t *testing.T) {
 }
 
 func TestGPUReportsWhatDoesNotCompile(t *testing.T) {
-	dev, _ := realGPU(t)
+	dev, _ := realGPU(t, "a simulated one compiles nothing")
 	broken := "\n.version 7.0\n.target sm_75\n.address_size 64\n.visible .entry f()\n{\n\tadd.s32 %nothing, 1, 2;\n\tret;\n}\n"
 	m, err := kernel.Load(t.Context(), dev, []byte(broken))
 	if err == nil { // compiled only now
@@ -209,11 +234,15 @@ func TestGPUReportsWhatDoesNotCompile(t *testing.T) {
 
 // What the GPU writes is what Go computes, no byte beside is touched, and a check on the GPU
 // finds exactly the bytes that were changed.
-func TestGPUFillsAndChecks(t *testing.T) {
-	dev, s := realGPU(t)
+func TestFillsAndChecks(t *testing.T) {
+	dev, s := gpu(t)
 	ctx := context.Background()
 	m := newMemory(t, dev)
-	const guard, size = 64, 3<<20 + 5
+	const guard = 64
+	size := 100_005
+	if testgpu.Real() {
+		size = 3<<20 + 5
+	}
 	p := memoryOf(t, dev, size+2*guard+16)
 	contents := []kernel.Content{
 		{Seed: 0x123456789abcdef1}, {Kind: kernel.Constant, Seed: 0xAA55AA55AA55AA55}, {Kind: kernel.WalkingBit},
@@ -269,7 +298,7 @@ func TestGPUFillsAndChecks(t *testing.T) {
 
 // Past 4 GiB offsets need more than 32 bits.
 func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
-	dev, s := realGPU(t)
+	dev, s := realGPU(t, "the memory of a simulated one is the host's, and its kernels are slow")
 	const n = 5<<30 + 3
 	free, _, err := dev.MemInfo()
 	require.NoError(t, err)
@@ -292,8 +321,8 @@ func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
 }
 
 // Copies by the multiprocessors: between device memory and, both ways, pinned host memory.
-func TestGPUCopies(t *testing.T) {
-	dev, s := realGPU(t)
+func TestKernelsCopy(t *testing.T) {
+	dev, s := gpu(t)
 	ctx := context.Background()
 	m := newMemory(t, dev)
 	const size = 1<<20 + 77
@@ -328,8 +357,8 @@ func TestGPUCopies(t *testing.T) {
 	assert.Equal(t, kernel.Found{First: -1}, found)
 }
 
-func TestGPUChasesAChain(t *testing.T) {
-	dev, s := realGPU(t)
+func TestKernelsChaseAChain(t *testing.T) {
+	dev, s := gpu(t)
 	m := newMemory(t, dev)
 	const n = 10_000
 	order := rand.New(rand.NewPCG(3, 4)).Perm(n)
@@ -351,8 +380,8 @@ func TestGPUChasesAChain(t *testing.T) {
 	assert.ErrorIs(t, m.Chase(s, p, -1, 1, result), cudart.ErrInvalidValue)
 }
 
-func TestGPUIsBusyForATime(t *testing.T) {
-	dev, s := realGPU(t)
+func TestBusyTakesItsTime(t *testing.T) {
+	dev, s := gpu(t)
 	m := newMemory(t, dev)
 	begin, err := dev.NewEvent(cudart.EventOptions{Timing: true})
 	require.NoError(t, err)
@@ -376,8 +405,8 @@ func TestGPUIsBusyForATime(t *testing.T) {
 }
 
 // Close waits for kernels that run.
-func TestGPUCloseWaitsForKernels(t *testing.T) {
-	dev, s := realGPU(t)
+func TestCloseWaitsForRunningKernels(t *testing.T) {
+	dev, s := gpu(t)
 	m, err := kernel.NewMemory(t.Context(), dev)
 	require.NoError(t, err)
 	require.NoError(t, m.Busy(s, 300*time.Millisecond))
@@ -392,7 +421,7 @@ func TestGPUCloseWaitsForKernels(t *testing.T) {
 }
 
 func TestGPULaunchDoesNotAllocate(t *testing.T) {
-	dev, s := realGPU(t)
+	dev, s := realGPU(t, "a simulated one allocates itself")
 	m := newMemory(t, dev)
 	p := memoryOf(t, dev, 64)
 	var err error
@@ -406,7 +435,7 @@ func TestGPULaunchDoesNotAllocate(t *testing.T) {
 
 // BenchmarkLaunch is beside testdata/baseline/launch.cu, which does the same in C++.
 func BenchmarkLaunch(b *testing.B) {
-	dev, s := realGPU(b)
+	dev, s := realGPU(b, "a simulated one has no times of its own")
 	ctx := context.Background()
 	m := newMemory(b, dev)
 	p := memoryOf(b, dev, 64)
@@ -459,7 +488,7 @@ func BenchmarkLaunch(b *testing.B) {
 
 // BenchmarkMemory reports GB/s by the device's time.
 func BenchmarkMemory(b *testing.B) {
-	dev, s := realGPU(b)
+	dev, s := realGPU(b, "a simulated one has no times of its own")
 	ctx := context.Background()
 	m := newMemory(b, dev)
 	const n = 4 << 30

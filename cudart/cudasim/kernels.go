@@ -1,0 +1,137 @@
+package cudasim
+
+import (
+	"bytes"
+	"math"
+	"time"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/content"
+)
+
+// A kernel is a Go function that stands for one in PTX.
+type kernel struct {
+	run  KernelFunc
+	time func(*Launch) time.Duration // beyond kernelTime, by the link model; it needs mu. Nil for none
+}
+
+// kernel returns what stands for an entry of PTX. Its run is nil if there is nothing.
+func (s *Sim) kernel(name string) kernel {
+	if f := s.cfg.Kernels[name]; f != nil {
+		return kernel{run: f}
+	}
+	return ownKernels[name]
+}
+
+// ownKernels are those of kernel/src/memory.cu, argument by argument.
+var ownKernels = map[string]kernel{
+	"pinned_fill":  {fillKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), true) }},
+	"pinned_check": {checkKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), false) }},
+	"pinned_copy": {copyKernel, func(l *Launch) time.Duration {
+		return max(l.duration(l.Ptr(0), l.Int(2), true), l.duration(l.Ptr(1), l.Int(2), false))
+	}},
+	"pinned_chase": {chaseKernel, chaseTime},
+	"pinned_busy":  {func(*Launch) {}, busyTime},
+}
+
+// threads is the number of threads in the dimension that the kernels share their work in. Those
+// of other dimensions do the same again, so many times.
+func (l *Launch) threads() (threads, times int) {
+	return l.Grid.X * l.Block.X, l.Grid.Y * l.Grid.Z * l.Block.Y * l.Block.Z
+}
+
+// pieces are the parts of n bytes at p that the kernels access: vectors of 16 bytes, and before
+// and after them single bytes, one a thread, so fewer than there are with less than 15 threads.
+func (l *Launch) pieces(p cudart.DevPtr, n int) [3][2]int {
+	threads, _ := l.threads()
+	head := min(int(-p&15), n)
+	tail := n - (n-head)%16
+	return [3][2]int{{0, min(head, threads)}, {head, tail}, {tail, tail + min(n-tail, threads)}}
+}
+
+// fillKernel is pinned_fill(p, n, at, kind, seed, mask).
+func fillKernel(l *Launch) {
+	p, n := l.Ptr(0), l.Int(1)
+	c := content.Content{Kind: uint32(l.Uint64(3)), Seed: l.Uint64(4), Mask: l.Uint64(5)}
+	dst := l.Write(p, n)
+	for _, r := range l.pieces(p, n) {
+		c.Fill(dst[r[0]:r[1]], l.Uint64(2)+uint64(r[0]))
+	}
+}
+
+// checkKernel is pinned_check(p, n, at, kind, seed, mask, result).
+func checkKernel(l *Launch) {
+	p, n := l.Ptr(0), l.Int(1)
+	c := content.Content{Kind: uint32(l.Uint64(3)), Seed: l.Uint64(4), Mask: l.Uint64(5)}
+	got, want := l.Read(p, n), make([]byte, min(max(n, 0), 4096))
+	mismatches, first := uint64(0), ^uint64(0)
+	for _, r := range l.pieces(p, n) {
+		for off := r[0]; off < r[1]; off += len(want) {
+			got, want := got[off:min(off+len(want), r[1])], want[:min(len(want), r[1]-off)]
+			if c.Fill(want, l.Uint64(2)+uint64(off)); bytes.Equal(got, want) {
+				continue
+			}
+			for i := range got {
+				if got[i] != want[i] {
+					mismatches++
+					first = min(first, uint64(off+i))
+				}
+			}
+		}
+	}
+	if mismatches > 0 {
+		_, times := l.threads()
+		result := Elements[uint64](l.Write(l.Ptr(6), 16))
+		result[0] += mismatches * uint64(times)
+		result[1] = min(result[1], first)
+	}
+}
+
+// copyKernel is pinned_copy(dst, src, n).
+func copyKernel(l *Launch) {
+	to, from, n := l.Ptr(0), l.Ptr(1), l.Int(2)
+	dst, src := l.Write(to, n), l.Read(from, n)
+	if (to^from)&15 != 0 {
+		copy(dst, src)
+		return
+	}
+	for _, r := range l.pieces(to, n) {
+		copy(dst[r[0]:r[1]], src[r[0]:r[1]])
+	}
+}
+
+// chaseKernel is pinned_chase(chain, start, steps, result).
+func chaseKernel(l *Launch) {
+	next := l.Uint64(1)
+	for range l.Uint64(2) {
+		next = Elements[uint64](l.Read(l.Ptr(0)+cudart.DevPtr(8*next), 8))[0]
+	}
+	l.dev.sim.mu.Lock()
+	took := chaseTime(l)
+	l.dev.sim.mu.Unlock()
+	result := Elements[uint64](l.Write(l.Ptr(3), 16))
+	result[0], result[1] = next, uint64(took.Nanoseconds())*uint64(l.dev.cfg.Attributes[attrClock])/1e6
+}
+
+// attrClock is the clock rate of a multiprocessor in kHz.
+const attrClock = 13
+
+// Times of one load, of the order of an H200's.
+const (
+	deviceLoad = 600 * time.Nanosecond
+	hostLoad   = 1200 * time.Nanosecond // over the link
+)
+
+func chaseTime(l *Launch) time.Duration {
+	one := deviceLoad
+	if b := l.dev.sim.blocks.find(uintptr(l.Ptr(0))); b != nil && (b.kind == hostBlock || b.kind == registeredBlock) {
+		one = hostLoad
+	}
+	return time.Duration(l.Uint64(2)) * one
+}
+
+// busyTime is that of pinned_busy(ns, max_cycles).
+func busyTime(l *Launch) time.Duration {
+	cycles := float64(l.Uint64(1)) * 1e6 / float64(max(l.dev.cfg.Attributes[attrClock], 1))
+	return time.Duration(math.Round(min(float64(l.Uint64(0)), cycles)))
+}

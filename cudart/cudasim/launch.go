@@ -1,0 +1,196 @@
+package cudasim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// A KernelFunc does the work of a whole launch of a kernel: what all its threads do together. It
+// runs in the order of the launch's stream, at the same time as other streams. It must end by
+// itself, and must not call CUDA.
+type KernelFunc func(*Launch)
+
+// A Launch is a run of a kernel: see Config.Kernels. It is valid until the function returns.
+type Launch struct {
+	Kernel      string // its name in the code
+	Device      int    // ordinal
+	Grid, Block cudart.Dim
+	SharedBytes int // dynamic shared memory of a block
+
+	dev  *device
+	args [][]byte
+	uses []*block // that the function has memory of
+}
+
+// Args returns the number of arguments.
+func (l *Launch) Args() int { return len(l.args) }
+
+// Arg returns the bytes of argument i. It panics if there is none, as the methods do that
+// return it as a value.
+func (l *Launch) Arg(i int) []byte { return l.args[i] }
+
+// Uint64 returns argument i of up to 8 bytes, without a sign.
+func (l *Launch) Uint64(i int) uint64 {
+	var word [8]byte
+	copy(word[:], l.args[i])
+	return binary.LittleEndian.Uint64(word[:])
+}
+
+// Int returns argument i of 64 bits.
+func (l *Launch) Int(i int) int { return int(l.Uint64(i)) }
+
+// Float32 returns argument i, a float.
+func (l *Launch) Float32(i int) float32 { return math.Float32frombits(uint32(l.Uint64(i))) }
+
+// Float64 returns argument i, a double.
+func (l *Launch) Float64(i int) float64 { return math.Float64frombits(l.Uint64(i)) }
+
+// Ptr returns argument i, a pointer.
+func (l *Launch) Ptr(i int) cudart.DevPtr { return cudart.DevPtr(l.Uint64(i)) }
+
+// An accessFault ends a kernel.
+type accessFault struct {
+	code   cudart.Code
+	detail string
+}
+
+// Read returns n bytes at p, which must not be changed, as the device reads them: of its own
+// memory, of managed memory, of pinned host memory, or of a device whose memory it may access. If
+// they are not all such memory, the kernel ends there with cudaErrorIllegalAddress, which every
+// later call on the device returns, and an [IllegalAccess] is recorded.
+func (l *Launch) Read(p cudart.DevPtr, n int) []byte { return l.access(uintptr(p), n, false) }
+
+// Write returns n bytes at p, which may be changed: see [Launch.Read]. Host memory that is
+// registered as read-only is none.
+func (l *Launch) Write(p cudart.DevPtr, n int) []byte { return l.access(uintptr(p), n, true) }
+
+// Elements returns bytes that [Launch.Read] or [Launch.Write] returned as values of T, numbers or
+// structs of numbers. If their address is no multiple of T's alignment, the kernel ends with
+// cudaErrorMisalignedAddress. Bytes beyond the last whole value are left out.
+func Elements[T any](b []byte) []T {
+	var zero T
+	n := len(b) / int(unsafe.Sizeof(zero))
+	if n == 0 {
+		return nil
+	}
+	first := unsafe.Pointer(&b[0])
+	if uintptr(first)%unsafe.Alignof(zero) != 0 {
+		panic(accessFault{cudart.ErrMisalignedAddress, fmt.Sprintf("values of %d bytes at an address that is no multiple of %d",
+			unsafe.Sizeof(zero), unsafe.Alignof(zero))})
+	}
+	return unsafe.Slice((*T)(first), n)
+}
+
+func (l *Launch) access(at uintptr, n int, write bool) []byte {
+	if n == 0 {
+		return nil
+	}
+	s := l.dev.sim
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if problem := l.inaccessible(at, n, write); problem != "" {
+		verb := "reads"
+		if write {
+			verb = "writes"
+		}
+		panic(accessFault{cudart.ErrIllegalAddress, fmt.Sprintf("%s %d bytes at %#x, %s", verb, n, at, problem)})
+	}
+	b := s.blocks.find(at)
+	if b == nil || b.kind == registeredBlock || at+uintptr(n) > b.end() {
+		return bytesAt(at, n)
+	}
+	if b.kind == managedBlock {
+		s.touch((span{addr: at, n: n, block: b}).pages(), l.dev.ordinal, write)
+	}
+	return b.bytes(at, n)
+}
+
+// inaccessible returns why the device cannot access memory, "" if it can. The function uses
+// the blocks from then on. It needs mu.
+func (l *Launch) inaccessible(at uintptr, n int, write bool) string {
+	end := at + uintptr(n)
+	if n < 0 || end < at {
+		return "which are more than there are addresses"
+	}
+	for at < end {
+		b := l.dev.sim.blocks.find(at)
+		switch {
+		case b == nil && at >= deviceAddresses:
+			return "which no device has allocated"
+		case b == nil && l.dev.usesHostTables():
+			b = &block{addr: at, size: int(end - at), kind: registeredBlock}
+			if next := l.dev.sim.blocks.overlap(at, int(end-at)); next != nil {
+				b.size = int(next.addr - at)
+			}
+		case b == nil:
+			return "which is host memory that is neither pinned nor managed"
+		case b.kind == deviceBlock && b.dev != l.dev && !slices.Contains(l.dev.peers, b.dev):
+			return fmt.Sprintf("which are of device %d, whose memory this one may not access", b.dev.ordinal)
+		case b.kind == deviceBlock && end > b.end():
+			return fmt.Sprintf("where the allocation of %d bytes at %#x ends", b.size, b.addr)
+		case b.kind == registeredBlock && write && b.flags&registerReadOnly != 0:
+			return "which are registered as read-only"
+		}
+		b.uses++
+		l.uses = append(l.uses, b)
+		at = b.end()
+	}
+	return ""
+}
+
+// run calls the function, and turns what it does wrong into the error that the device has from
+// then on.
+func (l *Launch) run(f KernelFunc) (code cudart.Code) {
+	s := l.dev.sim
+	defer func() {
+		r := recover()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, b := range l.uses {
+			b.uses--
+			s.blocks.unmap(b)
+		}
+		fault, ok := r.(accessFault)
+		switch {
+		case ok:
+			s.record(Misuse{Kind: IllegalAccess, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1, Detail: fault.detail})
+			code = fault.code
+			l.dev.broken = code
+			s.wakeAll()
+		case r != nil:
+			panic(r)
+		}
+	}()
+	if !guarded(func() { f(l) }) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.record(Misuse{Kind: UnmappedMemory, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1,
+			Detail: "host memory was unmapped, or protected, before the kernel ran"})
+	}
+	return cudart.Success
+}
+
+// duration is how long the device's accesses to n bytes at p take by the link model. It needs mu.
+func (l *Launch) duration(p cudart.DevPtr, n int, write bool) time.Duration {
+	link := &l.dev.cfg.Link
+	speed := link.OnDevice
+	b := l.dev.sim.blocks.find(uintptr(p))
+	switch {
+	case n <= 0 || b == nil:
+		return 0
+	case b.kind == deviceBlock && b.dev != l.dev:
+		speed = link.Peer
+	case b.kind == deviceBlock || b.kind == managedBlock:
+	case write:
+		speed = link.DeviceToHost
+	default:
+		speed = link.HostToDevice
+	}
+	return speed.time(min(n, b.size))
+}

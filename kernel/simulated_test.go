@@ -1,0 +1,230 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/content"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A trial is one launch of a kernel. Pointers among its arguments are offsets in its memory,
+// which lies in device memory up to deviceBytes, and beyond that in pinned host memory.
+type trial struct {
+	kernel    string
+	shape     Config
+	args      []Arg
+	pointers  []int // indices of arguments
+	memory    []byte
+	undefined [2]int // range of the memory that need not be the same, such as times
+}
+
+const (
+	deviceBytes = 48 << 10
+	hostBytes   = 48 << 10
+)
+
+// newTrial chooses arguments at random, with pointers of any alignment.
+func newTrial(r *rand.Rand, name string) *trial {
+	t := &trial{kernel: name, memory: make([]byte, deviceBytes+hostBytes)}
+	for i := range t.memory {
+		t.memory[i] = byte(r.Uint32())
+	}
+	t.shape = Config{Grid: Dim{X: 1 + r.IntN(4), Y: 1 + r.IntN(2), Z: 1 + r.IntN(2)}, Block: Dim{X: 1 + r.IntN(64), Y: 1 + r.IntN(2), Z: 1 + r.IntN(2)}}
+	// Regions of 16 KiB, three on either side, so that none overlap.
+	regions := r.Perm(6)
+	region := func(align int) (at int) {
+		at = regions[0]*(16<<10) + r.IntN(64)/align*align
+		regions = regions[1:]
+		return at
+	}
+	pointer := func(at int) {
+		t.pointers = append(t.pointers, len(t.args))
+		t.args = append(t.args, Ptr(cudart.DevPtr(at)))
+	}
+	sizes := [...]int{0, r.IntN(40), r.IntN(300), r.IntN(16<<10 - 64)}
+	n := sizes[r.IntN(len(sizes))]
+	c := content.Content{Kind: uint32(r.IntN(7)), Seed: r.Uint64(), Mask: r.Uint64()}
+	at := r.Uint64() >> r.IntN(64)
+	switch name {
+	case "pinned_fill", "pinned_check":
+		p := region(1)
+		pointer(p)
+		t.args = append(t.args, Int(n), Uint64(at), Uint32(c.Kind), Uint64(c.Seed), Uint64(c.Mask))
+		if name == "pinned_fill" {
+			break
+		}
+		if r.IntN(4) > 0 { // few mismatches
+			c.Fill(t.memory[p:p+n], at)
+			for range r.IntN(3) {
+				t.memory[p+r.IntN(max(n, 1))] ^= 1 << r.IntN(8)
+			}
+		}
+		result := region(8)
+		binary.LittleEndian.PutUint64(t.memory[result+8:], ^uint64(0)>>r.IntN(64))
+		pointer(result)
+	case "pinned_copy":
+		dst, src := region(1), region(1)
+		if r.IntN(2) > 0 {
+			src = src&^15 | dst&15
+		}
+		pointer(dst)
+		pointer(src)
+		t.args = append(t.args, Int(n))
+	case "pinned_chase":
+		chain, entries := region(8), 1+r.IntN(1000)
+		for i := range entries {
+			binary.LittleEndian.PutUint64(t.memory[chain+8*i:], uint64(r.IntN(entries)))
+		}
+		pointer(chain)
+		t.args = append(t.args, Int(r.IntN(entries)), Int(r.IntN(200)))
+		result := region(8)
+		pointer(result)
+		t.undefined = [2]int{result + 8, result + 16}
+	}
+	return t
+}
+
+// on runs the trial on a device, and returns the memory after it.
+func (t *trial) on(tb testing.TB, dev *cudart.Device, k *Kernel) []byte {
+	tb.Helper()
+	ctx := tb.Context()
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(tb, err)
+	p, err := dev.Malloc(deviceBytes)
+	require.NoError(tb, err)
+	h, err := dev.HostAlloc(hostBytes, cudart.HostAllocMapped)
+	require.NoError(tb, err)
+	view, err := dev.HostDevicePointer(h)
+	require.NoError(tb, err)
+	host := unsafe.Slice((*byte)(h), hostBytes)
+	copy(host, t.memory[deviceBytes:])
+	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&t.memory[0]), deviceBytes))
+	require.NoError(tb, dev.Synchronize(ctx))
+
+	args := append([]Arg(nil), t.args...)
+	for _, i := range t.pointers {
+		if at := cudart.DevPtr(args[i].bits); at < deviceBytes {
+			args[i] = Ptr(p + at)
+		} else {
+			args[i] = Ptr(view + at - deviceBytes)
+		}
+	}
+	require.NoError(tb, k.Launch(s, t.shape, args...))
+	require.NoError(tb, s.Synchronize(ctx))
+	after := make([]byte, len(t.memory))
+	require.NoError(tb, dev.CopyToHost(unsafe.Pointer(&after[0]), p, deviceBytes))
+	copy(after[deviceBytes:], host)
+	require.NoError(tb, dev.Free(p))
+	require.NoError(tb, dev.FreeHost(h))
+	require.NoError(tb, s.Close())
+	clear(after[t.undefined[0]:t.undefined[1]])
+	return after
+}
+
+// byThreads does in Go what each thread does in src/memory.cu, one thread after the other.
+func (t *trial) byThreads() []byte {
+	m := append([]byte(nil), t.memory...)
+	arg := func(i int) uint64 { return t.args[i].bits }
+	repeat := t.shape.Grid.Y * t.shape.Grid.Z * t.shape.Block.Y * t.shape.Block.Z
+	threads := uint64(t.shape.Grid.X * t.shape.Block.X)
+	for thread := uint64(0); thread < threads; thread++ {
+		// each calls f with the offsets of n bytes at p that the thread handles.
+		each := func(p, n uint64, f func(off uint64)) {
+			head := min(-p&15, n)
+			vectors := (n - head) / 16
+			tail := n - head - 16*vectors
+			if thread < head {
+				f(thread)
+			}
+			if thread < tail {
+				f(n - tail + thread)
+			}
+			for j := thread; j < vectors; j += threads {
+				for i := range uint64(16) {
+					f(head + 16*j + i)
+				}
+			}
+		}
+		wanted := func(off uint64) byte {
+			c := content.Content{Kind: uint32(arg(3)), Seed: arg(4), Mask: arg(5)}
+			at := arg(2) + off
+			return byte(c.Word(at>>3) >> (at & 7 * 8))
+		}
+		switch t.kernel {
+		case "pinned_fill":
+			each(arg(0), arg(1), func(off uint64) { m[arg(0)+off] = wanted(off) })
+		case "pinned_check":
+			count, first := m[arg(6):][:8], m[arg(6)+8:][:8]
+			each(arg(0), arg(1), func(off uint64) {
+				if m[arg(0)+off] != wanted(off) {
+					binary.LittleEndian.PutUint64(count, binary.LittleEndian.Uint64(count)+uint64(repeat))
+					binary.LittleEndian.PutUint64(first, min(binary.LittleEndian.Uint64(first), off))
+				}
+			})
+		case "pinned_copy":
+			if (arg(0)^arg(1))&15 != 0 {
+				for i := thread; i < arg(2); i += threads {
+					m[arg(0)+i] = m[arg(1)+i]
+				}
+				break
+			}
+			each(arg(0), arg(2), func(off uint64) { m[arg(0)+off] = m[arg(1)+off] })
+		case "pinned_chase":
+			next := arg(1)
+			for range arg(2) {
+				next = binary.LittleEndian.Uint64(m[arg(0)+8*next:])
+			}
+			binary.LittleEndian.PutUint64(m[arg(3):], next)
+		}
+	}
+	clear(m[t.undefined[0]:t.undefined[1]])
+	return m
+}
+
+// The Go functions that simulated devices run in place of the package's kernels do what the
+// kernels do: what each thread does by their source and, on a real GPU, what the PTX does there.
+func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
+	type target struct {
+		name string
+		dev  *cudart.Device
+	}
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	targets, count := []target{{"simulated", rt.Devices()[0]}}, 80
+	if testgpu.Real() {
+		count = 500
+		targets = append(targets, target{"real", testgpu.Device(t)})
+	}
+	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase"} {
+		r := rand.New(rand.NewPCG(1, uint64(len(name))))
+		trials := make([]*trial, count)
+		for i := range trials {
+			trials[i] = newTrial(r, name)
+		}
+		for _, target := range targets {
+			m, err := Load(t.Context(), target.dev, memoryPTX)
+			require.NoError(t, err)
+			k, err := m.Kernel(t.Context(), name)
+			require.NoError(t, err)
+			for i, trial := range trials {
+				got, want := trial.on(t, target.dev, k), trial.byThreads()
+				for off := range want {
+					if got[off] != want[off] {
+						t.Fatalf("%s, trial %d: byte %d is %#x, not %#x, on the %s device: %v",
+							name, i, off, got[off], want[off], target.name, fmt.Sprintf("%+v %+v", trial.shape, trial.args))
+					}
+				}
+			}
+			require.NoError(t, m.Close())
+		}
+	}
+}
