@@ -9,8 +9,8 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-// gpu fills and compares memory on the device: kernel.Memory, or a fake in tests without a
-// GPU. Addresses are device addresses.
+// gpu fills and compares memory on the device: kernel.Memory, or in tests one that goes wrong.
+// Addresses are device addresses.
 type gpu interface {
 	// Fill queues a kernel that writes n bytes of a content, from offset at on, to p.
 	Fill(s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) error

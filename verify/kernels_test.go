@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,43 +19,16 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-// byCopies does with copies what kernels do on a real device.
-type byCopies struct {
+// counted counts when it is closed.
+type counted struct {
+	gpu
 	dev    *cudart.Device
 	closed *atomic.Int32
 }
 
-func (g byCopies) Fill(s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) error {
-	b := make([]byte, n)
-	c.Fill(b, at)
-	if err := s.SynchronizeBlocking(); err != nil {
-		return err
-	}
-	return g.dev.CopyToDevice(p, unsafe.Pointer(&b[0]), n)
-}
-
-func (g byCopies) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
-	if err := s.Synchronize(ctx); err != nil {
-		return kernel.Found{}, err
-	}
-	found, want, got := kernel.Found{First: -1}, make([]byte, n), make([]byte, n)
-	c.Fill(want, at)
-	if err := g.dev.CopyToHost(unsafe.Pointer(&got[0]), p, n); err != nil {
-		return kernel.Found{}, err
-	}
-	for i := range got {
-		if got[i] != want[i] {
-			if found.Mismatches++; found.Mismatches == 1 {
-				found.First = i
-			}
-		}
-	}
-	return found, nil
-}
-
-func (g byCopies) CloseContext(context.Context) error {
+func (g counted) CloseContext(ctx context.Context) error {
 	g.closed.Add(1)
-	return nil
+	return g.gpu.CloseContext(ctx)
 }
 
 // kernelRun runs the paths with kernels on a simulated device.
@@ -65,9 +39,10 @@ func kernelRun(t *testing.T, plan Plan, change func(r *runner, sim *cudasim.Sim)
 	r, err := newRunner(t.Context(), dev, plan)
 	require.NoError(t, err)
 	var loaded, closed atomic.Int32
-	r.load = func(_ context.Context, dev *cudart.Device) (gpu, error) {
+	r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
 		loaded.Add(1)
-		return byCopies{dev, &closed}, nil
+		g, err := loadKernels(ctx, dev)
+		return counted{g, dev, &closed}, err
 	}
 	if change != nil {
 		change(r, sim)
@@ -116,7 +91,7 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 		load := r.load
 		r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
 			g, err := load(ctx, dev)
-			return spoiling{g.(byCopies)}, err
+			return spoiling{g.(counted)}, err
 		}
 	})
 	require.ErrorIs(t, r.Err(), ErrMismatch)
@@ -133,7 +108,7 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 }
 
 // spoiling changes a byte before it compares.
-type spoiling struct{ byCopies }
+type spoiling struct{ counted }
 
 func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
 	if err := s.Synchronize(ctx); err != nil {
@@ -143,7 +118,7 @@ func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr
 	err := g.dev.CopyToHost(unsafe.Pointer(&b), p+77, 1)
 	b ^= 4
 	err = errors.Join(err, g.dev.CopyToDevice(p+77, unsafe.Pointer(&b), 1))
-	found, compared := g.byCopies.Compare(ctx, s, p, n, c, at)
+	found, compared := g.counted.Compare(ctx, s, p, n, c, at)
 	return found, errors.Join(err, compared)
 }
 
@@ -177,7 +152,7 @@ func TestKernelPathsFindOverruns(t *testing.T) {
 		load := r.load
 		r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
 			g, err := load(ctx, dev)
-			return overrunning{g.(byCopies)}, err
+			return overrunning{g.(counted)}, err
 		}
 	})
 	require.Len(t, r.Mismatches, 2)
@@ -187,31 +162,26 @@ func TestKernelPathsFindOverruns(t *testing.T) {
 	}
 }
 
-type overrunning struct{ byCopies }
+type overrunning struct{ counted }
 
 func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
-	found, err := g.byCopies.Compare(ctx, s, p, n, c, at)
+	found, err := g.counted.Compare(ctx, s, p, n, c, at)
 	var b byte
 	return found, errors.Join(err, g.dev.CopyToDevice(p+cudart.DevPtr(n), unsafe.Pointer(&b), 1))
 }
 
-// A simulated device runs no kernels: its default plan leaves their paths out, and a plan that
-// names them has them skipped with the reason.
-func TestSimulatedDevicesSkipKernelPaths(t *testing.T) {
+// Where no kernels can be loaded their paths are skipped, with the reason.
+func TestPathsOfKernelsThatCannotLoadAreSkipped(t *testing.T) {
 	t.Parallel()
-	for _, v := range []cudart.Version{11080, 13000} {
-		_, dev := simulated(t, cudasim.Config{Version: v})
-		r, err := newRunner(t.Context(), dev, Plan{})
-		require.NoError(t, err)
-		assert.NotContains(t, r.plan.Paths, PathKernel)
-		assert.NotContains(t, r.plan.Paths, PathDeviceMemory)
-		got, err := Run(t.Context(), dev, Plan{Paths: []Path{PathPinned, PathKernel, PathDeviceMemory}, Sizes: []int{100}, NoStale: true})
-		require.NoError(t, err)
-		requireClean(t, got)
-		require.Len(t, got.Skipped, 2)
-		for _, s := range got.Skipped {
-			assert.Contains(t, s.Reason, "simulated libcudart "+v.String()+" runs no kernels")
+	r := kernelRun(t, small(), func(r *runner, _ *cudasim.Sim) {
+		r.load = func(context.Context, *cudart.Device) (gpu, error) {
+			return nil, fmt.Errorf("no kernels here: %w", cudart.ErrUnsupported)
 		}
+	})
+	assert.ErrorContains(t, r.Err(), "no case was run")
+	require.Len(t, r.Skipped, 2)
+	for _, s := range r.Skipped {
+		assert.Contains(t, s.Reason, "no kernels here")
 	}
 }
 
@@ -225,12 +195,13 @@ func TestKernelsThatDoNotLoad(t *testing.T) {
 	assert.ErrorContains(t, r.Err(), "does not compile")
 }
 
-// On a real GPU the kernels run.
-func TestGPUKernelPaths(t *testing.T) {
-	if !testgpu.Real() {
-		t.Skipf("needs a real GPU, which %s=1 requests: a simulated one runs no kernels", testgpu.Env)
+// All cases of the paths, on a real GPU where there is one.
+func TestQuickPlanOfKernels(t *testing.T) {
+	plan := Plan{Paths: []Path{PathKernel, PathDeviceMemory}, NoStale: true}
+	if testgpu.Race {
+		plan.MaxBytes = 65537
 	}
-	r, err := Run(t.Context(), testgpu.Device(t), Plan{Paths: []Path{PathKernel, PathDeviceMemory}, NoStale: true})
+	r, err := Run(t.Context(), testgpu.Device(t), plan)
 	require.NoError(t, err)
 	requireClean(t, r)
 	for _, s := range r.Skipped {

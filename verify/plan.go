@@ -179,8 +179,7 @@ type Plan struct {
 	// Copier.
 	Full bool
 	// Paths are combined with all Sizes and Streams. The default is all paths, but those
-	// by another device if Peer is nil, and those with kernels on a simulated device, which
-	// runs none.
+	// by another device if Peer is nil.
 	Paths []Path
 	// Peer is the other device of PathPeer and PathFanout, of the same Runtime. Nil
 	// leaves them out: no device is used but this one and the one that [Run] gets.

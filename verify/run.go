@@ -53,10 +53,7 @@ func newRunner(ctx context.Context, dev *cudart.Device, plan Plan) (*runner, err
 		return nil, fmt.Errorf("Plan.Peer is %v: must be another device of the Runtime of %v", p, dev)
 	}
 	if !chosen {
-		simulated := dev.Runtime().Library().Simulated
-		plan.Paths = slices.DeleteFunc(plan.Paths, func(p Path) bool {
-			return p.info().peer && plan.Peer == nil || p.info().kernels && simulated
-		})
+		plan.Paths = slices.DeleteFunc(plan.Paths, func(p Path) bool { return p.info().peer && plan.Peer == nil })
 	}
 	r := defaultRunner(dev)
 	r.plan, r.report = plan, &Report{Full: plan.Full}

@@ -168,10 +168,7 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 			}
 			groups = append(groups, fixture.group(kind.name+" memory", cases))
 		}
-		groups = append(groups, deviceMemory(dev, z))
-		if !isSimulated(env) {
-			groups = append(groups, mappedMemory(dev, z), checkedMemory(dev))
-		}
+		groups = append(groups, deviceMemory(dev, z), mappedMemory(dev, z), checkedMemory(dev))
 	}
 	if len(env.Devices) > 1 {
 		sizes := z.upTo(64 << 20)

@@ -292,7 +292,7 @@ func TestBandwidthGoesOnAfterAFailure(t *testing.T) {
 	sim.Fail("cudaMallocManaged", cudasim.Fault{Times: -1, Code: cudart.ErrNotSupported})
 	b, err := measure.Run(t.Context(), Bandwidth(), env, nil)
 	require.NoError(t, err)
-	require.Len(t, b.Errors, 2, "cudaHostAlloc in both forms")
+	require.Len(t, b.Errors, 3, "cudaHostAlloc in all forms")
 	assert.Contains(t, b.Errors[0], "GPU 0, cuda_host_alloc memory: cudaHostAlloc")
 	require.Len(t, b.Notes, 2)
 	assert.Contains(t, b.Notes[0], "GPU 0, managed memory: not measured: cudaMallocManaged")

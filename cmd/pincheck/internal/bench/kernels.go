@@ -1,6 +1,6 @@
 // Series of bandwidth and latency whose bytes are moved by kernels, and not by copy engines: pinned host memory
 // that is mapped for the device, the device's own memory filled or checked, and loads that depend on one
-// another. A simulated GPU runs no kernels and has none of these series.
+// another. A simulated GPU runs Go functions in place of kernels, on less memory.
 //
 //   - Clock: two events around the kernels of a sample.
 //   - A rate is the bytes of all passes by that time; load_latency is that time by the number of loads.
@@ -24,7 +24,7 @@ import (
 )
 
 // What kernels measure: copies over the link and work on device memory by the multiprocessors,
-// not by copy engines, and the time of single loads. Simulated GPUs run no kernels.
+// not by copy engines, and the time of single loads.
 
 const (
 	seriesChecked = "device_memory_kernels" // filled or checked by a kernel
@@ -177,6 +177,9 @@ func checkedMemory(dev *cudart.Device) measure.Group {
 	if free, _, err := dev.MemInfo(); err == nil {
 		n = min(n, free/4)
 	}
+	if dev.Runtime().Library().Simulated {
+		n = maxSimulated
+	}
 	k := &kernels{resources: resources{dev: dev}, n: n}
 	const count = 4
 	var cases []measure.Case
@@ -225,6 +228,9 @@ const (
 // each load gives the address of the next.
 func loads(dev *cudart.Device) measure.Group {
 	k := &kernels{resources: resources{dev: dev}, n: chainBytes, host: true}
+	if dev.Runtime().Library().Simulated {
+		k.n = maxSimulated
+	}
 	var ends int // where the chain leads
 	prepared := false
 	prepare := func(ctx context.Context) error {

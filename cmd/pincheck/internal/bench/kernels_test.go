@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -9,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
-	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -36,36 +34,8 @@ func TestChainVisitsEachEntryOnce(t *testing.T) {
 	assert.EqualValues(t, ends, at)
 }
 
-// On a simulated GPU, which runs no kernels, memsets are the load, and what needs kernels is left
-// out with the reason.
-func TestSimulatedGPUsHaveNoKernelGroups(t *testing.T) {
-	t.Parallel()
-	_, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	w := &resources{dev: dev, now: wall()}
-	l, err := w.newLoad(t.Context(), 1<<20)
-	require.NoError(t, err)
-	assert.Nil(t, l.busy)
-	assert.False(t, l.fitted())
-	span, err := w.span()
-	require.NoError(t, err)
-	s, err := w.stream()
-	require.NoError(t, err)
-	require.NoError(t, l.fit(t.Context(), span, s, time.Millisecond))
-	assert.True(t, l.fitted())
-	require.NoError(t, w.close())
-
-	k := &kernels{resources: resources{dev: dev}, n: 100, host: true}
-	assert.ErrorIs(t, k.open(t.Context()), errors.ErrUnsupported)
-	require.NoError(t, k.close())
-}
-
-// On a real GPU each case of kernels measures something, and its bytes are right.
-func TestGPUKernelGroups(t *testing.T) {
-	if !testgpu.Real() {
-		t.Skipf("needs a real GPU, which %s=1 requests: a simulated one runs no kernels", testgpu.Env)
-	}
+// Each case of kernels measures something, and its bytes are right.
+func TestKernelGroups(t *testing.T) {
 	dev := testgpu.Device(t)
 	z := sizing{sizes: []int{4096, 16 << 20}, sampleBytes: 64 << 20}
 	for _, g := range []measure.Group{mappedMemory(dev, z), checkedMemory(dev), loads(dev)} {
@@ -83,9 +53,8 @@ func TestGPUKernelGroups(t *testing.T) {
 	}
 
 	w := &resources{dev: dev, now: wall()}
-	l, err := w.newLoad(t.Context(), 1<<20)
+	l, err := w.newLoad(t.Context())
 	require.NoError(t, err)
-	require.NotNil(t, l.busy)
 	span, err := w.span()
 	require.NoError(t, err)
 	s, err := w.stream()

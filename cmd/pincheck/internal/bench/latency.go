@@ -89,10 +89,7 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 				}
 			}
 		}
-		groups = append(groups, fixture.group("small copies", cases))
-		if !isSimulated(env) {
-			groups = append(groups, loads(dev))
-		}
+		groups = append(groups, fixture.group("small copies", cases), loads(dev))
 	}
 	return groups, nil
 }

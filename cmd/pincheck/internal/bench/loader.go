@@ -207,7 +207,7 @@ func (l *loop) fit(ctx context.Context) error {
 		return err
 	}
 	n := l.batch * oneSample
-	if l.load, err = l.newLoad(ctx, loadFactor*n); err != nil {
+	if l.load, err = l.newLoad(ctx); err != nil {
 		return err
 	}
 	target, err := l.device(n)
@@ -397,7 +397,7 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
 		Footprint: measure.Footprint{
 			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(largest)*size,
-			Device: (pinnedAhead+1)*size + size + min(loadFactor*size, loadBytes),
+			Device: (pinnedAhead+1)*size + size,
 		},
 		Setup: setupTime(g.dataBytes), Open: l.open, Close: l.close,
 	}

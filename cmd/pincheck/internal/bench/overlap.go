@@ -187,13 +187,9 @@ func (h *hiding) open(ctx context.Context) (err error) {
 	if h.work, err = h.resources.stream(); err != nil {
 		return err
 	}
-	h.load, err = h.newLoad(ctx, loadFactor*h.n)
+	h.load, err = h.newLoad(ctx)
 	return err
 }
-
-// loadFactor is the largest ratio of the bytes that a load sets at a time to the bytes of the copy: device
-// memory is that much faster than a link.
-const loadFactor = 16
 
 // both is the time of the copy and the work at once. The work waits for the span's
 // begin, and its end for the work.
@@ -233,7 +229,6 @@ func hiddenGroups(env measure.Env, dev *cudart.Device, now clock) (groups []meas
 		}
 		g := h.group("copies of "+k.label+" memory beside work", cases)
 		g.Open = h.open
-		g.Footprint.Device += min(loadFactor*h.n, loadBytes)
 		groups = append(groups, g)
 	}
 	return groups

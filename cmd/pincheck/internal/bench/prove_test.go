@@ -91,7 +91,7 @@ func TestCPUTimeIsOfTheCopiesThatAreTimed(t *testing.T) {
 		untimed string // a call that each sample makes outside of what it times
 	}{
 		"files":   {file.group(), func(c measure.Case) bool { return c.Labels.Get(result.Method) == fileStaged }, "cudaMemset"},
-		"overlap": {hiddenGroups(short(dev, n), dev, wall())[1], func(c measure.Case) bool { return c.Labels.Get(result.Memory) == inPinned }, "cudaMemsetAsync"},
+		"overlap": {hiddenGroups(short(dev, n), dev, wall())[1], func(c measure.Case) bool { return c.Labels.Get(result.Memory) == inPinned }, "cuLaunchKernel"},
 	}
 	pins, err := planAlloc(measure.Env{Devices: rt.Devices(), Options: measure.Options{Sizes: []int{n}}})
 	require.NoError(t, err)

@@ -187,74 +187,32 @@ func prove(ctx context.Context, dev *cudart.Device, m hostMemory, n int) (err er
 	})
 }
 
-// A load is work for the GPU: a kernel that does nothing for a time, or where there are no
-// kernels a number of memsets (cudaMemsetAsync). These are few, so that to queue them takes no
-// time to speak of beside theirs.
+// A load is work for the GPU: a kernel that does nothing for a time.
 type load struct {
-	busy *kernel.Memory
+	*kernel.Memory
 	time time.Duration
-
-	at       cudart.DevPtr
-	largest  int // bytes that are allocated
-	n, count int // bytes of a memset, and how many
 }
 
-const (
-	loadBytes = 256 << 20
-	minSets   = 4
-	maxSets   = 512 // a stream holds about a thousand
-	minSet    = 256 // bytes
-)
-
-// newLoad loads the kernel, or allocates what to set, up to loadBytes.
-func (w *resources) newLoad(ctx context.Context, n int) (l load, err error) {
-	l.busy, err = kernel.NewMemory(ctx, w.dev)
-	switch {
-	case err == nil:
-		w.undo = append(w.undo, l.busy.CloseContext)
-		return l, nil
-	case !errors.Is(err, errors.ErrUnsupported):
-		return l, err
+// newLoad loads the kernel.
+func (w *resources) newLoad(ctx context.Context) (load, error) {
+	m, err := kernel.NewMemory(ctx, w.dev)
+	if err == nil {
+		w.undo = append(w.undo, m.CloseContext)
 	}
-	l.busy, l.largest = nil, max(minSet, min(n, loadBytes))
-	l.at, err = w.device(l.largest)
-	return l, err
+	return load{Memory: m}, err
 }
 
-func (l *load) queue(s *cudart.Stream) error {
-	if l.busy != nil {
-		return l.busy.Busy(s, l.time)
-	}
-	for range l.count {
-		if err := s.Memset(l.at, 0, l.n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (l *load) queue(s *cudart.Stream) error { return l.Busy(s, l.time) }
 
-// fit makes the load take about as long as is wanted, memsets by measuring.
+// fit makes the load take as long as is wanted.
 func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
-	if l.busy != nil {
-		l.time = min(max(want, time.Microsecond), kernel.MaxBusy)
-		_, err := span.Time(ctx, s, func() error { return l.queue(s) }) // what a first run costs
-		return err
-	}
-	l.n, l.count = l.largest, minSets
-	for range 3 { // the first is a warm-up, and far off
-		took, err := span.Time(ctx, s, func() error { return l.queue(s) })
-		if err != nil {
-			return err
-		}
-		bytes := int(float64(l.n*l.count) * want.Seconds() / took.Seconds())
-		l.count = max(minSets, min((bytes+l.largest/2)/l.largest, maxSets))
-		l.n = max(minSet, min(bytes/l.count, l.largest))
-	}
-	return nil
+	l.time = min(max(want, time.Microsecond), kernel.MaxBusy)
+	_, err := span.Time(ctx, s, func() error { return l.queue(s) }) // what a first run costs
+	return err
 }
 
 // fitted reports whether fit was called.
-func (l *load) fitted() bool { return l.count > 0 || l.time > 0 }
+func (l *load) fitted() bool { return l.time > 0 }
 
 // labelsOf returns the labels of a device.
 func labelsOf(dev *cudart.Device) result.Labels {
