@@ -32,6 +32,8 @@ import (
 	"os"
 	"os/signal"
 	"time"
+
+	"github.com/gopinned/pinned/cudart"
 )
 
 type options struct {
@@ -50,6 +52,7 @@ type options struct {
 	write   string
 	json    string
 	verbose bool
+	source  cudart.Source // nil for the machine's CUDA
 }
 
 func main() {
