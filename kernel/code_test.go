@@ -88,8 +88,9 @@ func TestOtherAndTruncatedCodeIsRefused(t *testing.T) {
 
 // Our PTX is what the compiler has made of the sources beside it, and drivers of CUDA 11.8 take
 // it. scripts/ptx.sh compiles, and alone writes the hashes. scripts/ptx.sh check compiles with
-// CUDA 11.8 and compares. What the kernels compute only a GPU shows, as nothing here runs PTX:
-// the tests TestGPU... here and in examples/gcn compare it with what Go computes.
+// CUDA 11.8 and compares. What the PTX computes only a GPU shows, as nothing here runs
+// PTX: there TestSimulatedDevicesComputeWhatKernelsDo compares it with the Go functions of simulated
+// devices, and the tests of examples/gcn with what Go computes.
 func TestPTXMatchesItsSources(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"src", "../examples/gcn/src"} {

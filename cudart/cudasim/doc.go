@@ -73,7 +73,16 @@
 // the host, at the speed of the slower of the two links. Config.NoPeerAccess lists
 // devices that cannot be enabled. Peer access that is not disabled is outstanding.
 // A copy to or from a lost device fails on the other device's stream, which goes on.
-// Kernels that read a peer's memory are not simulated.
+//
+// # Kernels
+//
+// Devices run Go functions in place of kernels: of PTX only the kernels' names and parameters
+// are read. The kernels of package kernel are there; Config.Kernels has others. A function
+// ([KernelFunc]) does the work of a whole launch, in the order of its stream, on memory that
+// [Launch.Read] and [Launch.Write] return. They refuse what the device cannot access: the
+// device is unusable from then on, and an [IllegalAccess] says where it was. Code that has no
+// kernel with a function, cubins and fat binaries fail with cudaErrorNoKernelImageForDevice,
+// and the log of the load says why.
 //
 // # Threads
 //
@@ -115,7 +124,8 @@
 //
 // # What is not simulated
 //
-// Kernels, graphs, arrays and IPC; contention between the two directions of a link;
+// Graphs, arrays and IPC; the threads of kernels, and the time that kernels of Config.Kernels
+// take; contention between the two directions of a link;
 // managed memory that moves because the process accesses it; stream priorities; the time that
 // calls themselves, pinning and host functions take. Properties of devices other
 // than name, UUID and memory are zero: read attributes.

@@ -136,6 +136,35 @@ func Example_peers() {
 }
 
 // A call makes a context on the device that it is for, and on no other.
+func Example_kernels() {
+	sim, rt, s := start(cudasim.Config{Kernels: map[string]cudasim.KernelFunc{
+		"double": func(l *cudasim.Launch) {
+			numbers := cudasim.Elements[uint32](l.Write(l.Ptr(0), 4*l.Int(1)))
+			for i := range numbers {
+				numbers[i] *= 2
+			}
+		},
+	}})
+	defer shut(sim, rt, s)
+	dev := s.Device()
+	code, err := dev.LoadModule([]byte(".version 7.0\n.target sm_75\n.visible .entry double(.param .u64 numbers, .param .u64 n) { ret; }\n"))
+	check(err)
+	double, err := code.Function("double")
+	check(err)
+
+	numbers := []uint32{1, 2, 3}
+	p, err := dev.Malloc(12)
+	check(err)
+	check(dev.CopyToDevice(p, unsafe.Pointer(&numbers[0]), 12))
+	check(s.Launch(double, cudart.LaunchConfig{Grid: cudart.Dim{X: 1}, Block: cudart.Dim{X: 3}}, []uint64{uint64(p), 3}))
+	check(s.Synchronize(context.Background()))
+	check(dev.CopyToHost(unsafe.Pointer(&numbers[0]), p, 12))
+	fmt.Println(numbers)
+	check(dev.Free(p))
+	check(code.Unload())
+	// Output: [2 4 6]
+}
+
 func Example_threads() {
 	sim, rt, s := start(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	fmt.Println(sim.Contexts(), len(sim.WrongDevice()))

@@ -176,9 +176,6 @@ func planBandwidth(env measure.Env) ([]measure.Group, error) {
 		count := min(4*z.count(n), maxCopies) // long enough for the devices not to start at once
 		groups = append(groups, together(env.Devices, n, count, directions))
 	}
-	if isSimulated(env) {
-		groups = append(groups, notMeasured("mapped memory", "only kernels read it as such, and simulated GPUs run none; copies of it are those of cudaHostAlloc"))
-	}
 	if z.truncated {
 		groups = append(groups, notMeasured("larger copies", "they would take too much of the memory that is available: choose the sizes to measure them nevertheless"))
 	}
