@@ -43,7 +43,7 @@ func newTrial(r *rand.Rand, name string) *trial {
 	// Regions of 16 KiB, three on either side, so that none overlap.
 	regions := r.Perm(6)
 	region := func(align int) (at int) {
-		at = regions[0]*(16<<10) + r.IntN(64)/align*align
+		at = max(regions[0]*(16<<10)+r.IntN(64)/align*align, 16) // not null
 		regions = regions[1:]
 		return at
 	}
@@ -90,6 +90,27 @@ func newTrial(r *rand.Rand, name string) *trial {
 		result := region(8)
 		pointer(result)
 		t.undefined = [2]int{result + 8, result + 16}
+	case "pinned_blocks":
+		align := 1 << r.IntN(5)
+		size := (1 + r.IntN(700)) / align * align
+		stride := (size + r.IntN(40) + align - 1) / align * align
+		count := r.IntN((16<<10-64)/(4*max(stride, 16)) + 1)
+		t.shape.Block = Dim{X: 32 * (1 + r.IntN(4))}
+		t.shape.Grid.Y, t.shape.Grid.Z = 1, 1
+		for range 2 { // dst and src
+			pointer(region(align))
+			if r.IntN(3) > 0 {
+				list := region(4)
+				for i, at := range r.Perm(2*count + 1)[:count] {
+					binary.LittleEndian.PutUint32(t.memory[list+4*i:], uint32(at))
+				}
+				pointer(list)
+			} else {
+				t.args = append(t.args, Ptr(0))
+			}
+			t.args = append(t.args, Int(stride))
+		}
+		t.args = append(t.args, Int(count), Int(size))
 	}
 	return t
 }
@@ -179,6 +200,17 @@ func (t *trial) byThreads() []byte {
 				break
 			}
 			each(arg(0), arg(2), func(off uint64) { m[arg(0)+off] = m[arg(1)+off] })
+		case "pinned_blocks":
+			place := func(side int, i uint64) uint64 {
+				if list := arg(side + 1); list != 0 {
+					i = uint64(binary.LittleEndian.Uint32(m[list+4*i:]))
+				}
+				return arg(side) + i*arg(side+2)
+			}
+			for i := thread; i < arg(6)*arg(7); i += threads { // in no order of the source's: no two write the same
+				block, off := i/arg(7), i%arg(7)
+				m[place(0, block)+off] = m[place(3, block)+off]
+			}
 		case "pinned_chase":
 			next := arg(1)
 			for range arg(2) {
@@ -204,14 +236,18 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 		count = 500
 		targets = append(targets, target{"real", testgpu.Device(t)})
 	}
-	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase"} {
+	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_blocks"} {
 		r := rand.New(rand.NewPCG(1, uint64(len(name))))
 		trials := make([]*trial, count)
 		for i := range trials {
 			trials[i] = newTrial(r, name)
 		}
 		for _, target := range targets {
-			m, err := Load(t.Context(), target.dev, memoryPTX)
+			code := memoryPTX
+			if name == "pinned_blocks" {
+				code = blocksPTX
+			}
+			m, err := Load(t.Context(), target.dev, code)
 			require.NoError(t, err)
 			k, err := m.Kernel(t.Context(), name)
 			require.NoError(t, err)

@@ -23,7 +23,7 @@ func (s *Sim) kernel(name string) kernel {
 	return ownKernels[name]
 }
 
-// ownKernels are those of kernel/src/memory.cu, argument by argument.
+// ownKernels are those of kernel/src, argument by argument.
 var ownKernels = map[string]kernel{
 	"pinned_fill":  {fillKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), true) }},
 	"pinned_check": {checkKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), false) }},
@@ -32,6 +32,10 @@ var ownKernels = map[string]kernel{
 	}},
 	"pinned_chase": {chaseKernel, chaseTime},
 	"pinned_busy":  {func(*Launch) {}, busyTime},
+	"pinned_blocks": {blocksKernel, func(l *Launch) time.Duration {
+		n := l.Int(6) * l.Int(7)
+		return max(l.duration(l.Ptr(0), n, true), l.duration(l.Ptr(3), n, false))
+	}},
 }
 
 // threads is the number of threads in the dimension that the kernels share their work in. Those
@@ -134,4 +138,25 @@ func chaseTime(l *Launch) time.Duration {
 func busyTime(l *Launch) time.Duration {
 	cycles := float64(l.Uint64(1)) * 1e6 / float64(max(l.dev.cfg.Attributes[attrClock], 1))
 	return time.Duration(math.Round(min(float64(l.Uint64(0)), cycles)))
+}
+
+// blocksKernel is pinned_blocks(dst, dst_index, dst_stride, src, src_index, src_stride, count, size).
+func blocksKernel(l *Launch) {
+	count, size := l.Int(6), l.Int(7)
+	block := func(side int) func(i int) cudart.DevPtr {
+		var index []uint32
+		if list := l.Ptr(side + 1); list != 0 {
+			index = Elements[uint32](l.Read(list, 4*count))
+		}
+		return func(i int) cudart.DevPtr {
+			if index != nil {
+				i = int(index[i])
+			}
+			return l.Ptr(side) + cudart.DevPtr(i)*cudart.DevPtr(l.Uint64(side+2))
+		}
+	}
+	dst, src := block(0), block(3)
+	for i := range count {
+		copy(l.Write(dst(i), size), l.Read(src(i), size))
+	}
 }

@@ -1,0 +1,62 @@
+package kernel
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+//go:embed src/blocks.ptx
+var blocksPTX []byte
+
+// A Blocks has the kernel that copies many blocks, loaded on a device.
+type Blocks struct {
+	*Module
+	copying *Kernel
+}
+
+// NewBlocks loads the kernel. Close it. The errors are those of [Load] and [Module.Kernel].
+func NewBlocks(ctx context.Context, dev *cudart.Device) (*Blocks, error) {
+	m, err := Load(ctx, dev, blocksPTX)
+	if err != nil {
+		return nil, err
+	}
+	k, err := m.Kernel(ctx, "pinned_blocks")
+	if err != nil {
+		return nil, errors.Join(err, m.CloseContext(ctx))
+	}
+	return &Blocks{m, k}, nil
+}
+
+// A BlockList says where blocks lie: block i at Base + i*Stride or, with a list, at
+// Base + list[i]*Stride. Addresses are of memory that the device can access.
+type BlockList struct {
+	Base   cudart.DevPtr
+	Stride int           // bytes
+	Index  cudart.DevPtr // of as many uint32 as there are blocks, or 0 for none
+}
+
+// threads of a block of src/blocks.cu
+const blocksThreads = 1024
+
+// Copy queues copies of count blocks of size bytes on a stream, by processors blocks of 1024
+// threads: as many multiprocessors. It is quick for addresses, strides and sizes that are
+// multiples of 16, and slow for those that are no multiples of 4. No two blocks of dst may overlap,
+// nor one of dst and one of src. The lists are read when the copies run. Copies of nothing are
+// ignored. Errors are those of [Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
+func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, processors int) error {
+	switch {
+	case b == nil:
+		return fmt.Errorf("kernel: copy blocks: %w", errZero)
+	case size < 0 || count < 0 || processors < 1 || dst.Stride < 0 || src.Stride < 0:
+		return fmt.Errorf("kernel: copy %d blocks of %d bytes, strides of %d and %d, by %d multiprocessors: %w",
+			count, size, dst.Stride, src.Stride, processors, cudart.ErrInvalidValue)
+	case size == 0 || count == 0:
+		return nil
+	}
+	return b.copying.Launch(s, Config{Grid: Dim{X: processors}, Block: Dim{X: blocksThreads}},
+		Ptr(dst.Base), Ptr(dst.Index), Int(dst.Stride), Ptr(src.Base), Ptr(src.Index), Int(src.Stride), Int(count), Int(size))
+}
