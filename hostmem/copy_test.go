@@ -5,6 +5,7 @@ package hostmem
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -295,4 +296,29 @@ func TestSliceAllocatesNothing(t *testing.T) {
 			t.Error("not as many as fit")
 		}
 	}))
+}
+
+// Work by other means than copies is queued while the memory is open, and Close waits for it.
+func TestCloseWaitsForUses(t *testing.T) {
+	g := newSimFixture(t, cudasim.Config{})
+	b, err := Alloc(t.Context(), g.Dev, mib, Options{})
+	require.NoError(t, err)
+	p, err := g.Dev.Malloc(16)
+	require.NoError(t, err)
+	s, err := g.Dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	problem := errors.New("a problem")
+	assert.ErrorIs(t, b.Use(nil, true, func() error { t.Error("queued without a stream"); return nil }), errNilStream)
+	assert.ErrorIs(t, b.Use(s, true, func() error { return problem }), problem)
+	g.Sim.Hold()
+	require.NoError(t, b.Use(s, true, func() error { return s.Memset(p, 1, 16) }))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	assert.ErrorIs(t, b.CloseContext(ended), context.Canceled)
+	assert.ErrorIs(t, b.Use(s, false, func() error { t.Error("queued after Close"); return nil }), ErrClosed)
+	g.Sim.Release()
+	require.NoError(t, b.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Dev.Free(p))
+	assert.ErrorIs(t, new(Buffer).Use(s, false, nil), errZero)
 }

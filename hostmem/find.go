@@ -13,6 +13,8 @@ type Pinned interface {
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
 	// CopyFromDevice queues a copy of n bytes at src in device memory to offset off.
 	CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error
+	// Use calls queue, which queues work on s that accesses the memory by other means.
+	Use(s *cudart.Stream, write bool, queue func() error) error
 	// Len returns the size in bytes.
 	Len() int
 	// Spans returns the registrations in order.

@@ -261,7 +261,7 @@ func (m *pinnedMem) String() string {
 // and CUDA's; after one of CUDA's a part of the copy may be queued, for which Close
 // waits.
 func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return m.copy(s, "to device", off, n, func(at unsafe.Pointer, skip, n int) error {
+	return m.copy(s, "copy to device", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
 	})
 }
@@ -275,31 +275,49 @@ func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n i
 	if m.readOnly {
 		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
 	}
-	return m.copy(s, "from device", off, n, func(at unsafe.Pointer, skip, n int) error {
+	return m.copy(s, "copy from device", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
 	})
+}
+
+// Use calls queue, which queues work on s that accesses the memory by other means than
+// copies, such as a kernel: Close waits for queue, and then for the stream. write says that the
+// work writes to the memory. Errors are those of CopyFromDevice, and queue's.
+func (m *pinnedMem) Use(s *cudart.Stream, write bool, queue func() error) error {
+	if write && m.readOnly {
+		return fmt.Errorf("hostmem: use: %v: %w", m, ErrReadOnly)
+	}
+	return m.use(s, "use", queue)
 }
 
 // copy has one called with each part of [off, off+n) that is within one span, while Close
 // waits, and remembers the stream.
 func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+	if m.region != nil && (off < 0 || n < 0 || off > m.n-n) {
+		return fmt.Errorf("hostmem: %s: %d bytes at offset %d are not all within %v", what, n, off, m)
+	}
+	return m.use(s, what, func() error {
+		return Pieces(m.pieces, off, n, func(at, n int) error { return one(unsafe.Add(m.base, at), at-off, n) })
+	})
+}
+
+// use calls queue while Close waits, and remembers the stream.
+func (m *pinnedMem) use(s *cudart.Stream, what string, queue func() error) error {
 	var err error
 	switch {
 	case m.region == nil:
-		return fmt.Errorf("hostmem: copy %s: %w", what, errZero)
-	case off < 0 || n < 0 || off > m.n-n:
-		return fmt.Errorf("hostmem: copy %s: %d bytes at offset %d are not all within %v", what, n, off, m)
+		return fmt.Errorf("hostmem: %s: %w", what, errZero)
 	case s == nil:
 		err = errNilStream
 	case !m.life.Begin():
 		err = ErrClosed
 	default:
-		err = Pieces(m.pieces, off, n, func(at, n int) error { return one(unsafe.Add(m.base, at), at-off, n) })
+		err = queue()
 		m.fence.Add(s) // after an error of CUDA, too: a part may be queued
 		m.life.End()
 	}
 	if err != nil {
-		return fmt.Errorf("hostmem: copy %s: %v: %w", what, m, err)
+		return fmt.Errorf("hostmem: %s: %v: %w", what, m, err)
 	}
 	return nil
 }

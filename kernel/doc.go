@@ -25,7 +25,8 @@
 //
 // # The package's own kernels
 //
-// [Memory] fills, checks, copies and times memory. The source is in src, in CUDA C;
+// [Memory] fills, checks, copies and times memory. [Blocks] copies many blocks by lists of
+// indices; package transfer has checked copies with it. The source is in src, in CUDA C;
 // scripts/ptx.sh compiles it to the PTX that is embedded, for all devices of compute capability
 // 7.5 or later and drivers of CUDA 11.8 or later, and records the hashes of both. A [Content] is the
 // same on the GPU and in Go.

@@ -57,7 +57,11 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"Compare":                func() error { _, err := m.Compare(ctx, r.stream, 1, n, kernel.Content{}, 0); return err },
 		}
 	}
+	ofBlocks := func(b *kernel.Blocks, n int) calls {
+		return calls{"Copy": func() error { return b.Copy(r.stream, kernel.BlockList{}, kernel.BlockList{}, 1, n, 1) }}
+	}
 	for name, list := range map[string]calls{
+		"nil Blocks": ofBlocks(nil, 1), "zero Blocks": ofBlocks(new(kernel.Blocks), 1), "less blocks than none": ofBlocks(new(kernel.Blocks), -1),
 		"nil Module": ofModule(nil), "zero Module": ofModule(new(kernel.Module)), "Module of a zero Memory": ofModule(new(kernel.Memory).Module),
 		"nil Kernel": ofKernel(nil), "zero Kernel": ofKernel(new(kernel.Kernel)),
 		"nil Memory": ofMemory(nil, 1), "zero Memory": ofMemory(new(kernel.Memory), 1), "less than nothing": ofMemory(new(kernel.Memory), math.MinInt),
@@ -69,6 +73,8 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"Kernel without ctx":       func() error { _, err := r.module.Kernel(none, "empty"); return err },
 			"Load of nothing":          func() error { _, err := kernel.Load(t.Context(), r.dev, nil); return err },
 			"NewMemory":                func() error { _, err := kernel.NewMemory(t.Context(), nil); return err },
+			"NewBlocks":                func() error { _, err := kernel.NewBlocks(t.Context(), nil); return err },
+			"NewBlocks without ctx":    func() error { _, err := kernel.NewBlocks(none, r.dev); return err },
 			"Launch on no stream":      func() error { return empty.Launch(nil, one) },
 			"Launch on a zero stream":  func() error { return empty.Launch(new(cudart.Stream), one) },
 			"Launch of nothing":        func() error { return empty.Launch(r.stream, kernel.Config{}) },

@@ -17,6 +17,13 @@
 // A [Fanout] copies one source onto several devices, or pieces of it, each to addresses of
 // its own. [UploadSlice] and [DownloadSlice] copy slices of numbers, arrays and structs.
 //
+// # Blocks
+//
+// [Blocks] copies many small blocks between pinned memory and a device, gathered and scattered by
+// lists of indices, as paged caches, tables of embeddings and shuffled samples need it. A kernel on
+// a few multiprocessors accesses the pinned memory, or the copy engines do: NewBlocks measures which is
+// quicker for which sizes and counts on the device. The copies are queued on the caller's stream.
+//
 // # Ordering
 //
 // A copy is complete when its method returns, and is in no order with other

@@ -1,0 +1,425 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// A BlocksMethod is a way to copy blocks.
+type BlocksMethod int
+
+const (
+	// QuickestMethod is the one that took less time for such blocks when NewBlocks measured.
+	QuickestMethod BlocksMethod = iota
+	// KernelMethod is a kernel that accesses the host memory over the link.
+	KernelMethod
+	// EngineMethod is the copy engines: a batch of copies (cudaMemcpyBatchAsync), or where library
+	// or driver are older than CUDA 12.8 a copy each.
+	EngineMethod
+)
+
+// String returns the name of the method: "kernel".
+func (m BlocksMethod) String() string {
+	switch m {
+	case QuickestMethod:
+		return "quickest"
+	case KernelMethod:
+		return "kernel"
+	case EngineMethod:
+		return "engine"
+	}
+	return fmt.Sprintf("method %d", int(m))
+}
+
+// DefaultProcessors is the number of multiprocessors for copies of blocks unless BlocksOptions
+// sets another. With so few, work beside them is slowed down about as much as by a copy engine.
+const DefaultProcessors = 4
+
+// BlocksOptions shape a [Blocks].
+type BlocksOptions struct {
+	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is
+	// DefaultProcessors.
+	Processors int
+	// Method is the way of all copies. With QuickestMethod NewBlocks measures both ways, which
+	// takes a tenth of a second or little more at most.
+	Method BlocksMethod
+}
+
+// Blocks copies many blocks at once between pinned host memory and a device, gathered and
+// scattered by lists of indices. Its methods may be called from any goroutine.
+type Blocks struct {
+	dev        *cudart.Device
+	kernel     *kernel.Blocks // nil where the device cannot access host memory by its address
+	lists      *pool.Pool     // indices that the kernel reads
+	table      blocksTable
+	method     BlocksMethod
+	processors int
+	life       lifetime.Lifetime
+	batches    sync.Pool // of *cudart.CopyBatch
+	seen       sync.Pool // of *bitSet
+}
+
+// NewBlocks loads the kernel and, unless the options name a method, measures which way is
+// quicker for which blocks, with 4 MiB of pinned memory and as much of the device. Close it. Errors
+// are those of [kernel.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
+func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (b *Blocks, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("transfer: new blocks: %w", err)
+		}
+	}()
+	switch {
+	case ctx == nil:
+		return nil, errNilContext
+	case dev == nil || dev.Runtime() == nil:
+		return nil, errNilDevice
+	case o.Processors < 0:
+		return nil, fmt.Errorf("BlocksOptions.Processors of %d: must not be negative", o.Processors)
+	case o.Method < QuickestMethod || o.Method > EngineMethod:
+		return nil, fmt.Errorf("BlocksOptions.Method: %v is none", o.Method)
+	}
+	lists, err := pool.New(dev, pool.Options{Buffer: hostmem.Options{Label: "block lists"}})
+	if err != nil {
+		return nil, err
+	}
+	b = &Blocks{dev: dev, lists: lists, method: o.Method, processors: o.Processors}
+	if b.processors == 0 {
+		b.processors = DefaultProcessors
+	}
+	b.batches.New, b.seen.New = func() any { return new(cudart.CopyBatch) }, func() any { return new(bitSet) }
+	if err = b.open(ctx); err != nil {
+		return nil, errors.Join(err, b.release(ctx))
+	}
+	return b, nil
+}
+
+// open loads the kernel where it can be used, and measures.
+func (b *Blocks) open(ctx context.Context) error {
+	sameAddress, err := bounded.Do(ctx, bounded.Call[int]{Run: func() (int, error) { return b.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem) }})
+	if err != nil {
+		return err
+	}
+	if sameAddress == 0 && b.method == KernelMethod {
+		return fmt.Errorf("%v cannot access host memory by its address: %w", b.dev, cudart.ErrUnsupported)
+	}
+	if sameAddress == 0 {
+		b.method = EngineMethod
+	}
+	if b.method == EngineMethod {
+		return nil
+	}
+	if b.kernel, err = kernel.NewBlocks(ctx, b.dev); err == nil && b.method == QuickestMethod {
+		b.table, err = b.measure(ctx)
+	}
+	return err
+}
+
+// Close waits for the kernels that were launched, and releases their code and the memory of
+// lists. From its call on copies return [ErrClosed]. After an error it may be called again; once
+// it has returned nil it does nothing. Copies by engines may go on: the host memory's owner
+// waits for them.
+func (b *Blocks) Close() error { return b.CloseContext(context.Background()) }
+
+// CloseContext is Close that returns ctx's error if ctx ends first.
+func (b *Blocks) CloseContext(ctx context.Context) error {
+	switch {
+	case !b.made():
+		return fmt.Errorf("transfer: close blocks: %w", errNoBlocks)
+	case ctx == nil:
+		return fmt.Errorf("transfer: close blocks: %w", errNilContext)
+	}
+	if err := b.life.Close(ctx, b.release); err != nil {
+		return fmt.Errorf("transfer: close blocks on %v: %w", b.dev, err)
+	}
+	return nil
+}
+
+func (b *Blocks) release(ctx context.Context) error {
+	var err error
+	if b.kernel != nil {
+		err = b.kernel.CloseContext(ctx)
+	}
+	return errors.Join(err, b.lists.CloseContext(ctx))
+}
+
+var errNoBlocks = errors.New("the Blocks are nil or zero: make them with NewBlocks")
+
+func (b *Blocks) made() bool { return b != nil && b.lists != nil }
+
+// A BlockCopy is copies of blocks between host memory and memory of a device. On either side
+// block i lies at i*Stride or, with an index, at Index[i]*Stride.
+type BlockCopy struct {
+	// Host is the host memory: bytes of a [hostmem.Buffer], Registration, File or a lease.
+	Host []byte
+	// Device is the device's memory, and DeviceLen its size in bytes, for the check of indices.
+	Device    cudart.DevPtr
+	DeviceLen int
+
+	HostIndex, DeviceIndex   []uint32
+	HostStride, DeviceStride int // bytes, 0 is Size
+
+	Size  int // bytes of a block: copies by kernels are quick if all is a multiple of 16
+	Count int // of blocks
+}
+
+// Upload queues copies from host memory to the device, on s, and returns the place after them.
+// The lists may be changed when it returns. The host memory may be changed, and a lease released,
+// when the stream has passed the copies: give s to the lease's Release.
+//
+// Nothing is queued if the host memory is not pinned by package hostmem, if a block is not
+// within its memory, or if two blocks of the target overlap: the error has the block.
+// Other errors are those of ctx, [ErrClosed], and CUDA's; after one of CUDA's, copies may be queued.
+func (b *Blocks) Upload(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
+	return b.copy(ctx, s, c, false)
+}
+
+// Download queues copies from the device to host memory: see Upload. Host memory that is registered
+// as read-only is refused ([hostmem.ErrReadOnly]).
+func (b *Blocks) Download(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
+	return b.copy(ctx, s, c, true)
+}
+
+func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, c BlockCopy, down bool) (p cudart.Point, err error) {
+	what := "upload"
+	if down {
+		what = "download"
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("transfer: %s %d blocks of %d bytes: %w", what, c.Count, c.Size, err)
+		}
+	}()
+	switch {
+	case !b.made():
+		return p, errNoBlocks
+	case ctx == nil:
+		return p, errNilContext
+	case s == nil || s.Device() == nil:
+		return p, errors.New("the stream is nil or zero")
+	case s.Device() != b.dev:
+		return p, fmt.Errorf("%v is not of %v", s, b.dev)
+	case ctx.Err() != nil:
+		return p, bounded.Ended(ctx)
+	case !b.life.Begin():
+		return p, ErrClosed
+	}
+	defer b.life.End()
+	if c.HostStride == 0 {
+		c.HostStride = c.Size
+	}
+	if c.DeviceStride == 0 {
+		c.DeviceStride = c.Size
+	}
+	if err := b.check(&c, down); err != nil {
+		return p, err
+	}
+	if c.Count == 0 {
+		return s.Point(), nil
+	}
+	owner, start, ok := hostmem.Find(c.Host)
+	if !ok {
+		return p, fmt.Errorf("the %d bytes of host memory are not pinned, or not by package hostmem: hostmem.Register pins them", len(c.Host))
+	}
+	if b.choose(&c, down) == KernelMethod {
+		err = b.byKernel(ctx, s, &c, owner, down)
+	} else {
+		err = owner.Use(s, down, func() error { return b.byEngine(s, &c, owner.Spans(), start, down) })
+	}
+	if err != nil {
+		return p, err
+	}
+	return s.Point(), nil
+}
+
+// choose returns the method for a copy.
+func (b *Blocks) choose(c *BlockCopy, down bool) BlocksMethod {
+	if b.method != QuickestMethod {
+		return b.method
+	}
+	return b.table.quickest(down, c.unit(), c.Size, c.Count)
+}
+
+// unit is the number of bytes that the kernel copies at a time, as in kernel/src/blocks.cu.
+func (c *BlockCopy) unit() int {
+	all := int(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))) | int(c.Device) | c.HostStride | c.DeviceStride | c.Size
+	for _, unit := range kernelUnits[:len(kernelUnits)-1] {
+		if all%unit == 0 {
+			return unit
+		}
+	}
+	return 1
+}
+
+var kernelUnits = [...]int{16, 4, 1}
+
+// byKernel has the kernel read the lists from pinned memory, which returns to the pool when
+// the stream has passed it.
+func (b *Blocks) byKernel(ctx context.Context, s *cudart.Stream, c *BlockCopy, owner hostmem.Pinned, down bool) error {
+	host := kernel.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))), Stride: c.HostStride}
+	device := kernel.BlockList{Base: c.Device, Stride: c.DeviceStride}
+	var lease pool.Lease
+	if n := c.Count * (btoi(c.HostIndex != nil) + btoi(c.DeviceIndex != nil)); n > 0 {
+		var err error
+		if lease, err = b.lists.Get(ctx, 4*n); err != nil {
+			return err
+		}
+		defer func() { _ = lease.Release(s) }() // fails only for no stream, and twice
+		list := unsafe.Slice((*uint32)(lease.Pointer()), n)
+		at := cudart.DevPtr(uintptr(lease.Pointer()))
+		if c.HostIndex != nil {
+			host.Index = at
+			copied := copy(list, c.HostIndex[:c.Count])
+			list, at = list[copied:], at+cudart.DevPtr(4*copied)
+		}
+		if c.DeviceIndex != nil {
+			device.Index = at
+			copy(list, c.DeviceIndex[:c.Count])
+		}
+	}
+	dst, src := device, host
+	if down {
+		dst, src = host, device
+	}
+	return owner.Use(s, down, func() error { return b.kernel.Copy(s, dst, src, c.Size, c.Count, b.processors) })
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// byEngine queues copies, batches of them where CUDA has these. No copy may cross the seam of two
+// registrations: spans are those of the host memory's owner, in which it begins at start.
+func (b *Blocks) byEngine(s *cudart.Stream, c *BlockCopy, spans []hostmem.Span, start int, down bool) error {
+	batch := b.batches.Get().(*cudart.CopyBatch)
+	defer b.batches.Put(batch)
+	batch.Reset()
+	batches := b.dev.Runtime().CanCopyBatch()
+	for i := range c.Count {
+		host, device := c.offsets(i)
+		err := hostmem.Pieces(spans, start+host, c.Size, func(off, n int) error {
+			at := unsafe.Pointer(&c.Host[off-start])
+			p := c.Device + cudart.DevPtr(device+off-start-host)
+			switch {
+			case batches && down:
+				batch.ToHost(at, p, n)
+			case batches:
+				batch.ToDevice(p, at, n)
+			case down:
+				return s.CopyToHost(at, p, n)
+			default:
+				return s.CopyToDevice(p, at, n)
+			}
+			return nil
+		})
+		if err == nil && batch.Len() >= maxBatch {
+			err = s.CopyBatch(batch)
+			batch.Reset()
+		}
+		if err != nil {
+			return fmt.Errorf("block %d: %w", i, err)
+		}
+	}
+	return s.CopyBatch(batch)
+}
+
+// offsets are the places of block i on both sides.
+func (c *BlockCopy) offsets(i int) (host, device int) {
+	host, device = i, i
+	if c.HostIndex != nil {
+		host = int(c.HostIndex[i])
+	}
+	if c.DeviceIndex != nil {
+		device = int(c.DeviceIndex[i])
+	}
+	return host * c.HostStride, device * c.DeviceStride
+}
+
+// check returns an error for blocks outside of the memory, and for blocks of the target that
+// overlap.
+func (b *Blocks) check(c *BlockCopy, down bool) error {
+	switch {
+	case c.Size <= 0 || c.Count < 0 || c.DeviceLen < 0 || c.HostStride < 0 || c.DeviceStride < 0:
+		return fmt.Errorf("the size must be positive, and the count, the strides of %d and %d and the device's %d bytes not negative", c.HostStride, c.DeviceStride, c.DeviceLen)
+	case uint64(c.Device) > ^uint64(0)-uint64(c.DeviceLen):
+		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
+	}
+	for _, side := range [...]struct {
+		name      string
+		index     []uint32
+		stride, n int
+		target    bool
+	}{{"host", c.HostIndex, c.HostStride, len(c.Host), down}, {"device", c.DeviceIndex, c.DeviceStride, c.DeviceLen, !down}} {
+		if side.index != nil && len(side.index) < c.Count {
+			return fmt.Errorf("the %s's list has %d indices", side.name, len(side.index))
+		}
+		if side.target && side.stride < c.Size && c.Count > 1 {
+			return fmt.Errorf("blocks overlap in the %s's memory, %d bytes apart", side.name, side.stride)
+		}
+		if c.Count == 0 {
+			continue
+		}
+		// The largest number of a block that is within the memory.
+		last := -1
+		if c.Size <= side.n {
+			last = (side.n - c.Size) / max(side.stride, 1)
+		}
+		if side.index == nil {
+			if c.Count-1 > last {
+				return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", last+1, side.name, side.n, last+1)
+			}
+			continue
+		}
+		largest := uint32(0)
+		for i, at := range side.index[:c.Count] {
+			if largest = max(largest, at); int(at) > last {
+				return fmt.Errorf("block %d, with index %d, is not within the %s's %d bytes: they have %d blocks", i, at, side.name, side.n, last+1)
+			}
+		}
+		if side.target {
+			seen := b.seen.Get().(*bitSet)
+			i := seen.firstTwice(side.index[:c.Count], int(largest))
+			b.seen.Put(seen)
+			if i >= 0 {
+				return fmt.Errorf("block %d overlaps another one in the %s's memory: index %d is there twice", i, side.name, side.index[i])
+			}
+		}
+	}
+	return nil
+}
+
+// A bitSet has a bit for each of some numbers; between uses none is set.
+type bitSet struct{ words []uint64 }
+
+// firstTwice returns the position of the first number that the list had before, -1 for none. None
+// is above largest.
+func (b *bitSet) firstTwice(list []uint32, largest int) int {
+	if n := largest/64 + 1; len(b.words) < n {
+		b.words = make([]uint64, n)
+	}
+	twice := -1
+	for i, v := range list {
+		word, bit := &b.words[v/64], uint64(1)<<(v%64)
+		if *word&bit != 0 {
+			twice, list = i, list[:i]
+			break
+		}
+		*word |= bit
+	}
+	for _, v := range list {
+		b.words[v/64] = 0
+	}
+	return twice
+}

@@ -1,0 +1,155 @@
+//go:build unix
+
+package transfer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// BenchmarkBlocks copies random blocks of a pool of pinned memory, each way and by each method, and
+// a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Latency is that of few
+// blocks in µs, BothWays the sum of both directions. On a real GPU:
+//
+//	PINNED_TEST_GPU=1 go test ./transfer -run XXX -bench Blocks -benchtime 7x
+//
+// A simulated one has no times of its own.
+func BenchmarkBlocks(b *testing.B) {
+	poolBytes, most := 64<<20, 1000
+	if testgpu.Real() {
+		poolBytes, most = 4<<30, 100_000
+	}
+	dev := testgpu.Device(b)
+	host, err := hostmem.Alloc(b.Context(), dev, poolBytes, hostmem.Options{})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, host.Close()) })
+	deviceBytes := min(512<<20, poolBytes)
+	p, err := dev.Malloc(2 * deviceBytes)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, dev.Free(p)) })
+	var streams [2]*cudart.Stream
+	for i := range streams {
+		s, err := dev.NewStream(cudart.StreamOptions{})
+		require.NoError(b, err)
+		b.Cleanup(func() { require.NoError(b, s.Close()) })
+		streams[i] = s
+	}
+	s := streams[0]
+
+	// random is count blocks at random in the pool, in order on the device.
+	random := func(size, count int) BlockCopy {
+		blocks := poolBytes / size
+		list, seen := make([]uint32, 0, count), make(map[uint32]bool)
+		for r := rand.New(rand.NewPCG(1, uint64(size))); len(list) < count; {
+			if at := uint32(r.IntN(blocks)); !seen[at] {
+				seen[at] = true
+				list = append(list, at)
+			}
+		}
+		return BlockCopy{Host: host.Bytes(), Device: p, DeviceLen: deviceBytes, HostIndex: list, Size: size, Count: count}
+	}
+	type way struct {
+		name string
+		copy func(s *cudart.Stream, c BlockCopy, down bool) error
+	}
+	each := way{"each", func(s *cudart.Stream, c BlockCopy, down bool) error {
+		for i := range c.Count {
+			at, p := unsafe.Pointer(&c.Host[int(c.HostIndex[i])*c.Size]), c.Device+cudart.DevPtr(i*c.Size)
+			err := error(nil)
+			if down {
+				err = s.CopyToHost(at, p, c.Size)
+			} else {
+				err = s.CopyToDevice(p, at, c.Size)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	ways := []way{each}
+	for _, w := range []struct {
+		name string
+		o    BlocksOptions
+	}{{"quickest", BlocksOptions{}}, {"engine", BlocksOptions{Method: EngineMethod}}, {"kernel", BlocksOptions{Method: KernelMethod}}, {"kernel8", BlocksOptions{Method: KernelMethod, Processors: 8}}} {
+		blocks, err := NewBlocks(b.Context(), dev, w.o)
+		require.NoError(b, err)
+		b.Cleanup(func() { require.NoError(b, blocks.Close()) })
+		ways = append(ways, way{w.name, func(s *cudart.Stream, c BlockCopy, down bool) error {
+			do := blocks.Upload
+			if down {
+				do = blocks.Download
+			}
+			_, err := do(b.Context(), s, c)
+			return err
+		}})
+	}
+	cpu := func() time.Duration {
+		var r syscall.Rusage
+		require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	run := func(name string, bytes int, f func() error) {
+		b.Run(name, func(b *testing.B) {
+			require.NoError(b, f()) // what a first run costs
+			began := cpu()
+			for b.Loop() {
+				require.NoError(b, f())
+			}
+			gb := float64(b.N) * float64(bytes) / 1e9
+			b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
+			b.ReportMetric((cpu()-began).Seconds()/gb, "cpu-s/GB")
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1e3/float64(b.N), "µs")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+	for _, w := range ways {
+		for i, direction := range []string{"up", "down"} {
+			for _, size := range []int{16, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20} {
+				c := random(size, min(most, deviceBytes/size, poolBytes/size/2))
+				run(fmt.Sprintf("%s/%s/%dx%dB", w.name, direction, c.Count, size), c.Count*size, func() error {
+					if err := w.copy(s, c, i == 1); err != nil {
+						return err
+					}
+					return s.SynchronizeBlocking()
+				})
+			}
+		}
+		for _, count := range []int{1, 16, 1024, 10_000} {
+			c := random(4<<10, min(count, poolBytes/(8<<10)))
+			run(fmt.Sprintf("%s/Latency/%dx4096B", w.name, c.Count), c.Count*c.Size, func() error {
+				if err := w.copy(s, c, false); err != nil {
+					return err
+				}
+				return s.SynchronizeBlocking()
+			})
+		}
+		up := random(4<<10, min(most, deviceBytes/(4<<10), poolBytes/(16<<10)))
+		down := up
+		up.HostIndex, down.HostIndex = up.HostIndex[:up.Count/2], up.HostIndex[up.Count/2:2*(up.Count/2)]
+		up.Count, down.Count = up.Count/2, up.Count/2
+		down.Device += cudart.DevPtr(deviceBytes)
+		run(w.name+"/BothWays/4096B", 2*up.Count*up.Size, func() error {
+			if err := w.copy(streams[0], up, false); err != nil {
+				return err
+			}
+			if err := w.copy(streams[1], down, true); err != nil {
+				return err
+			}
+			if err := streams[0].SynchronizeBlocking(); err != nil {
+				return err
+			}
+			return streams[1].SynchronizeBlocking()
+		})
+	}
+}

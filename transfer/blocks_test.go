@@ -1,0 +1,328 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+)
+
+// A blocksFixture is blocks with memory on both sides, of which tests know all bytes.
+type blocksFixture struct {
+	*Blocks
+	s   *cudart.Stream
+	mem []byte // pinned, across a seam if it is in chunks
+	p   cudart.DevPtr
+	n   int // bytes on either side
+}
+
+func newBlocksFixture(t *testing.T, dev *cudart.Device, method BlocksMethod, buffer hostmem.Options) *blocksFixture {
+	t.Helper()
+	b, err := NewBlocks(t.Context(), dev, BlocksOptions{Method: method})
+	require.NoError(t, err)
+	const n = 1 << 20
+	host, err := hostmem.Alloc(t.Context(), dev, 3*n, buffer)
+	require.NoError(t, err)
+	p, err := dev.Malloc(n)
+	require.NoError(t, err)
+	s, err := dev.NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, s.Synchronize(context.Background()))
+		assert.NoError(t, b.Close())
+		assert.NoError(t, host.Close())
+		assert.NoError(t, dev.Free(p))
+		assert.NoError(t, s.Close())
+	})
+	return &blocksFixture{b, s, host.Bytes()[n+n/2:][:n], p, n}
+}
+
+// copyByModel copies block by block, byte by byte.
+func copyByModel(c BlockCopy, host, device []byte, hostAt, deviceAt int, down bool) {
+	for i := range c.Count {
+		h, d := i, i
+		if c.HostIndex != nil {
+			h = int(c.HostIndex[i])
+		}
+		if c.DeviceIndex != nil {
+			d = int(c.DeviceIndex[i])
+		}
+		for k := range c.Size {
+			from, to := &host[hostAt+h*c.HostStride+k], &device[deviceAt+d*c.DeviceStride+k]
+			if down {
+				from, to = to, from
+			}
+			*to = *from
+		}
+	}
+}
+
+// Every byte on both sides is what a naive model says, for blocks of any size, alignment and
+// distance, in lists and in order, across the seams of registrations, by each method.
+func TestBlocksMatchANaiveModel(t *testing.T) {
+	t.Parallel()
+	for _, v := range []cudart.Version{11080, 13000} { // the older one has no batches
+		for _, method := range []BlocksMethod{KernelMethod, EngineMethod, QuickestMethod} {
+			t.Run(fmt.Sprint(v, " ", method), func(t *testing.T) {
+				t.Parallel()
+				var dev *cudart.Device
+				if testgpu.Real() {
+					dev = testgpu.Device(t)
+				} else {
+					_, rt := testgpu.Sim(t, cudasim.Config{Version: v})
+					dev = rt.Devices()[0]
+				}
+				f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+				r := rand.New(rand.NewPCG(uint64(v), uint64(method)))
+				device := make([]byte, f.n)
+				want := make([]byte, f.n)
+				for trial := range 40 {
+					align := 1 << r.IntN(5)
+					c := BlockCopy{Size: (1 + r.IntN([...]int{40, 700, 9000}[r.IntN(3)]) + align - 1) / align * align}
+					hostAt, deviceAt := r.IntN(100)/align*align, r.IntN(100)/align*align
+					c.Host, c.Device, c.DeviceLen = f.mem[hostAt:], f.p+cudart.DevPtr(deviceAt), f.n-deviceAt
+					c.HostStride, c.DeviceStride = c.Size+r.IntN(50)/align*align, c.Size+r.IntN(50)/align*align
+					most := (f.n - 100) / max(c.HostStride, c.DeviceStride)
+					c.Count = min(1+r.IntN(most), 2500)
+					down := r.IntN(2) == 0
+					for _, index := range []*[]uint32{&c.HostIndex, &c.DeviceIndex} {
+						if r.IntN(3) == 0 {
+							continue
+						}
+						for _, at := range r.Perm(most)[:c.Count] {
+							*index = append(*index, uint32(at))
+						}
+					}
+					if source := &c.HostIndex; !down && *source != nil && r.IntN(2) == 0 {
+						(*source)[0] = (*source)[c.Count-1] // a source may be there twice
+					}
+					for i := range f.n {
+						f.mem[i], device[i] = byte(r.Uint32()), byte(r.Uint32())
+					}
+					require.NoError(t, dev.CopyToDevice(f.p, unsafe.Pointer(&device[0]), f.n))
+					require.NoError(t, dev.Synchronize(t.Context()))
+					copy(want, f.mem)
+					copyByModel(c, want, device, hostAt, deviceAt, down)
+
+					do := f.Upload
+					if down {
+						do = f.Download
+					}
+					point, err := do(t.Context(), f.s, c)
+					require.NoError(t, err)
+					clear(c.HostIndex) // the lists are the caller's again
+					clear(c.DeviceIndex)
+					require.NoError(t, point.Wait(t.Context()))
+					got := make([]byte, f.n)
+					require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, f.n))
+					name := fmt.Sprintf("trial %d: down %v, %d blocks of %d, strides %d and %d", trial, down, c.Count, c.Size, c.HostStride, c.DeviceStride)
+					for i := range want {
+						if want[i] != f.mem[i] || device[i] != got[i] {
+							t.Fatalf("%s: byte %d is %#x on the host, not %#x, and %#x on the device, not %#x", name, i, f.mem[i], want[i], got[i], device[i])
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// Copies are in the order of their stream, and nothing of them runs before.
+func TestBlocksAreInStreamOrder(t *testing.T) {
+	t.Parallel()
+	for _, method := range []BlocksMethod{KernelMethod, EngineMethod} {
+		t.Run(method.String(), func(t *testing.T) {
+			t.Parallel()
+			sim, rt := testgpu.Sim(t, cudasim.Config{})
+			f := newBlocksFixture(t, rt.Devices()[0], method, hostmem.Options{})
+			clear(f.mem)
+			c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: []uint32{5, 3}, DeviceIndex: []uint32{1, 0}, Size: 64, Count: 2}
+			sim.Hold()
+			require.NoError(t, f.s.Memset(f.p, 7, 128))
+			point, err := f.Download(t.Context(), f.s, c)
+			require.NoError(t, err)
+			require.NoError(t, f.s.Memset(f.p, 9, 128))
+			assert.False(t, point.Done(t.Context()))
+			assert.Zero(t, f.mem[5*64])
+			sim.Release()
+			require.NoError(t, point.Wait(t.Context()))
+			assert.Equal(t, []byte{7, 7, 0}, []byte{f.mem[5*64], f.mem[3*64+63], f.mem[4*64]})
+		})
+	}
+}
+
+// What cannot be right is refused before anything is queued, and the error says which block it is.
+func TestWrongBlocksAreRefused(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	f := newBlocksFixture(t, rt.Devices()[0], KernelMethod, hostmem.Options{})
+	other, err := rt.Devices()[1].NewStream(cudart.StreamOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()) }()
+	right := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, HostIndex: []uint32{9, 0, 4}, DeviceIndex: []uint32{19, 2, 1}}
+	for want, change := range map[string]func(c *BlockCopy){
+		"block 2, with index 10, is not within the host's 1000 bytes: they have 10 blocks":   func(c *BlockCopy) { c.HostIndex = []uint32{9, 0, 10} },
+		"block 0, with index 4294967295, is not within the device's 2000 bytes":              func(c *BlockCopy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
+		"block 2 overlaps another one in the device's memory: index 1 is there twice":        func(c *BlockCopy) { c.DeviceIndex = []uint32{1, 0, 1} },
+		"blocks overlap in the device's memory, 99 bytes apart":                              func(c *BlockCopy) { c.DeviceStride = 99 },
+		"the host's list has 2 indices":                                                      func(c *BlockCopy) { c.HostIndex = c.HostIndex[:2] },
+		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                  func(c *BlockCopy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
+		"block 0 is not within the host's 0 bytes: they have 0 blocks":                       func(c *BlockCopy) { c.Host, c.HostIndex = nil, nil },
+		"the size must be positive":                                                          func(c *BlockCopy) { c.Size = 0 },
+		"and the count, the strides of -1 and 100":                                           func(c *BlockCopy) { c.HostStride = -1 },
+		"no memory has such addresses":                                                       func(c *BlockCopy) { c.Device = ^cudart.DevPtr(0) },
+		"the 1000 bytes of host memory are not pinned, or not by package hostmem: hostmem.R": func(c *BlockCopy) { c.Host = make([]byte, 1000) },
+	} {
+		c := right
+		change(&c)
+		_, err := f.Upload(t.Context(), f.s, c)
+		assert.ErrorContains(t, err, want)
+		assert.ErrorContains(t, err, fmt.Sprintf("transfer: upload %d blocks of %d bytes: ", c.Count, c.Size))
+	}
+	down := right
+	down.HostIndex = []uint32{4, 4, 0}
+	_, err = f.Download(t.Context(), f.s, down)
+	assert.ErrorContains(t, err, "block 1 overlaps another one in the host's memory: index 4 is there twice")
+	_, err = f.Upload(t.Context(), f.s, down)
+	assert.NoError(t, err, "a source may be read twice")
+
+	for _, s := range []*cudart.Stream{nil, new(cudart.Stream), other} {
+		_, err := f.Upload(t.Context(), s, right)
+		assert.ErrorContains(t, err, "stream")
+	}
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(os.ErrDeadlineExceeded)
+	_, err = f.Upload(ended, f.s, right)
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	assert.ErrorIs(t, err, context.Canceled)
+	_, err = f.Upload(nil, f.s, right) //nolint:staticcheck // what nobody should pass
+	assert.ErrorContains(t, err, "the context is nil")
+
+	for _, b := range []*Blocks{nil, {}} {
+		_, err := b.Upload(t.Context(), f.s, right)
+		assert.ErrorIs(t, err, errNoBlocks)
+		assert.ErrorIs(t, b.Close(), errNoBlocks)
+	}
+	for _, o := range []BlocksOptions{{Processors: -1}, {Method: 3}, {Method: -1}} {
+		_, err := NewBlocks(t.Context(), rt.Devices()[0], o)
+		assert.ErrorContains(t, err, "transfer: new blocks: BlocksOptions")
+	}
+	_, err = NewBlocks(t.Context(), nil, BlocksOptions{})
+	assert.ErrorIs(t, err, errNilDevice)
+	require.NoError(t, f.Close())
+	_, err = f.Upload(t.Context(), f.s, right)
+	assert.ErrorIs(t, err, os.ErrClosed)
+}
+
+// Pinned memory that is read-only is no target, and a buffer that blocks are copied of closes
+// after them.
+func TestBlocksUseTheirMemory(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev := rt.Devices()[0]
+	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
+	file, err := hostmem.MapFile(t.Context(), dev, "blocks_test.go", hostmem.MapFileOptions{})
+	require.NoError(t, err)
+	c := BlockCopy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
+	_, err = f.Download(t.Context(), f.s, c)
+	assert.ErrorIs(t, err, hostmem.ErrReadOnly)
+
+	sim.Hold()
+	_, err = f.Upload(t.Context(), f.s, c)
+	require.NoError(t, err)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	assert.ErrorIs(t, file.CloseContext(ended), context.Canceled)
+	sim.Release()
+	require.NoError(t, file.Close())
+}
+
+// The method for blocks is the one that took less time on the device, whatever device it is.
+func TestTheQuickestMethodIsChosen(t *testing.T) {
+	t.Parallel()
+	const us = float64(time.Microsecond)
+	// Times of a device in nanoseconds: of the call, of a block, and GB/s.
+	took := func(call, block, rate float64, size, count int) time.Duration {
+		return time.Duration(call + float64(count)*(block+float64(size)/rate))
+	}
+	for name, d := range map[string]struct {
+		kernel, engine [3]float64
+		engines        [][2]int // sizes and counts for which the engine is quicker; else the kernel is
+		kernels        [][2]int
+	}{
+		"quick kernels": {[3]float64{11 * us, 22, 51}, [3]float64{4 * us, 3 * us, 55}, [][2]int{{64, 1}, {4096, 1}, {4096, 2}, {1 << 20, 1}, {16 << 20, 1}},
+			[][2]int{{64, 16}, {4096, 16}, {4096, 100_000}, {64 << 10, 8}, {20_000, 1000}}},
+		"slow kernels": {[3]float64{30 * us, 500, 2}, [3]float64{4 * us, 1 * us, 50}, [][2]int{{4096, 1}, {4096, 10_000}, {1 << 20, 100}, {64 << 20, 1}},
+			[][2]int{{16, 1000}, {512, 1000}}},
+	} {
+		var table blocksTable
+		calls := 0
+		require.NoError(t, table.fill(func(way blocksWay, _ bool, size, count int) (time.Duration, error) {
+			switch calls++; way {
+			case engineWay:
+				return took(d.engine[0], d.engine[1], d.engine[2], size, count), nil
+			case 0:
+				return took(d.kernel[0], d.kernel[1], d.kernel[2], size, count), nil
+			}
+			return time.Second, nil // addresses that are not aligned
+		}, func() bool { return true }))
+		assert.Equal(t, 2*2*int(numWays)*len(measureSizes), calls)
+		for _, c := range d.engines {
+			assert.Equal(t, EngineMethod, table.quickest(false, 16, c[0], c[1]), "%s: %v", name, c)
+		}
+		for _, c := range d.kernels {
+			assert.Equal(t, KernelMethod, table.quickest(true, 16, c[0], c[1]), "%s: %v", name, c)
+			assert.Equal(t, EngineMethod, table.quickest(true, 1, c[0], c[1]), "%s: %v", name, c)
+		}
+	}
+	// When time runs out what was measured decides.
+	var table blocksTable
+	rows := 0
+	require.NoError(t, table.fill(func(way blocksWay, _ bool, size, count int) (time.Duration, error) {
+		return time.Duration(count) * time.Duration(1+way), nil
+	}, func() bool { rows++; return rows == 1 }))
+	assert.Len(t, table[0], 1)
+	assert.Equal(t, KernelMethod, table.quickest(false, 16, 1<<20, 3))
+}
+
+// A device that cannot access host memory by its address copies by engines.
+func TestBlocksWithoutHostAddresses(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrCanUseHostPointerForRegisteredMem: 0}}}})
+	b, err := NewBlocks(t.Context(), rt.Devices()[0], BlocksOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, EngineMethod, b.method)
+	require.NoError(t, b.Close())
+	require.NoError(t, b.Close())
+	_, err = NewBlocks(t.Context(), rt.Devices()[0], BlocksOptions{Method: KernelMethod})
+	assert.ErrorIs(t, err, cudart.ErrUnsupported)
+}
+
+// Whichever call fails, NewBlocks leaves nothing behind, and copies return the error.
+func TestEveryCallOfBlocksCanFail(t *testing.T) {
+	t.Parallel()
+	for k := 1; k <= 40; k++ {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			sim, rt := testgpu.Sim(t, cudasim.Config{})
+			dev := rt.Devices()[0]
+			sim.FailCall(sim.TotalCalls()+k, cudart.ErrMemoryAllocation)
+			b, err := NewBlocks(t.Context(), dev, BlocksOptions{})
+			if err != nil {
+				require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+				return
+			}
+			require.NoError(t, b.Close())
+		})
+	}
+}

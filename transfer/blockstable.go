@@ -1,0 +1,172 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
+)
+
+// A blocksTable has how long copies of blocks take, by direction, size and way, as was measured
+// on the device.
+type blocksTable [2][]blocksRow // up and down; sorted by size
+
+// A blocksRow is of blocks of one size.
+type blocksRow struct {
+	size int
+	ways [numWays]blocksTime
+}
+
+// A blocksWay is a method, and for the kernel the unit of the addresses.
+type blocksWay int
+
+// The ways: the kernel by each of kernelUnits, and the copy engine.
+const (
+	engineWay = blocksWay(len(kernelUnits))
+	numWays   = engineWay + 1
+)
+
+// A blocksTime is the time of n copies in nanoseconds: base + n*each.
+type blocksTime struct{ base, each float64 }
+
+// quickest returns the method that takes less time.
+func (t *blocksTable) quickest(down bool, unit, size, count int) BlocksMethod {
+	way := blocksWay(slices.Index(kernelUnits[:], unit))
+	rows := t[btoi(down)]
+	if len(rows) > 0 && estimate(rows, engineWay, size, count) < estimate(rows, way, size, count) {
+		return EngineMethod
+	}
+	return KernelMethod
+}
+
+// estimate returns how many nanoseconds a way takes: between two sizes that were measured, and
+// beyond the largest, on the line through two of them, and for smaller ones as long as the smallest.
+func estimate(rows []blocksRow, way blocksWay, size, count int) float64 {
+	at := func(row blocksRow) float64 { return row.ways[way].base + float64(count)*row.ways[way].each }
+	i, _ := slices.BinarySearchFunc(rows, size, func(r blocksRow, size int) int { return r.size - size })
+	if i == 0 || len(rows) == 1 {
+		return at(rows[0])
+	}
+	i = min(i, len(rows)-1)
+	low, high := rows[i-1], rows[i]
+	return at(low) + (at(high)-at(low))*float64(size-low.size)/float64(high.size-low.size)
+}
+
+// What is measured: sizes in an order in which the table is of use when time runs out, and counts.
+const (
+	measureTime  = 100 * time.Millisecond
+	measureBytes = 4 << 20 // of the host and of the device
+	measureCount = 256
+)
+
+var measureSizes = [...]int{4 << 10, 64 << 10, 512, 1 << 20, 16 << 10}
+
+// fill measures sizes until more is false.
+func (t *blocksTable) fill(took func(way blocksWay, down bool, size, count int) (time.Duration, error), more func() bool) error {
+	for _, size := range measureSizes {
+		if !more() {
+			break
+		}
+		for down := range t {
+			row := blocksRow{size: size}
+			many := min(max(measureBytes/4/size, 4), measureCount)
+			for way := range row.ways {
+				one, err := took(blocksWay(way), down == 1, size, 1)
+				if err != nil {
+					return err
+				}
+				all, err := took(blocksWay(way), down == 1, size, many)
+				if err != nil {
+					return err
+				}
+				each := max(float64(all-one)/float64(many-1), 0)
+				row.ways[way] = blocksTime{max(float64(one)-each, 0), each}
+			}
+			t[down] = append(t[down], row)
+		}
+	}
+	for _, rows := range t {
+		slices.SortFunc(rows, func(a, b blocksRow) int { return a.size - b.size })
+	}
+	return nil
+}
+
+// measure makes the table, of copies on a stream of its own.
+func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
+	buf, err := hostmem.Alloc(ctx, b.dev, measureBytes+16, hostmem.Options{Label: "blocks, measured"})
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, buf.CloseContext(ctx)) }()
+	type memory struct {
+		s *cudart.Stream
+		p cudart.DevPtr
+	}
+	m, err := bounded.Do(ctx, bounded.Call[memory]{Run: func() (m memory, err error) {
+		if m.p, err = b.dev.Malloc(measureBytes + 16); err == nil {
+			if m.s, err = b.dev.NewStream(cudart.StreamOptions{}); err != nil {
+				err = errors.Join(err, b.dev.Free(m.p))
+			}
+		}
+		return m, err
+	}, Late: func(m memory, err error) {
+		if err == nil {
+			_ = errors.Join(m.s.Close(), b.dev.Free(m.p))
+		}
+	}})
+	if err != nil {
+		return t, err
+	}
+	defer func() {
+		// Free waits for the device: copies of a measurement that was interrupted are done then.
+		_, closed := bounded.Do(ctx, bounded.Call[struct{}]{Run: func() (struct{}, error) {
+			return struct{}{}, errors.Join(b.dev.Free(m.p), m.s.Close())
+		}})
+		err = errors.Join(err, closed)
+	}()
+	began := time.Now()
+	err = t.fill(func(way blocksWay, down bool, size, count int) (time.Duration, error) {
+		return b.timed(ctx, m.s, buf, m.p, way, down, size, count)
+	}, func() bool { return time.Since(began) < measureTime })
+	if err != nil {
+		return t, fmt.Errorf("measure: %w", err)
+	}
+	return t, nil
+}
+
+// timed returns the time of copies from the call to the end, the shorter of two after a first one.
+func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, way blocksWay, down bool, size, count int) (time.Duration, error) {
+	c := BlockCopy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size}
+	if way != engineWay && kernelUnits[way] < kernelUnits[0] {
+		unit := kernelUnits[way]
+		c.Host, c.Device = unsafe.Slice((*byte)(unsafe.Add(buf.Pointer(), unit)), measureBytes), p+cudart.DevPtr(unit)
+	}
+	blocks := measureBytes / size
+	c.HostIndex = make([]uint32, count)
+	for i := range c.HostIndex {
+		c.HostIndex[i] = uint32((i*31 + 7) % blocks) // in no order, and each once: 31 divides no power of two
+	}
+	var shortest time.Duration
+	for i := range 3 {
+		began := time.Now()
+		var err error
+		if way == engineWay {
+			err = buf.Use(s, down, func() error { return b.byEngine(s, &c, buf.Spans(), 0, down) })
+		} else {
+			err = b.byKernel(ctx, s, &c, buf, down)
+		}
+		if err = errors.Join(err, s.Synchronize(ctx)); err != nil {
+			return 0, err
+		}
+		if took := time.Since(began); i == 1 || i > 1 && took < shortest {
+			shortest = took
+		}
+	}
+	return shortest, nil
+}
