@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -48,7 +49,7 @@ func newBlocksFixture(t *testing.T, dev *cudart.Device, method BlocksMethod, buf
 	return &blocksFixture{b, s, host.Bytes()[n+n/2:][:n], p, n}
 }
 
-// copyByModel copies block by block, byte by byte.
+// copyByModel copies block by block.
 func copyByModel(c BlockCopy, host, device []byte, hostAt, deviceAt int, down bool) {
 	for i := range c.Count {
 		h, d := i, i
@@ -58,13 +59,11 @@ func copyByModel(c BlockCopy, host, device []byte, hostAt, deviceAt int, down bo
 		if c.DeviceIndex != nil {
 			d = int(c.DeviceIndex[i])
 		}
-		for k := range c.Size {
-			from, to := &host[hostAt+h*c.HostStride+k], &device[deviceAt+d*c.DeviceStride+k]
-			if down {
-				from, to = to, from
-			}
-			*to = *from
+		from, to := host[hostAt+h*c.HostStride:][:c.Size], device[deviceAt+d*c.DeviceStride:][:c.Size]
+		if down {
+			from, to = to, from
 		}
+		copy(to, from)
 	}
 }
 
@@ -107,9 +106,8 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					if source := &c.HostIndex; !down && *source != nil && r.IntN(2) == 0 {
 						(*source)[0] = (*source)[c.Count-1] // a source may be there twice
 					}
-					for i := range f.n {
-						f.mem[i], device[i] = byte(r.Uint32()), byte(r.Uint32())
-					}
+					copy(f.mem, bytesOf(2*uint64(trial), f.n))
+					copy(device, bytesOf(2*uint64(trial)+1, f.n))
 					require.NoError(t, dev.CopyToDevice(f.p, unsafe.Pointer(&device[0]), f.n))
 					require.NoError(t, dev.Synchronize(t.Context()))
 					copy(want, f.mem)
@@ -127,11 +125,8 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					got := make([]byte, f.n)
 					require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, f.n))
 					name := fmt.Sprintf("trial %d: down %v, %d blocks of %d, strides %d and %d", trial, down, c.Count, c.Size, c.HostStride, c.DeviceStride)
-					for i := range want {
-						if want[i] != f.mem[i] || device[i] != got[i] {
-							t.Fatalf("%s: byte %d is %#x on the host, not %#x, and %#x on the device, not %#x", name, i, f.mem[i], want[i], got[i], device[i])
-						}
-					}
+					require.True(t, bytes.Equal(want, f.mem), "%s: on the host", name)
+					require.True(t, bytes.Equal(device, got), "%s: on the device", name)
 				}
 			})
 		}
@@ -206,7 +201,8 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 	_, err = f.Upload(ended, f.s, right)
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	assert.ErrorIs(t, err, context.Canceled)
-	_, err = f.Upload(nil, f.s, right) //nolint:staticcheck // what nobody should pass
+	var none context.Context
+	_, err = f.Upload(none, f.s, right)
 	assert.ErrorContains(t, err, "the context is nil")
 
 	for _, b := range []*Blocks{nil, {}} {

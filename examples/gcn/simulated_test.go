@@ -1,5 +1,3 @@
-//go:build linux && !android && (amd64 || arm64)
-
 package main
 
 import (
