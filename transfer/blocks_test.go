@@ -322,3 +322,13 @@ func TestEveryCallOfBlocksCanFail(t *testing.T) {
 		})
 	}
 }
+
+// A long list is several batches: one call with all of it would hold up the caller.
+func TestLongListsAreSeveralBatches(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	f := newBlocksFixture(t, rt.Devices()[0], EngineMethod, hostmem.Options{})
+	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 2*maxBatch + 1})
+	require.NoError(t, err)
+	assert.Equal(t, 3, sim.Calls("cudaMemcpyBatchAsync"))
+}
