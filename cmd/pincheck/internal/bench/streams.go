@@ -60,7 +60,7 @@ func (p *pipeline) open(ctx context.Context) (err error) {
 		}
 		p.streams = append(p.streams, s)
 	}
-	p.load, err = p.newLoad(ctx, p.n)
+	p.load, err = p.newLoad(ctx)
 	return err
 }
 
@@ -151,7 +151,6 @@ func pipedGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 	}
 	g := p.group("copies on several streams", cases)
 	g.Open = p.open
-	g.Footprint.Device += min(n, loadBytes)
 	return g
 }
 
