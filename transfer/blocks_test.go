@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -233,6 +234,17 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	c := BlockCopy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
 	_, err = f.Download(t.Context(), f.s, c)
 	assert.ErrorIs(t, err, hostmem.ErrReadOnly)
+
+	leases, err := pool.New(dev, pool.Options{})
+	require.NoError(t, err)
+	lease, err := leases.Get(t.Context(), 4096)
+	require.NoError(t, err)
+	leased := c
+	leased.Host = lease.Bytes()
+	_, err = f.Download(t.Context(), f.s, leased)
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(f.s))
+	require.NoError(t, leases.Close())
 
 	sim.Hold()
 	_, err = f.Upload(t.Context(), f.s, c)
