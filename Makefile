@@ -7,7 +7,7 @@ check:
 
 # CGO_ENABLED=0, shuffled.
 test:
-	scripts/check.sh test
+	scripts/check.sh test driver
 
 # With the race detector and checkptr; needs a C compiler.
 race:

@@ -4,6 +4,7 @@ package cudart
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -13,9 +14,9 @@ import (
 	"github.com/gopinned/pinned/internal/dynlib"
 )
 
-// stubRuntime is bound to a C function that does next to nothing: abs, which returns
-// success for a first argument of 0. The rest is our own cost.
-func stubRuntime(tb testing.TB) (*Stream, *Event) {
+// stubRuntime is bound, in place of libcudart or libcuda, to a C function that does next to
+// nothing: abs, which returns success for a first argument of 0. The rest is our own cost.
+func stubRuntime(tb testing.TB, api API) (*Stream, *Event) {
 	tb.Helper()
 	libc, err := dynlib.Open("libc.so.6")
 	require.NoError(tb, err)
@@ -28,6 +29,14 @@ func stubRuntime(tb testing.TB) (*Stream, *Event) {
 	// The one that takes a pointer first: a function that returns 0 for any.
 	rt.entry[fnMemcpyBatch] = libc.Symbol("pthread_condattr_destroy")
 	require.NotZero(tb, rt.entry[fnMemcpyBatch])
+	if rt.lib.API = api; api == DriverAPI {
+		for _, s := range driverSymbols {
+			if s.serves(13000) {
+				rt.adapt[s.fn], rt.abi[s.fn] = s.adapt, s.abi
+			}
+		}
+		rt.contexts = make([]atomic.Uintptr, 1)
+	}
 	d := &Device{rt: rt}
 	d.waits.init(rt)
 	return &Stream{dev: d, timeline: newTimeline(d, 0)}, d.eventOf(d.cEventOf(0), false)
@@ -58,22 +67,26 @@ func stubCalls(tb testing.TB, s *Stream, e *Event) map[string]func() error {
 }
 
 func TestCallsDoNotAllocate(t *testing.T) {
-	s, e := stubRuntime(t)
-	for what, call := range stubCalls(t, s, e) {
-		require.NoError(t, call(), what)
-		assert.Zero(t, testing.AllocsPerRun(1000, func() { _ = call() }), what)
+	for _, api := range []API{RuntimeAPI, DriverAPI} {
+		s, e := stubRuntime(t, api)
+		for what, call := range stubCalls(t, s, e) {
+			require.NoError(t, call(), what)
+			assert.Zero(t, testing.AllocsPerRun(1000, func() { _ = call() }), "%s, %v", what, api)
+		}
 	}
 }
 
 // What a call costs besides the C function itself.
 func BenchmarkOverhead(b *testing.B) {
-	s, e := stubRuntime(b)
-	for what, call := range stubCalls(b, s, e) {
-		b.Run(what, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				_ = call()
-			}
-		})
+	for _, api := range []API{RuntimeAPI, DriverAPI} {
+		s, e := stubRuntime(b, api)
+		for what, call := range stubCalls(b, s, e) {
+			b.Run(what+", "+api.String(), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					_ = call()
+				}
+			})
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"unsafe"
@@ -11,70 +12,124 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
+
+// A namedCall is a call to be measured.
+type namedCall struct {
+	name string
+	call func() error
+}
+
+// measuredCalls returns calls on a stream of the device, and what ends the work of any of them.
+// The kernel's is among them unless the device is a simulated one.
+func measuredCalls(b *testing.B, dev *cudart.Device) (calls []namedCall, end func()) {
+	s := stream(b, dev)
+	e := event(b, dev, cudart.EventOptions{})
+	host, mem := pointer(pinned(b, dev, 4096)), device(b, dev, 4096)
+	ctx := context.Background()
+	end = func() { require.NoError(b, s.Synchronize(ctx)) }
+	require.NoError(b, s.CopyToDevice(mem, host, 64))
+	require.NoError(b, s.Record(e))
+	end()
+	calls = []namedCall{
+		{"copy64_issue", func() error { return s.CopyToDevice(mem, host, 64) }},
+		{"copy64_sync", func() error {
+			if err := s.CopyToDevice(mem, host, 64); err != nil {
+				return err
+			}
+			return s.Synchronize(ctx)
+		}},
+		{"event_record", func() error { return s.Record(e) }},
+		{"event_query", func() error { _, err := e.Query(); return err }},
+		{"event_record_query", func() error {
+			if err := s.Record(e); err != nil {
+				return err
+			}
+			_, err := e.Query()
+			return err
+		}},
+		{"copy64_record_query", func() error {
+			if err := s.CopyToDevice(mem, host, 64); err != nil {
+				return err
+			}
+			if err := s.Record(e); err != nil {
+				return err
+			}
+			_, err := e.Query()
+			return err
+		}},
+		{"stream_query", func() error { _, err := s.Query(); return err }},
+		{"stream_wait_event", func() error { return s.WaitEvent(e) }},
+	}
+	if m, err := dev.LoadModule([]byte(emptyKernel)); err == nil {
+		b.Cleanup(func() { require.NoError(b, m.Unload()) })
+		fn, err := m.Function("empty")
+		require.NoError(b, err)
+		one := cudart.LaunchConfig{Grid: cudart.Dim{X: 1}, Block: cudart.Dim{X: 1}}
+		calls = append(calls, namedCall{"launch", func() error { return s.Launch(fn, one, nil) }})
+	} else {
+		require.ErrorIs(b, err, cudart.ErrUnsupported)
+	}
+	return calls, end
+}
+
+// emptyKernel is PTX that every GPU since 2014 can run.
+const emptyKernel = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n"
+
+func measure(b *testing.B, name string, call func() error, end func()) {
+	b.Run(name, func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := call(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.StopTimer()
+		end()
+	})
+}
 
 // testdata/baseline has the same loops in C, under the same names: these in
 // calls.c, those below in transfer.c.
 func BenchmarkCalls(b *testing.B) {
-	dev := testgpu.Device(b)
-	s, err := dev.NewStream(cudart.StreamOptions{})
-	require.NoError(b, err)
-	defer func() { require.NoError(b, s.Close()) }()
-	e, err := dev.NewEvent(cudart.EventOptions{})
-	require.NoError(b, err)
-	defer func() { require.NoError(b, e.Close()) }()
-	host, err := dev.HostAlloc(4096, cudart.HostAllocDefault)
-	require.NoError(b, err)
-	defer func() { require.NoError(b, dev.FreeHost(host)) }()
-	mem, err := dev.Malloc(4096)
-	require.NoError(b, err)
-	defer func() { require.NoError(b, dev.Free(mem)) }()
-	ctx := context.Background()
-	require.NoError(b, s.CopyToDevice(mem, host, 64))
-	require.NoError(b, s.Record(e))
-	require.NoError(b, s.Synchronize(ctx))
-
-	run := func(name string, call func() error) {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := call(); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.StopTimer()
-			require.NoError(b, s.Synchronize(ctx))
-		})
+	calls, end := measuredCalls(b, testgpu.Device(b))
+	for _, c := range calls {
+		measure(b, c.name, c.call, end)
 	}
-	run("copy64_issue", func() error { return s.CopyToDevice(mem, host, 64) })
-	run("copy64_sync", func() error {
-		if err := s.CopyToDevice(mem, host, 64); err != nil {
-			return err
+}
+
+// BenchmarkAPIs is BenchmarkCalls by libcudart and by libcuda, in turn, and Open, which makes no
+// context and after the first time finds the driver initialized.
+func BenchmarkAPIs(b *testing.B) {
+	apis := []cudart.API{cudart.RuntimeAPI, cudart.DriverAPI}
+	var calls [2][]namedCall
+	var ends [2]func()
+	for i, api := range apis {
+		dev := testgpu.DeviceWith(b, cudasim.Config{API: api})
+		calls[i], ends[i] = measuredCalls(b, dev)
+		o := cudart.Options{API: api}
+		if !testgpu.Real() {
+			sim, err := cudasim.New(cudasim.Config{API: api})
+			require.NoError(b, err)
+			defer func() { require.NoError(b, sim.Close()) }()
+			o.Source = sim
 		}
-		return s.Synchronize(ctx)
-	})
-	run("event_record", func() error { return s.Record(e) })
-	run("event_query", func() error { _, err := e.Query(); return err })
-	run("event_record_query", func() error {
-		if err := s.Record(e); err != nil {
-			return err
+		calls[i] = append(calls[i], namedCall{"open", func() error {
+			rt, err := cudart.Open(o)
+			if err != nil {
+				return err
+			}
+			return rt.Close()
+		}})
+	}
+	for k := range calls[0] {
+		for i, api := range apis {
+			name, _, _ := strings.Cut(api.String(), " ")
+			measure(b, calls[i][k].name+"/"+name, calls[i][k].call, ends[i])
 		}
-		_, err := e.Query()
-		return err
-	})
-	run("copy64_record_query", func() error {
-		if err := s.CopyToDevice(mem, host, 64); err != nil {
-			return err
-		}
-		if err := s.Record(e); err != nil {
-			return err
-		}
-		_, err := e.Query()
-		return err
-	})
-	run("stream_query", func() error { _, err := s.Query(); return err })
-	run("stream_wait_event", func() error { return s.WaitEvent(e) })
+	}
 }
 
 // BenchmarkScattered is many small copies from scattered places to scattered

@@ -83,7 +83,7 @@ func TestWaitingForAPointAfterTheRuntimeWasClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sim, err := cudasim.New(cudasim.Config{})
+			sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 			require.NoError(t, err)
 			defer sim.Close()
 			rt, err := cudart.Open(cudart.Options{Source: sim})

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 	"weak"
 )
@@ -22,6 +23,8 @@ type cCall struct {
 	name, inside uint64
 	device       int32 // ordinal
 	calls        uint32
+
+	driver [2]uint64 // results of the calls that an adapter makes besides
 }
 
 // maxCallArgs is the number of arguments of cuLaunchKernel, which has most.
@@ -45,11 +48,13 @@ type frame struct {
 // outPtr returns the address of result i, as an argument.
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
 
-// A binding is a loaded library: the address of each function, and how it takes its
-// arguments.
+// A binding is a loaded library: the address of each function, how it takes its
+// arguments, and what makes the call if that takes more than the function.
 type binding struct {
 	entry    [maxFunctions]uintptr
 	abi      [maxFunctions]abi
+	adapt    [maxFunctions]adapter
+	contexts []atomic.Uintptr // of the devices, where libcuda is called; 0 until they are retained
 	frames   sync.Pool
 	launches sync.Pool // of *launch
 
@@ -116,6 +121,14 @@ func (b *binding) call(fn function, c *cCall) Code {
 	}
 	c.calls++
 	c.name = nameCall(c.calls, c.device, fn)
+	if adapt := b.adapt[fn]; adapt != nil {
+		return adapt(b, c)
+	}
+	return c.call()
+}
+
+// call calls the function at entry.
+func (c *cCall) call() Code {
 	callC(c)
 	return Code(int32(c.result))
 }
@@ -162,8 +175,10 @@ func (d *Device) guard(fn function, f *frame) Code {
 	}
 	if code == Success {
 		code = b.call(fn, &f.cCall)
-		if code == ErrDeviceUninitialized && b.attach(f) {
-			code = b.call(fn, &f.cCall)
+		if code == ErrDeviceUninitialized || code == ErrContextIsDestroyed && b.contexts != nil && renewsContext[fn] {
+			if code = b.attach(f); code == Success {
+				code = b.call(fn, &f.cCall)
+			}
 		}
 	}
 	if code != Success && code != codeMissing {
@@ -202,11 +217,13 @@ func (rt *Runtime) finish(fn function, f *frame, code Code, detail func() string
 // attach attaches the context of the current device to the calling thread. Before
 // 12.0 cudaSetDevice does not, and some functions (such as cudaMemAdvise of 11.8) then
 // fail on a new thread with "invalid device context". cudaFree of nothing is the
-// customary way.
-func (b *binding) attach(f *frame) bool {
+// customary way. With libcuda in place of libcudart no thread has a context from the
+// start, and cudaFree of nothing is [attachByDriver]. An error is returned as cudaFree's
+// (Code.of).
+func (b *binding) attach(f *frame) Code {
 	b.clear(f)
 	f.own.args[0] = 0
-	return b.call(fnFree, &f.own) == Success
+	return b.call(fnFree, &f.own).of(fnFree)
 }
 
 // makeCurrent selects the device on the calling thread. An error of cudaGetDevice or

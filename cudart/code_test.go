@@ -53,23 +53,31 @@ func TestUnknownCodesKeepTheirNumberAndLookLikeNoName(t *testing.T) {
 // Names must be C's, and texts without spaces around them.
 func TestCodeTableIsSortedAndWhole(t *testing.T) {
 	t.Parallel()
-	row := regexp.MustCompile(`^(\d{1,9}) (cudaSuccess|cudaError[A-Z][A-Za-z]+) (\S.*\S)$`)
-	names, last := map[string]bool{}, -1
+	row := regexp.MustCompile(`^(\d{1,9}) (cudaSuccess|cudaError[A-Z][A-Za-z]+) (CUDA_[A-Z_]+|-) (\S.*\S)$`)
+	names, last, drivers := map[string]bool{}, -1, 0
 	for i, line := range strings.Split(strings.TrimSuffix(codesText, "\n"), "\n") {
 		if strings.HasPrefix(line, "# ") {
 			continue
 		}
 		m := row.FindStringSubmatch(line)
-		require.NotNil(t, m, "line %d: not NUMBER cudaErrorNAME TEXT: %q", i+1, line)
+		require.NotNil(t, m, "line %d: not NUMBER cudaErrorNAME CUDA_ERROR_NAME TEXT: %q", i+1, line)
 		number, err := strconv.Atoi(m[1])
 		require.NoError(t, err)
 		assert.Less(t, last, number, line)
 		assert.NotContains(t, names, m[2])
-		assert.Equal(t, codeInfo{m[2], m[3]}, codeTable()[Code(number)])
+		if m[3] == "-" {
+			m[3] = ""
+		} else {
+			assert.NotContains(t, names, m[3])
+			names[m[3]] = true
+			drivers++
+		}
+		assert.Equal(t, codeInfo{m[2], m[3], m[4]}, codeTable()[Code(number)])
 		last, names[m[2]] = number, true
 	}
 	// 125 codes in 11.8, 4 more in 12.4, 5 more by 13.0.
-	assert.Len(t, names, 134)
+	assert.Len(t, names, 134+drivers)
+	assert.Equal(t, 99, drivers)
 	assert.Len(t, codeTable(), 134)
 }
 
@@ -89,7 +97,8 @@ func TestConstantsHaveTheNamesOfTheirCodes(t *testing.T) {
 		if len(c[1]) > 0 {
 			name = "cudaError" + string(c[1])
 		}
-		assert.Equal(t, codeInfo{name, string(c[3])}, codeTable()[Code(number)])
+		info := codeTable()[Code(number)]
+		assert.Equal(t, [2]string{name, string(c[3])}, [2]string{info.name, info.text})
 	}
 }
 

@@ -69,13 +69,14 @@ const (
 	ErrUnknown                     Code = 999 // unknown error
 )
 
-// codesText has the codes of CUDA 11.8 to 13.0, one a line: number, C name, text.
+// codesText has the codes of CUDA 11.8 to 13.0, one a line: number, C name, the driver's name, text.
 //
 //go:embed codes.txt
 var codesText string
 
-// A codeInfo holds the results of cudaGetErrorName and cudaGetErrorString for a code.
-type codeInfo struct{ name, text string }
+// A codeInfo holds the results of cudaGetErrorName and cudaGetErrorString for a code, and the
+// name of the CUresult with the same number, "" if there is none.
+type codeInfo struct{ name, driver, text string }
 
 // codeTable returns the codes of codesText.
 var codeTable = sync.OnceValue(func() map[Code]codeInfo {
@@ -83,8 +84,9 @@ var codeTable = sync.OnceValue(func() map[Code]codeInfo {
 	for line := range strings.Lines(codesText) {
 		if number, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " "); number != "#" {
 			n, _ := strconv.Atoi(number) // the tests check the file
-			name, text, _ := strings.Cut(rest, " ")
-			table[Code(n)] = codeInfo{name, text}
+			name, rest, _ := strings.Cut(rest, " ")
+			driver, text, _ := strings.Cut(rest, " ")
+			table[Code(n)] = codeInfo{name, strings.TrimPrefix(driver, "-"), text}
 		}
 	}
 	return table

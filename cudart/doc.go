@@ -1,5 +1,6 @@
 // Package cudart calls NVIDIA's CUDA runtime library, libcudart, from Go without
-// cgo. It finds the library on the host, loads it and calls its functions.
+// cgo. It finds the library on the host, loads it and calls its functions. It can call the
+// driver's library, libcuda, in its place.
 //
 //	rt, err := cudart.Open(cudart.Options{})
 //	dev, err := rt.Device(0)
@@ -38,13 +39,31 @@
 // Versions 11.x, 12.x and 13.x are supported, with their differences. A function
 // that the library's version lacks returns [ErrUnsupported] when it is called.
 //
+// # The driver alone
+//
+// Everything that this package does with libcudart it does with libcuda.so.1 too, which
+// every host with a driver has: see [DriverAPI]. PINNED_CUDA_API=driver or Options.API choose
+// it, and so does a libcuda that Options.Library or PINNED_CUDART names. [Library] has the API
+// in use and the functions that are missing; drivers of CUDA 11.4 and later have all that are
+// required. Package and methods keep the names of the runtime's functions, and so does
+// [Error.Op]: each stands for the driver's function of the same meaning, cudaMalloc for
+// cuMemAlloc, cudaMemcpyAsync for cuMemcpyHtoDAsync. A [Code] has the same number in both, and
+// the message has the driver's name of it, too.
+//
+// Contexts are the devices' primary ones, as with libcudart, made by the first call that needs
+// one and kept until the process ends. So streams, events and memory of libraries that use the
+// runtime are the same objects. If other code resets a device, calls on streams and events that
+// were made before return [ErrContextIsDestroyed], and the next call that allocates, registers
+// or creates a stream initializes the device anew.
+//
 // # Threads
 //
 // All methods may be called from any goroutine. CUDA keeps a current device and a
 // last error for each thread, and goroutines move between threads. So every call
 // locks its thread, selects its device (cudaSetDevice) and takes the last error
 // (cudaGetLastError). It does not restore the device that was current before:
-// other code that calls CUDA must select its own.
+// other code that calls CUDA must select its own. On a host with one device nothing is
+// selected: a context that other code has left on a thread is used there, with both APIs.
 //
 // # Waiting
 //
@@ -115,5 +134,5 @@
 // asynchronous copy is pinned (cudaPointerGetAttributes), at its first and its last
 // byte. It does not check that memory given to [Device.HostRegister] is no Go heap
 // memory: hostmem.Register always does. PINNED_CUDART=/path/to/libcudart.so chooses
-// the library.
+// the library, and PINNED_CUDA_API=runtime or driver its API.
 package cudart

@@ -24,7 +24,7 @@ var (
 	ErrNoLibrary = errors.New("no usable libcudart found")
 
 	// ErrNoDriver is returned by [Open] if a libcudart was found, but no NVIDIA
-	// driver that it can use.
+	// driver that it can use, and with [DriverAPI] if there is no libcuda.
 	ErrNoDriver = errors.New("no NVIDIA driver")
 
 	errNotMade    = errors.New("nil, or a zero value, which no method of this package has returned")
@@ -41,6 +41,9 @@ type Error struct {
 	Op     string // the C function, such as "cudaHostRegister"
 	Code   Code   // what it returned
 	Detail string // its arguments
+	// API is DriverAPI if libcuda returned the code. Op is then the function of the runtime
+	// that the call stands for, and the message has the driver's name of the code, too.
+	API API
 }
 
 // Error returns the function, its arguments and the code, and adds if the process
@@ -51,6 +54,9 @@ func (e *Error) Error() string {
 		s += ": " + e.Detail
 	}
 	s += ": " + e.Code.Error()
+	if name := codeTable()[e.Code].driver; e.API == DriverAPI && name != "" {
+		s += " (the driver's " + name + ")"
+	}
 	if e.Code.sticky() {
 		s += " (the error may come from earlier asynchronous work, and the CUDA context cannot be used any more: restart the process)"
 	}
@@ -108,8 +114,14 @@ const (
 )
 
 // of adds to a code the function that returned it. Calls that another call needs
-// first return such codes, so that errorf names the function that failed.
-func (c Code) of(fn function) Code { return c | Code(fn+1)<<codeBits }
+// first return such codes, so that errorf names the function that failed. Success, and a code
+// that has its function, stay as they are.
+func (c Code) of(fn function) Code {
+	if c == Success || c>>codeBits != 0 {
+		return c
+	}
+	return c | Code(fn+1)<<codeBits
+}
 
 // codeBits is the number of bits of a code that a library returns.
 const codeBits = 20
@@ -138,14 +150,18 @@ func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) er
 	if failed != fn {
 		detail = fmt.Sprintf("for %s: %s", fn.name(), detail)
 	}
-	return &Error{Op: failed.name(), Code: code, Detail: detail}
+	return &Error{Op: failed.name(), Code: code, Detail: detail, API: rt.lib.API}
 }
 
 // missing makes the error of a function that the library does not export. It names
 // the symbol of the library's version, or else the first version that has one.
 func (rt *Runtime) missing(fn function) error {
 	name, remedy := fn.name(), "another build of the library"
-	for _, s := range symbols {
+	rows := symbols
+	if rt.lib.API == DriverAPI {
+		rows = driverSymbols
+	}
+	for _, s := range rows {
 		if s.fn == fn && s.serves(rt.lib.Runtime) {
 			name = s.name
 			break

@@ -36,7 +36,12 @@ func (e *Event) WaitInC() error {
 func (p Point) CloseEvent() error { return p.timeline.eventFor(p.n).event.close() }
 
 // PendingError is the calling thread's cudaGetLastError.
-func (rt *Runtime) PendingError() Code { return rt.call(fnGetLastError, &rt.begin().cCall) }
+func (rt *Runtime) PendingError() Code {
+	if rt.lib.API == DriverAPI {
+		return Success // libcuda keeps none
+	}
+	return rt.call(fnGetLastError, &rt.begin().cCall)
+}
 
 // The sizes of memory to which C writes.
 const (

@@ -32,7 +32,7 @@ func foreign(tb testing.TB, dev *cudart.Device, h cudart.StreamHandle) *cudart.S
 // not fail for that, nor for what is left open.
 func careless(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	t.Helper()
-	sim, err := cudasim.New(cfg)
+	sim, err := cudasim.New(testgpu.Config(cfg))
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)
 	}

@@ -310,7 +310,7 @@ func TestPeerAccessIsDisabledByACallThatReportsAnEarlierError(t *testing.T) {
 func TestCloseDestroysEventsAlthoughCallsFail(t *testing.T) {
 	t.Parallel()
 	for _, failures := range []int{1, 2, 7} {
-		sim, err := cudasim.New(cudasim.Config{})
+		sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 		require.NoError(t, err)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		require.NoError(t, err)

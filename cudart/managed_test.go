@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 func TestManagedRangesOfEachLibrary(t *testing.T) {
@@ -94,7 +95,7 @@ func TestInvalidManagedRanges(t *testing.T) {
 func TestPrefetchBatchIsOneCallFromCUDA13(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[cudart.Version][2]int{11080: {2, 0}, 12040: {2, 0}, 13000: {0, 1}} {
-		sim, err := cudasim.New(cudasim.Config{Version: version})
+		sim, err := cudasim.New(testgpu.Config(cudasim.Config{Version: version}))
 		require.NoError(t, err)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		require.NoError(t, err)

@@ -17,30 +17,32 @@ import (
 // uses the same context: the runtime uses the device's primary one, a cudaStream_t is a
 // CUstream, and the runtime's error codes have the driver's numbers.
 
-// A driverBinding is the state of binding libcuda, which happens when code is loaded first.
-type driverBinding struct {
+// A moduleBinding is the state of binding libcuda's functions for code, which happens when code
+// is loaded first.
+type moduleBinding struct {
 	once sync.Once
 	err  error
 }
 
-// bindDriver looks up the functions of libcuda, which libcudart has loaded already.
-func (rt *Runtime) bindDriver() {
+// bindModules looks up the functions for code in libcuda, which libcudart has loaded already, if
+// it is not the library in use itself.
+func (rt *Runtime) bindModules() {
 	source := rt.source
-	if source.Symbol(driverSymbols[0].name) == 0 {
+	if source.Symbol(moduleSymbols[0].name) == 0 {
 		if rt.lib.Simulated {
-			rt.driver.err = fmt.Errorf("%s runs no kernels: %w", rt.lib.Path, ErrUnsupported)
+			rt.modules.err = fmt.Errorf("%s runs no kernels: %w", rt.lib.Path, ErrUnsupported)
 			return
 		}
 		libcuda, err := dynlib.Open(cmp.Or(findlib.This().Driver().LibPath, "libcuda.so.1"))
 		if err != nil {
-			rt.driver.err = fmt.Errorf("libcuda cannot be loaded: %w: %w", err, ErrUnsupported)
+			rt.modules.err = fmt.Errorf("libcuda cannot be loaded: %w: %w", err, ErrUnsupported)
 			return
 		}
 		source = libcuda
 	}
-	for _, s := range driverSymbols {
+	for _, s := range moduleSymbols {
 		if rt.entry[s.fn] = source.Symbol(s.name); rt.entry[s.fn] == 0 {
-			rt.driver.err = fmt.Errorf("%s is not exported by %s: %w", s.name, source, ErrUnsupported)
+			rt.modules.err = fmt.Errorf("%s is not exported by %s: %w", s.name, source, ErrUnsupported)
 			return
 		}
 	}
@@ -104,8 +106,8 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, fmt.Errorf("cuModuleLoadDataEx: on %v: the code is empty", d)
 	}
-	if d.rt.driver.once.Do(d.rt.bindDriver); d.rt.driver.err != nil {
-		return nil, fmt.Errorf("cuModuleLoadDataEx: on %v: %w", d, d.rt.driver.err)
+	if d.rt.modules.once.Do(d.rt.bindModules); d.rt.modules.err != nil {
+		return nil, fmt.Errorf("cuModuleLoadDataEx: on %v: %w", d, d.rt.modules.err)
 	}
 	image = append(bytes.Clone(image), 0) // PTX ends with a zero byte
 	m := &Module{dev: d, jit: newJITLog()}

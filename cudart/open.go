@@ -7,25 +7,33 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
 )
 
-// LibraryEnv is the environment variable that names the libcudart to load, if
+// LibraryEnv is the environment variable that names the library to load, if
 // Options.Library does not.
 const LibraryEnv = "PINNED_CUDART"
+
+// APIEnv is the environment variable that chooses the API of the library, if none of
+// Options.API, Options.Library and Options.Source is set: "runtime" or "driver".
+const APIEnv = "PINNED_CUDA_API"
 
 // DebugEnv is the environment variable that sets Options.Debug if it is 1.
 const DebugEnv = "PINNED_DEBUG"
 
 // Options choose the library. The zero value finds one.
 type Options struct {
-	// Library is the path of the libcudart to load, or a bare name for the
+	// Library is the path of the libcudart or libcuda to load, or a bare name for the
 	// dynamic loader to find. Empty means the one that PINNED_CUDART names, or
-	// else the newest that is found and that the driver supports.
+	// else the newest libcudart that is found and that the driver supports.
 	Library string
+	// API is the API that the library must have. AnyAPI means the one that
+	// PINNED_CUDA_API names, if that is set, and neither Library nor Source is.
+	API API
 	// Source, if not nil, is used instead of a library of the host.
 	Source Source
 	// Debug checks that the host memory of each asynchronous copy is pinned, at
@@ -33,13 +41,35 @@ type Options struct {
 	Debug bool
 }
 
-// Open finds a CUDA runtime library, loads it and reads its version and its
+// An API is one of CUDA's two interfaces to a program.
+type API int
+
+// The APIs. What a library exports decides which it has.
+const (
+	AnyAPI     API = iota // either
+	RuntimeAPI            // libcudart's, which calls libcuda
+	DriverAPI             // libcuda's: the driver alone
+)
+
+// String returns "runtime API" or "driver API", and "any API" for other values.
+func (a API) String() string {
+	switch a {
+	case RuntimeAPI:
+		return "runtime API"
+	case DriverAPI:
+		return "driver API"
+	}
+	return "any API"
+}
+
+// Open finds a CUDA library, loads it and reads its version and its
 // devices. It makes no context on any device. The package's documentation lists
 // under Loading where it searches. A host without devices is not an error: the
 // Runtime then has none.
 //
 // The error is an [*OpenError], or wraps [ErrUnsupported] on platforms other than
-// Linux on amd64 and arm64.
+// Linux on amd64 and arm64, and [ErrInvalidValue] if Options.API or PINNED_CUDA_API is none
+// of the APIs.
 func Open(o Options) (*Runtime, error) { return OpenContext(context.Background(), o) }
 
 // OpenContext is [Open] that ends with ctx even if a call into the library does not
@@ -54,12 +84,32 @@ func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
 		return nil, fmt.Errorf("cudart: open: %w", errNilContext)
 	}
 	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
+	if err := o.chooseAPI(findlib.Getenv(APIEnv)); err != nil {
+		return nil, err
+	}
 	op := &librarySearch{o: o, host: findlib.This()}
 	rt, err := bounded.Do(ctx, bounded.Call[*Runtime]{Run: func() (*Runtime, error) { return op.run(ctx) }, Grace: bounded.NoGrace})
 	if errors.Is(err, bounded.ErrStuck) { // a Runtime that comes too late is garbage
 		return nil, op.canceled(ctx)
 	}
 	return rt, err
+}
+
+// chooseAPI takes the API from the environment where the options leave it open.
+func (o *Options) chooseAPI(env string) error {
+	switch {
+	case o.API < AnyAPI || o.API > DriverAPI:
+		return fmt.Errorf("cudart: open: Options.API %d: must be AnyAPI, RuntimeAPI or DriverAPI: %w", int(o.API), ErrInvalidValue)
+	case o.API != AnyAPI || o.Source != nil || o.Library != "" || env == "":
+		return nil
+	case env == "runtime":
+		o.API = RuntimeAPI
+	case env == "driver":
+		o.API = DriverAPI
+	default:
+		return fmt.Errorf("cudart: open: %s=%s: must be runtime or driver: %w", APIEnv, env, ErrInvalidValue)
+	}
+	return nil
 }
 
 // libcudart describes the library to the search.
@@ -127,6 +177,9 @@ func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, search
 	if named != "" {
 		return []findlib.Candidate{{Path: named, Found: by, Version: host.Version(libcudart, named)}}, nil
 	}
+	if o.API == DriverAPI {
+		return []findlib.Candidate{driverCandidate(host)}, nil
+	}
 	list, searched = host.Find(libcudart)
 	// The newest first; equal ones stay in the order of the search.
 	slices.SortStableFunc(list, func(a, b findlib.Candidate) int {
@@ -134,6 +187,15 @@ func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, search
 	})
 	return list, searched
 }
+
+// driverCandidate is the driver's library, where it was found or else by the name under which
+// libcudart loads it.
+func driverCandidate(host findlib.Host) findlib.Candidate {
+	return findlib.Candidate{Path: cmp.Or(host.Driver().LibPath, "libcuda.so.1"), Found: foundDriver}
+}
+
+// foundDriver is Attempt.Found of the driver's library.
+const foundDriver = "the driver's library"
 
 // versionInName returns the version of a libcudart as far as its file name contains
 // it: 12.4 for libcudart.so.12.4.127, 12.0 for libcudart.so.12, 0 for
@@ -154,9 +216,12 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 	op.mu.Unlock()
 
 	source, err := op.load(a.Path)
+	if err != nil && a.Found == foundDriver {
+		err = fmt.Errorf("%w: %w", ErrNoDriver, err)
+	}
 	if err == nil {
 		rt.source = source
-		err = rt.bind(ctx)
+		err = rt.bind(ctx, op.o.API)
 	}
 	if err == nil {
 		err = rt.addDevices(ctx)
@@ -231,25 +296,52 @@ func verdict(attempts []Attempt) error {
 	return ErrNoLibrary
 }
 
-// bind reads the versions (cudaDriverGetVersion, cudaRuntimeGetVersion) and
-// looks up the functions of the library's version.
-func (rt *Runtime) bind(ctx context.Context) (err error) {
-	resolve := func(rows []symbol) error {
-		for i := range rows {
-			s := &rows[i]
-			if !s.serves(rt.lib.Runtime) {
-				continue
-			}
-			address := rt.source.Symbol(s.name)
-			if address == 0 {
-				if s.required {
-					return fmt.Errorf("no function %s in it: not a CUDA runtime library of version 11 to 13", s.name)
-				}
-				rt.lib.Missing = append(rt.lib.Missing, s.name)
-			}
-			rt.entry[s.fn], rt.abi[s.fn] = address, s.abi
+// bind reads the versions of the library and of the driver, and looks up the functions of the
+// library's version.
+func (rt *Runtime) bind(ctx context.Context, api API) error {
+	switch {
+	case rt.source.Symbol(names[fnRuntimeGetVersion]) != 0:
+		rt.lib.API = RuntimeAPI
+	case rt.source.Symbol(names[fnInit]) != 0:
+		rt.lib.API = DriverAPI
+	default:
+		return fmt.Errorf("no function %s or %s in it: neither a CUDA runtime library nor a driver's", names[fnRuntimeGetVersion], names[fnInit])
+	}
+	switch {
+	case api != AnyAPI && api != rt.lib.API:
+		return fmt.Errorf("it exports the %v, and Options.API or %s asks for the %v: %w", rt.lib.API, APIEnv, api, ErrUnsupported)
+	case rt.lib.API == DriverAPI:
+		return rt.bindDriver(ctx)
+	}
+	return rt.bindRuntime(ctx)
+}
+
+// resolve looks up the functions of rows that the library's version has. The error for one that
+// is required and missing is that of missing.
+func (rt *Runtime) resolve(rows []symbol, lookup func(*symbol) uintptr, missing func(name string) error) error {
+	for i := range rows {
+		s := &rows[i]
+		if !s.serves(rt.lib.Runtime) {
+			continue
 		}
-		return nil
+		address := lookup(s)
+		if address == 0 {
+			if s.required {
+				return missing(s.name)
+			}
+			rt.lib.Missing = append(rt.lib.Missing, s.name)
+		}
+		rt.entry[s.fn], rt.abi[s.fn], rt.adapt[s.fn] = address, s.abi, s.adapt
+	}
+	return nil
+}
+
+// bindRuntime binds libcudart (cudaDriverGetVersion, cudaRuntimeGetVersion).
+func (rt *Runtime) bindRuntime(ctx context.Context) (err error) {
+	resolve := func(rows []symbol) error {
+		return rt.resolve(rows, func(s *symbol) uintptr { return rt.source.Symbol(s.name) }, func(name string) error {
+			return fmt.Errorf("no function %s in it: not a CUDA runtime library of version 11 to 13", name)
+		})
 	}
 	if err := resolve(symbols[:versionRows]); err != nil {
 		return err
@@ -280,6 +372,9 @@ func (rt *Runtime) addDevices(ctx context.Context) error {
 		return err
 	}
 	rt.failed = make(map[int]error)
+	if rt.lib.API == DriverAPI {
+		rt.contexts = make([]atomic.Uintptr, count)
+	}
 	for i := range count {
 		if err := ctx.Err(); err != nil {
 			return err

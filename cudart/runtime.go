@@ -9,8 +9,8 @@ import (
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// A Source provides the entry points of one CUDA runtime library. [Open] makes
-// one for each libcudart that it tries; package cudasim provides simulated ones.
+// A Source provides the entry points of one CUDA library, libcudart or libcuda. [Open] makes
+// one for each library that it tries; package cudasim provides simulated ones.
 type Source interface {
 	// Symbol returns the address of the C function called name, or 0 if the
 	// library does not export it.
@@ -19,12 +19,13 @@ type Source interface {
 	String() string
 }
 
-// A Library describes the CUDA runtime library in use.
+// A Library describes the CUDA library in use.
 type Library struct {
+	API       API       // RuntimeAPI for a libcudart, DriverAPI for libcuda
 	Path      string    // its file, or the name of a simulated one
 	Found     string    // how it was found: "$CUDA_PATH", "loaded already", …
 	Simulated bool      // it is Options.Source
-	Runtime   Version   // of the library (cudaRuntimeGetVersion)
+	Runtime   Version   // of the library (cudaRuntimeGetVersion); with the driver API, Driver
 	Driver    Version   // the newest that the driver supports (cudaDriverGetVersion)
 	Attempts  []Attempt // every library tried, in order; this one is the last
 	Missing   []string  // optional functions that it does not export
@@ -57,12 +58,12 @@ func (v Version) String() string {
 	return fmt.Sprintf("%d.%d", v.Major(), v.Minor())
 }
 
-// A Runtime is a loaded CUDA runtime library with its devices. All its methods,
+// A Runtime is a loaded CUDA library with its devices. All its methods,
 // and those of everything made from it, may be called from any goroutine.
 type Runtime struct {
 	*binding
 	source         Source
-	driver         driverBinding
+	modules        moduleBinding
 	lib            Library
 	devices        []*Device     // nil for one that CUDA cannot describe
 	failed         map[int]error // the error of each device that CUDA cannot describe

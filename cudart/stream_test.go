@@ -189,7 +189,7 @@ func TestFailedCloseCanBeTriedAgain(t *testing.T) {
 
 func TestAsynchronousErrors(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)
 	}

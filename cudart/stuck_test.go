@@ -265,7 +265,7 @@ func TestCloseWithACallThatNeverReturns(t *testing.T) {
 	for _, fn := range []string{"cudaStreamQuery", "cudaEventRecord", "cudaEventQuery", "cudaDeviceSynchronize"} {
 		t.Run(fn, func(t *testing.T) {
 			t.Parallel()
-			sim, err := cudasim.New(cudasim.Config{})
+			sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 			require.NoError(t, err)
 			rt, err := cudart.Open(cudart.Options{Source: sim})
 			require.NoError(t, err)

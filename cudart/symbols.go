@@ -1,11 +1,12 @@
 package cudart
 
 // A function is one of the CUDA runtime, or of the driver's library, that this package
-// calls. The variables below are all functions.
+// calls. The variables below are all functions of the runtime and those that load and launch
+// code; driver.go has the others.
 type function uint8
 
 // maxFunctions is more than there are.
-const maxFunctions = 64
+const maxFunctions = 96
 
 // An abi is a form of a function's arguments that differs between versions.
 type abi uint8
@@ -31,16 +32,23 @@ type symbol struct {
 	// afterClose marks functions that a closed Runtime still calls: they release memory,
 	// streams and events, or report whether the GPU still uses them.
 	afterClose bool
+	// renews marks functions that use nothing of a context that other code of the process may
+	// have reset: they initialize the device anew, as libcudart does by itself.
+	renews bool
+	// adapt makes the call in place of the function called name: see driverSymbols.
+	adapt adapter
 }
 
-// symbols are the names of the runtime's functions, driverSymbols those of libcuda, which
-// are bound when code is loaded first.
-var symbols, driverSymbols []symbol
+// symbols are the names of the runtime's functions, moduleSymbols those of libcuda that load
+// and launch code, which are bound when code is loaded first. driverSymbols are the names of
+// the runtime's functions where libcuda takes the runtime's place.
+var symbols, moduleSymbols []symbol
 
 var (
 	functions       function             // their number
 	names           [maxFunctions]string // of the oldest version
 	worksAfterClose [maxFunctions]bool   // symbol.afterClose
+	renewsContext   [maxFunctions]bool   // symbol.renews
 )
 
 // bind makes a function of the runtime, which has these names.
@@ -58,6 +66,7 @@ func add(list *[]symbol, rows ...symbol) function {
 		s.fn = fn
 		*list = append(*list, s)
 		worksAfterClose[fn] = worksAfterClose[fn] || s.afterClose
+		renewsContext[fn] = renewsContext[fn] || s.renews
 	}
 	return fn
 }
@@ -77,18 +86,18 @@ var (
 	fnGetDeviceProperties          = required("cudaGetDeviceProperties")
 	fnDeviceGetAttribute           = required("cudaDeviceGetAttribute")
 	fnDeviceGetPCIBusID            = required("cudaDeviceGetPCIBusId")
-	fnDeviceGetStreamPriorityRange = required("cudaDeviceGetStreamPriorityRange")
-	fnDeviceSynchronize            = bind(symbol{name: "cudaDeviceSynchronize", required: true, afterClose: true})
+	fnDeviceGetStreamPriorityRange = bind(symbol{name: "cudaDeviceGetStreamPriorityRange", required: true, renews: true})
+	fnDeviceSynchronize            = bind(symbol{name: "cudaDeviceSynchronize", required: true, afterClose: true, renews: true})
 	fnDeviceCanAccessPeer          = optional("cudaDeviceCanAccessPeer")
 	fnDeviceEnablePeerAccess       = optional("cudaDeviceEnablePeerAccess")
 	fnDeviceDisablePeerAccess      = bind(symbol{name: "cudaDeviceDisablePeerAccess", afterClose: true})
 
-	fnMemGetInfo    = required("cudaMemGetInfo")
-	fnMalloc        = required("cudaMalloc")
+	fnMemGetInfo    = bind(symbol{name: "cudaMemGetInfo", required: true, renews: true})
+	fnMalloc        = bind(symbol{name: "cudaMalloc", required: true, renews: true})
 	fnFree          = bind(symbol{name: "cudaFree", required: true, afterClose: true})
 	fnMallocAsync   = bind(symbol{name: "cudaMallocAsync", since: 11020})
 	fnFreeAsync     = bind(symbol{name: "cudaFreeAsync", since: 11020, afterClose: true})
-	fnMallocManaged = optional("cudaMallocManaged")
+	fnMallocManaged = bind(symbol{name: "cudaMallocManaged", renews: true})
 	fnMemPrefetch   = bind(
 		symbol{name: "cudaMemPrefetchAsync", until: 12020, abi: abiOrdinal},
 		symbol{name: "cudaMemPrefetchAsync_v2", since: 12020, until: 13000, abi: abiLocation},
@@ -101,12 +110,12 @@ var (
 	fnMemPrefetchBatch     = bind(symbol{name: "cudaMemPrefetchBatchAsync", since: prefetchBatchSince})
 	fnMemDiscardBatch      = bind(symbol{name: "cudaMemDiscardBatchAsync", since: prefetchBatchSince})
 
-	fnHostAlloc            = required("cudaHostAlloc")
+	fnHostAlloc            = bind(symbol{name: "cudaHostAlloc", required: true, renews: true})
 	fnFreeHost             = bind(symbol{name: "cudaFreeHost", required: true, afterClose: true})
-	fnHostRegister         = required("cudaHostRegister")
+	fnHostRegister         = bind(symbol{name: "cudaHostRegister", required: true, renews: true})
 	fnHostUnregister       = bind(symbol{name: "cudaHostUnregister", required: true, afterClose: true})
 	fnHostGetDevicePointer = required("cudaHostGetDevicePointer")
-	fnPointerGetAttributes = bind(symbol{name: "cudaPointerGetAttributes", required: true, afterClose: true})
+	fnPointerGetAttributes = bind(symbol{name: "cudaPointerGetAttributes", required: true, afterClose: true, renews: true})
 
 	fnMemcpy          = required("cudaMemcpy")
 	fnMemcpyAsync     = required("cudaMemcpyAsync")
@@ -117,13 +126,13 @@ var (
 	fnMemset      = required("cudaMemset")
 	fnMemsetAsync = required("cudaMemsetAsync")
 
-	fnStreamCreate      = required("cudaStreamCreateWithPriority")
+	fnStreamCreate      = bind(symbol{name: "cudaStreamCreateWithPriority", required: true, renews: true})
 	fnStreamDestroy     = bind(symbol{name: "cudaStreamDestroy", required: true, afterClose: true})
 	fnStreamQuery       = bind(symbol{name: "cudaStreamQuery", required: true, afterClose: true})
 	fnStreamSynchronize = required("cudaStreamSynchronize")
 	fnStreamWaitEvent   = required("cudaStreamWaitEvent")
 	fnStreamGetID       = bind(symbol{name: "cudaStreamGetId", since: 12000, afterClose: true})
-	fnEventCreate       = required("cudaEventCreateWithFlags")
+	fnEventCreate       = required("cudaEventCreateWithFlags") // for the end of streams, too: does not renew
 	fnEventDestroy      = bind(symbol{name: "cudaEventDestroy", required: true, afterClose: true})
 	fnEventRecord       = bind(symbol{name: "cudaEventRecord", required: true, afterClose: true})
 	fnEventQuery        = bind(symbol{name: "cudaEventQuery", required: true, afterClose: true})
@@ -131,12 +140,12 @@ var (
 	fnEventElapsedTime  = required("cudaEventElapsedTime")
 	fnLaunchHostFunc    = required("cudaLaunchHostFunc")
 
-	fnModuleLoad        = add(&driverSymbols, symbol{name: "cuModuleLoadDataEx"})
-	fnModuleUnload      = add(&driverSymbols, symbol{name: "cuModuleUnload", afterClose: true})
-	fnModuleGetFunction = add(&driverSymbols, symbol{name: "cuModuleGetFunction"})
-	fnFuncGetAttribute  = add(&driverSymbols, symbol{name: "cuFuncGetAttribute"})
-	fnFuncSetAttribute  = add(&driverSymbols, symbol{name: "cuFuncSetAttribute"})
-	fnLaunchKernel      = add(&driverSymbols, symbol{name: "cuLaunchKernel"})
+	fnModuleLoad        = add(&moduleSymbols, symbol{name: "cuModuleLoadDataEx", renews: true})
+	fnModuleUnload      = add(&moduleSymbols, symbol{name: "cuModuleUnload", afterClose: true})
+	fnModuleGetFunction = add(&moduleSymbols, symbol{name: "cuModuleGetFunction"})
+	fnFuncGetAttribute  = add(&moduleSymbols, symbol{name: "cuFuncGetAttribute"})
+	fnFuncSetAttribute  = add(&moduleSymbols, symbol{name: "cuFuncSetAttribute"})
+	fnLaunchKernel      = add(&moduleSymbols, symbol{name: "cuLaunchKernel"})
 )
 
 // serves reports whether the row is the one to use with a runtime of version v.

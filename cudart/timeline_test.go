@@ -223,7 +223,7 @@ func TestCloseRecordsNothingWithoutPoints(t *testing.T) {
 // On a lost device no call reports what is done: that is an error, and asking ends.
 func TestPointsOfALostDevice(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	defer func() { _ = sim.Close() }() // what the device held stays
 	rt, err := cudart.Open(cudart.Options{Source: sim})

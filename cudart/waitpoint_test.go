@@ -147,7 +147,7 @@ func TestAClosedStreamCannotWaitAgain(t *testing.T) {
 // The same if the runtime is closed.
 func TestAStreamOfAClosedRuntimeCannotWaitAgain(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	defer sim.Close()
 	rt, err := cudart.Open(cudart.Options{Source: sim})

@@ -73,7 +73,7 @@ func TestFindStaysWithinOne(t *testing.T) {
 // being findable keeps nothing from being lost.
 func TestFindForgets(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)

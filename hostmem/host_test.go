@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // What is remembered of limits ends when something is unregistered. What is not
@@ -50,7 +51,7 @@ func TestWhatEndsARefusal(t *testing.T) {
 func TestADeviceIsForgottenWithItsRuntime(t *testing.T) {
 	t.Parallel()
 	use := func() weak.Pointer[cudart.Device] {
-		sim, err := cudasim.New(cudasim.Config{})
+		sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 		require.NoError(t, err)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 	"github.com/gopinned/pinned/internal/linux"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 func TestSpanLimit(t *testing.T) {
@@ -100,7 +101,7 @@ func TestNodes(t *testing.T) {
 
 func TestOutstandingListsOpenMemory(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
 	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true})

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
 
-all=(format tidy vet lint deploy ecosystem test race arm64 libcudart gpuscript)
+all=(format tidy vet lint deploy ecosystem test driver race arm64 libcudart gpuscript)
 
 # Every target that must build and vet, with no C toolchain. The first two run, the others are
 # stubs that return errors.ErrUnsupported. docs/platforms.md lists the same targets.
@@ -115,6 +115,14 @@ check_test() {
 	CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...
 	# What a ring has, and who copies, depends on the number of cores.
 	GOMAXPROCS=8 CGO_ENABLED=0 gotest eight-cores -p=2 -shuffle=on -count=1 -timeout=5m ./transfer/... ./loader
+}
+
+# The same tests with libcuda in place of libcudart, simulated: of the two packages that call most
+# of it, and of all if PINNED_SOAK is set.
+check_driver() {
+	local packages=(./cudart/... ./hostmem/...)
+	[[ -z ${PINNED_SOAK:-} ]] || packages=(./...)
+	PINNED_CUDA_API=driver CGO_ENABLED=0 gotest driver -shuffle=on -count=1 -timeout=10m "${packages[@]}"
 }
 
 check_race() {

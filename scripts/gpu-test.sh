@@ -13,7 +13,8 @@
 #                      repeated
 # Run options:
 #   -libcudart PATH    run everything with this library, through PINNED_CUDART; repeated: once with
-#                      each. "default" is the one that cudart.Open finds.
+#                      each. "default" is the one that cudart.Open finds, "driver" is libcuda alone,
+#                      through PINNED_CUDA_API: no libcudart is searched.
 #   -carried           the same for every libcudart in the bundle
 #   -only DIRECTORY    only this package, such as hostmem or cudart/cudasim; may be repeated
 #   -run REGEX         only these tests
@@ -129,14 +130,15 @@ run() {
 	local library package name rows=() total=0 failed=0 log
 	for library in "${libraries[@]}"; do
 		log=$results/$(tr -c 'A-Za-z0-9.\n' - <<<"${library#/}").log
-		if [[ $library == default ]]; then
-			unset PINNED_CUDART
-		else
+		unset PINNED_CUDART PINNED_CUDA_API
+		if [[ $library == driver ]]; then
+			export PINNED_CUDA_API=driver
+		elif [[ $library != default ]]; then
 			[[ -e $library ]] || die "no such library: $library"
 			PINNED_CUDART=$(realpath "$library")
 			export PINNED_CUDART
 		fi
-		printf '\n=== libcudart: %s\n' "${PINNED_CUDART:-default}"
+		printf '\n=== libcudart: %s\n' "${PINNED_CUDART:-$library}"
 		while IFS=$'\t' read -r package name; do
 			((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
 			step "$package" "./$name" -test.v -test.timeout="${limit}s" -test.run="$tests"

@@ -343,7 +343,7 @@ func (c *callCounter) names() []string {
 // often as it is called, and copies too.
 func TestADeviceThatIsLost(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	if err != nil {
 		t.Skip(err)
 	}

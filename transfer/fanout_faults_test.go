@@ -24,6 +24,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // A fanTrial is a Fanout on two simulated devices, for one operation with faults.
@@ -83,7 +84,7 @@ func newFanTrial(t testing.TB, cfg cudasim.Config, file string, want []byte) *fa
 	cfg.Devices = make([]cudasim.DeviceConfig, 2)
 	b := &fanTrial{TB: t, want: want, file: file}
 	var err error
-	b.sim, err = cudasim.New(cfg)
+	b.sim, err = cudasim.New(testgpu.Config(cfg))
 	require.NoError(t, err)
 	b.rt, err = cudart.Open(cudart.Options{Source: b.sim})
 	require.NoError(t, err)
@@ -477,7 +478,7 @@ func TestFanoutWithFaultsAtRandom(t *testing.T) {
 func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
 	positions := 0
 	for nth := 1; ; nth++ {
-		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		sim, err := cudasim.New(testgpu.Config(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}))
 		require.NoError(t, err)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		require.NoError(t, err)
@@ -514,7 +515,7 @@ func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
 // Where a device has no more room for peers, chunks go to all devices.
 func TestFanoutWorksWhenPeerAccessIsExhausted(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}))
 	require.NoError(t, err)
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)

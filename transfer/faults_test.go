@@ -64,7 +64,7 @@ func newBenches(t *testing.T) func(t *testing.T, version cudart.Version) *bench 
 	return func(t *testing.T, version cudart.Version) *bench {
 		b := &bench{t: t, bytes: bytes.Clone(want), dir: dir, file: file}
 		var err error
-		b.sim, err = cudasim.New(cudasim.Config{Version: version})
+		b.sim, err = cudasim.New(testgpu.Config(cudasim.Config{Version: version}))
 		require.NoError(t, err)
 		b.rt, err = cudart.Open(cudart.Options{Source: b.sim})
 		require.NoError(t, err)
@@ -296,7 +296,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 	pinned := hostmem.ReadStats().ReservedBytes
 	positions := 0
 	for nth := 1; ; nth++ {
-		sim, err := cudasim.New(cudasim.Config{})
+		sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 		require.NoError(t, err)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		require.NoError(t, err)

@@ -56,7 +56,7 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 			},
 		} {
 			t.Run(fmt.Sprintf("%s, copy %d", name, nth), func(t *testing.T) {
-				sim, err := cudasim.New(cudasim.Config{Version: 12040})
+				sim, err := cudasim.New(testgpu.Config(cudasim.Config{Version: 12040}))
 				if err != nil {
 					t.Skip(err)
 				}
@@ -78,7 +78,7 @@ func TestCopiesThatFailOnTheDevice(t *testing.T) {
 func TestAWriteCountsAfterTheCopyWasAbandoned(t *testing.T) {
 	t.Parallel()
 	const n = 4 * mib
-	sim, err := cudasim.New(cudasim.Config{Version: 12040})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{Version: 12040}))
 	if err != nil {
 		t.Skip(err)
 	}

@@ -356,7 +356,7 @@ func TestAWriteDuringAFailureIsCounted(t *testing.T) {
 // What a writer took before the device was lost is counted, too.
 func TestTheCountWhenTheDeviceIsLost(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{})
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	if err != nil {
 		t.Skip(err)
 	}

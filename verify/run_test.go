@@ -391,7 +391,7 @@ func TestPathEndsAfterFailuresInARow(t *testing.T) {
 
 func TestAsynchronousFailure(t *testing.T) {
 	t.Parallel()
-	sim, err := cudasim.New(cudasim.Config{}) // the device is lost with all it holds
+	sim, err := cudasim.New(testgpu.Config(cudasim.Config{})) // the device is lost with all it holds
 	require.NoError(t, err)
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)
@@ -572,6 +572,7 @@ func TestEveryCallCanFail(t *testing.T) {
 		"cudaDeviceGetAttribute", "cudaMemGetInfo",
 		"cudaFree", "cudaFreeHost", "cudaHostUnregister", "cudaStreamDestroy", "cudaEventDestroy",
 		"cudaEventRecord", "cudaEventQuery", "cudaStreamQuery", "cudaEventCreateWithFlags",
+		"cuDevicePrimaryCtxRetain", // for the first of the calls above
 	}
 
 	sim, dev := simulated(t, cudasim.Config{})
@@ -596,7 +597,7 @@ func TestEveryCallCanFail(t *testing.T) {
 				times = min(times, 2)
 			}
 			for _, nth := range positions(times) {
-				sim, err := cudasim.New(cudasim.Config{})
+				sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 				require.NoError(t, err)
 				rt, err := cudart.Open(cudart.Options{Source: sim})
 				require.NoError(t, err)
@@ -640,7 +641,7 @@ func TestMemoryThatCannotBeReleasedIsReported(t *testing.T) {
 	} {
 		t.Run(string(test.path)+" "+test.fn, func(t *testing.T) {
 			t.Parallel()
-			sim, err := cudasim.New(cudasim.Config{})
+			sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 			require.NoError(t, err)
 			rt, err := cudart.Open(cudart.Options{Source: sim})
 			require.NoError(t, err)
@@ -686,7 +687,7 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 			}
 			t.Run(string(path)+" "+name, func(t *testing.T) {
 				t.Parallel()
-				sim, err := cudasim.New(cudasim.Config{})
+				sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 				require.NoError(t, err)
 				rt, err := cudart.Open(cudart.Options{Source: sim})
 				require.NoError(t, err)

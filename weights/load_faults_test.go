@@ -19,6 +19,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
@@ -34,7 +35,7 @@ type trial struct {
 func newTrial(t testing.TB, cfg cudasim.Config, b *bench) *trial {
 	t.Helper()
 	cfg.Devices = make([]cudasim.DeviceConfig, 2)
-	sim, err := cudasim.New(cfg)
+	sim, err := cudasim.New(testgpu.Config(cfg))
 	require.NoError(t, err)
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)

@@ -477,7 +477,7 @@ func TestLoadRefusesInvalidArguments(t *testing.T) {
 	// A library that is closed.
 	f := mustParse(t, makeSafetensors(t, nil, u8("z", 10)), "f")
 	z, _ := f.Tensor("z")
-	closed, err := cudasim.New(cudasim.Config{})
+	closed, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	closing, err := cudart.Open(cudart.Options{Source: closed})
 	require.NoError(t, err)

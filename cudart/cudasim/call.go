@@ -9,10 +9,11 @@ import (
 
 // A thread is the state that CUDA has for one OS thread.
 type thread struct {
-	id     uint64
-	device int         // the current one
-	last   cudart.Code // last error
-	inHost bool        // inside a host function
+	id      uint64
+	device  int         // the current one
+	context *device     // with libcuda: the device whose context is current, nil for none
+	last    cudart.Code // last error
+	inHost  bool        // inside a host function
 }
 
 // A call is one call from C. Its methods run with the Sim's mu held.
@@ -51,6 +52,10 @@ func (s *Sim) dispatch(export int, a *arguments) uintptr {
 	if name == "" {
 		return closedResult(export) // an entry of another version
 	}
+	id := s.threads.current()
+	if code := s.unattached(e, id); code != cudart.Success {
+		return result(code)
+	}
 	in := s.strike(export, name, a)
 	if !s.delay(name, in.early) {
 		return closedResult(export)
@@ -58,7 +63,6 @@ func (s *Sim) dispatch(export int, a *arguments) uintptr {
 	if e.text != nil {
 		return e.text(cudart.Code(int32(a[0])))
 	}
-	id := s.threads.current()
 	code := s.run(e, name, a, id, in)
 	if !s.delay(name, in.late) {
 		return closedResult(export)
@@ -124,6 +128,8 @@ func (c *call) ready(e *export) cudart.Code {
 	switch {
 	case e.traits&withoutDriver != 0:
 		return cudart.Success
+	case c.cfg.API == cudart.DriverAPI:
+		return c.readyDriver(e)
 	case c.driverTooOld():
 		return cudart.ErrInsufficientDriver
 	case len(c.devices) == 0:

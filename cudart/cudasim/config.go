@@ -14,6 +14,10 @@ import (
 // simulate. The zero Config is CUDA 13.0 with one device, on a host that refuses
 // nothing.
 type Config struct {
+	// API is what the library exports: RuntimeAPI, which is the default, for libcudart,
+	// or DriverAPI for libcuda.
+	API cudart.API
+
 	// Version is the runtime to imitate: 11080, 12040, 12080 or 13000. It
 	// decides which names are exported, their signatures, and the sizes of
 	// structs. 0 is 13000.
@@ -182,6 +186,14 @@ var defaultAttributes = map[cudart.Attr]int{
 
 // withDefaults fills the zero fields and checks the others.
 func (c Config) withDefaults() (Config, error) {
+	switch {
+	case c.API == cudart.AnyAPI:
+		c.API = cudart.RuntimeAPI
+	case c.API != cudart.RuntimeAPI && c.API != cudart.DriverAPI:
+		return c, fmt.Errorf("cudasim: Config.API %d: want RuntimeAPI or DriverAPI", int(c.API))
+	case c.API == cudart.DriverAPI && c.NoDriver:
+		return c, errors.New("cudasim: Config.NoDriver: libcuda is the driver")
+	}
 	if c.Version == 0 {
 		c.Version = defaultVersion
 	}

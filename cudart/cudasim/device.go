@@ -8,14 +8,16 @@ import (
 
 // A device is one simulated GPU. Its Sim's mu guards it.
 type device struct {
-	sim     *Sim
-	ordinal int
-	cfg     *DeviceConfig
-	context bool
-	broken  cudart.Code // what every call returns once the device or its context is lost
-	used    int         // bytes of device memory allocated
-	managed int         // bytes of it that have pages of managed memory
-	peers   []*device   // whose memory it has been enabled to access
+	sim      *Sim
+	ordinal  int
+	cfg      *DeviceConfig
+	context  bool        // there is a primary context
+	primary  uintptr     // its handle, for libcuda; 0 until it is retained first
+	retained int         // times, by libcuda
+	broken   cudart.Code // what every call returns once the device or its context is lost
+	used     int         // bytes of device memory allocated
+	managed  int         // bytes of it that have pages of managed memory
+	peers    []*device   // whose memory it has been enabled to access
 
 	streams   map[*stream]struct{} // with default streams, and destroyed ones that still work
 	legacy    *stream
@@ -183,7 +185,11 @@ func (c *call) deviceSynchronize() cudart.Code { return c.report(c.dev.marks()..
 
 // deviceReset destroys the current device's context with all that is in it.
 func (c *call) deviceReset() cudart.Code {
-	d := c.devices[c.thread.device]
+	c.reset(c.devices[c.thread.device])
+	return cudart.Success
+}
+
+func (c *call) reset(d *device) {
 	for h, st := range c.streams {
 		if st.dev == d {
 			st.destroy()
@@ -209,7 +215,6 @@ func (c *call) deviceReset() cudart.Code {
 		o.disablePeer(d)
 	}
 	d.context, d.broken, d.peers = false, cudart.Success, nil
-	return cudart.Success
 }
 
 func (c *call) memGetInfo() cudart.Code {

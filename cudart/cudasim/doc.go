@@ -1,5 +1,6 @@
-// Package cudasim simulates a CUDA runtime library with its driver and devices,
-// for tests on machines without a GPU, as net/http/httptest does for servers.
+// Package cudasim simulates a CUDA runtime library with its driver and devices, or the
+// driver's library alone, for tests on machines without a GPU, as net/http/httptest does
+// for servers.
 //
 //	sim, err := cudasim.New(cudasim.Config{})
 //	rt, err := cudart.Open(cudart.Options{Source: sim})
@@ -19,6 +20,15 @@
 // signatures, the sizes of structs ([Sim.StructSize]), and what works without a
 // driver. Memory after a struct is not written, so a canary there shows whether
 // the caller's struct is large enough.
+//
+// # The driver's library
+//
+// With Config.API [cudart.DriverAPI] it is libcuda: it exports cuMemAlloc_v2 in place of
+// cudaMalloc, and no thread has a context until cuCtxSetCurrent. Faults, counts and misuses keep
+// the names of libcudart's functions, so that a test is for both: cudaMemcpyAsync stands for each
+// of libcuda's asynchronous copies. Functions that libcudart does not have, such as
+// cuDevicePrimaryCtxRetain, have their own names. A call on a thread without a context returns
+// CUDA_ERROR_INVALID_CONTEXT and is not counted.
 //
 // # Streams and time
 //

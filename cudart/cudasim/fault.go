@@ -253,13 +253,13 @@ type failure struct {
 
 // strike counts a call and returns what the armed faults do to it.
 func (s *Sim) strike(export int, name string, a *arguments) (in injection) {
-	f := &s.faults
-	n := f.calls[export].Add(1)
+	f, counted := &s.faults, s.counted[export]
+	n := f.calls[counted].Add(1)
 	var call int64
 	if exports[export].traits&infallible == 0 {
 		call = f.total.Add(1)
 	}
-	if hook := f.hook.Load(); hook != nil {
+	if hook := f.hook.Load(); hook != nil && exports[export].traits&hidden == 0 {
 		s.callHook(*hook, name, int(n))
 	}
 	if !f.armed.Load() {
@@ -273,7 +273,7 @@ func (s *Sim) strike(export int, name string, a *arguments) (in injection) {
 		device = s.thread(s.threads.current()).device
 	}
 	for _, fault := range slices.Clone(f.list) {
-		if !fault.selects(export, call, device, stream, event) {
+		if !fault.selects(counted, call, device, stream, event) {
 			continue
 		}
 		if fault.Nth--; fault.Nth > 0 || fault.Times == 0 {

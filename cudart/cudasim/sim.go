@@ -1,9 +1,11 @@
 package cudasim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,8 +38,10 @@ type library struct {
 	cfg      Config
 	slot     *slot
 	start    time.Time
-	names    map[string]int // exported name -> export
-	exported []string       // export -> name, "" where not exported
+	symbols  map[string]int // exported name -> export
+	names    map[string]int // function, as faults and counts name it -> export
+	exported []string       // export -> function, "" where not exported
+	counted  []int          // export -> export as which faults and counts take it
 	threads  *threadKey
 	base     uintptr   // of the device addresses and handles
 	earlier  []uintptr // those of the Sims that had the slot before
@@ -63,6 +67,8 @@ type machine struct {
 	modules   map[uintptr]*module
 	functions map[uintptr]*function
 	leaked    int // bytes that failed registrations left pinned
+
+	initialized bool // by cuInit
 }
 
 // The handles of streams and events.
@@ -105,7 +111,7 @@ func New(cfg Config) (*Sim, error) {
 		return nil, err
 	}
 	s := &Sim{
-		library:  library{cfg: cfg, start: time.Now(), names: make(map[string]int), exported: make([]string, len(exports)), threads: key},
+		library:  library{cfg: cfg, start: time.Now(), threads: key},
 		closing:  make(chan struct{}),
 		schedule: schedule{blocked: make(map[string]int)},
 		machine: machine{contexts: make(map[uint64]*thread), streams: make(map[uintptr]*stream), events: make(map[uintptr]*event),
@@ -116,12 +122,7 @@ func New(cfg Config) (*Sim, error) {
 	s.blocks.limit = s.base + addressSpaceSize/2
 	s.lastHandle = s.blocks.limit
 	s.gate, s.blockedMore = sync.NewCond(&s.mu), sync.NewCond(&s.mu)
-	for i := range exports {
-		if name := exports[i].nameIn(cfg.Version); name != "" {
-			s.names[name] = i
-			s.exported[i] = name
-		}
-	}
+	s.export()
 	s.faults.calls = make([]atomic.Int64, len(exports))
 	for i := range cfg.Devices {
 		s.devices = append(s.devices, newDevice(s, i, &cfg.Devices[i]))
@@ -132,18 +133,47 @@ func New(cfg Config) (*Sim, error) {
 	return s, nil
 }
 
+// export fills the tables of the library. A function of libcuda has the name of the one of
+// libcudart that it stands for, and its own name if it stands for none.
+func (l *library) export() {
+	l.symbols, l.names = make(map[string]int), make(map[string]int)
+	l.exported, l.counted = make([]string, len(exports)), make([]int, len(exports))
+	version := l.cfg.Version
+	if l.cfg.API == cudart.DriverAPI {
+		version = l.cfg.DriverVersion
+	}
+	for i := range exports {
+		e := &exports[i]
+		name := e.nameIn(l.cfg.API, version)
+		if name == "" {
+			continue
+		}
+		l.symbols[name] = i
+		l.exported[i], l.counted[i] = cmp.Or(e.as, e.name, name), i
+		if e.as != "" {
+			l.counted[i] = slices.IndexFunc(exports, func(o export) bool { return o.name == e.as })
+		}
+		l.names[l.exported[i]], l.names[name] = l.counted[i], l.counted[i]
+	}
+}
+
 // Symbol returns the address of a C function, 0 for a name that the version does
 // not export and after Close.
 func (s *Sim) Symbol(name string) uintptr {
-	i, ok := s.names[name]
+	i, ok := s.symbols[name]
 	if !ok || s.life.Sealed() {
 		return 0
 	}
 	return s.slot.entries[i]
 }
 
-// String names what is simulated: "simulated libcudart 13.0".
-func (s *Sim) String() string { return "simulated libcudart " + s.cfg.Version.String() }
+// String names what is simulated: "simulated libcudart 13.0", or "simulated libcuda 13.0".
+func (s *Sim) String() string {
+	if s.cfg.API == cudart.DriverAPI {
+		return "simulated libcuda " + s.cfg.DriverVersion.String()
+	}
+	return "simulated libcudart " + s.cfg.Version.String()
+}
 
 // closeTimeout bounds how long Close waits for host functions and calls.
 const closeTimeout = 10 * time.Second

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 var steps = flag.Int("steps", 30_000, "steps of the model test")
@@ -87,7 +88,7 @@ const (
 func newModel(t *testing.T, random *rand.Rand) *model {
 	m := &model{TB: t, random: random}
 	var err error
-	m.sim, err = cudasim.New(cudasim.Config{QueueDepth: 64})
+	m.sim, err = cudasim.New(testgpu.Config(cudasim.Config{QueueDepth: 64}))
 	require.NoError(t, err)
 	m.rt, err = cudart.Open(cudart.Options{Source: m.sim})
 	require.NoError(t, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/pending"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 var steps = flag.Int("steps", 40_000, "steps of the model test")
@@ -112,7 +113,7 @@ const (
 func newModel(t *testing.T, random *rand.Rand, faults bool) *model {
 	m := &model{TB: t, faults: faults}
 	var err error
-	m.sim, err = cudasim.New(cudasim.Config{QueueDepth: 4 * modelDepth * modelBlocks})
+	m.sim, err = cudasim.New(testgpu.Config(cudasim.Config{QueueDepth: 4 * modelDepth * modelBlocks}))
 	require.NoError(t, err)
 	m.rt, err = cudart.Open(cudart.Options{Source: m.sim})
 	require.NoError(t, err)

@@ -1,5 +1,6 @@
 // Package testgpu provides devices for tests: simulated ones, or with PINNED_TEST_GPU=1
-// those of the machine. It never takes one for the other.
+// those of the machine. It never takes one for the other. With PINNED_CUDA_API=driver both
+// are libcuda's in place of libcudart's.
 package testgpu
 
 import (
@@ -18,6 +19,17 @@ const Env = "PINNED_TEST_GPU"
 // Real reports whether tests are to use a real GPU.
 func Real() bool { return os.Getenv(Env) == "1" }
 
+// Driver reports whether tests are to use the driver API.
+func Driver() bool { return os.Getenv(cudart.APIEnv) == "driver" }
+
+// Config returns cfg with the API that tests are to use, unless it names one.
+func Config(cfg cudasim.Config) cudasim.Config {
+	if Driver() && cfg.API == cudart.AnyAPI && !cfg.NoDriver {
+		cfg.API = cudart.DriverAPI
+	}
+	return cfg
+}
+
 // Device opens device 0 of a simulated library, or with [Real] of the machine's library.
 // If the machine has none, the test fails. The end of the test closes it, and fails the
 // test if anything of a simulated one was not released, or misused.
@@ -33,7 +45,7 @@ func DeviceWith(tb testing.TB, cfg cudasim.Config) *cudart.Device {
 		_, rt := Sim(tb, cfg)
 		return first(tb, rt)
 	}
-	return first(tb, open(tb, cudart.Options{}))
+	return first(tb, open(tb, cudart.Options{API: cfg.API}))
 }
 
 // Sim opens a simulated library, also with [Real]. The end of the test closes it, and
@@ -41,7 +53,7 @@ func DeviceWith(tb testing.TB, cfg cudasim.Config) *cudart.Device {
 func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Helper()
 	acquire(tb)
-	sim, err := cudasim.New(cfg)
+	sim, err := cudasim.New(Config(cfg))
 	if errors.Is(err, errors.ErrUnsupported) {
 		tb.Skipf("no simulated GPU on this platform: %v", err)
 	}

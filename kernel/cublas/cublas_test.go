@@ -192,7 +192,11 @@ func TestAllocationFailureIsNotUnsupported(t *testing.T) {
 	assert.Equal(t, []int{1, 1}, []int{f.created, f.destroyed}, "the handle is destroyed")
 
 	clear(f.status)
-	sim.Fail("cudaFree", cudasim.Fault{Code: cudart.ErrIllegalAddress, Times: -1}) // attaches the context
+	attach := "cudaFree"
+	if testgpu.Driver() {
+		attach = "cuCtxSetCurrent"
+	}
+	sim.Fail(attach, cudasim.Fault{Code: cudart.ErrIllegalAddress, Times: -1})
 	_, err = open(t.Context(), s, libraries("first", "second"), f.load)
 	require.ErrorIs(t, err, cudart.ErrIllegalAddress)
 	assert.NotErrorIs(t, err, errors.ErrUnsupported)

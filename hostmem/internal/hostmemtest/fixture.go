@@ -53,7 +53,7 @@ func NewSim(tb testing.TB, cfg cudasim.Config) *Fixture {
 // registered, such as tests that lose the device.
 func Loose(tb testing.TB, cfg cudasim.Config) *Fixture {
 	tb.Helper()
-	sim, err := cudasim.New(cfg)
+	sim, err := cudasim.New(testgpu.Config(cfg))
 	require.NoError(tb, err)
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(tb, err)

@@ -1,0 +1,309 @@
+package cudasim
+
+import (
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// What libcuda does that libcudart does not, or by other arguments. No thread has a context
+// from the start; a device's primary context exists while it is retained, and until it is reset.
+
+// unattached is the result of a call on a thread without the context that it needs. No fault
+// applies to such a call, and none counts it: callers make it again.
+func (s *Sim) unattached(e *export, thread uint64) cudart.Code {
+	if s.cfg.API != cudart.DriverAPI || e.traits&(withoutDriver|withoutContext) != 0 {
+		return cudart.Success
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.thread(thread).context == nil {
+		return cudart.ErrDeviceUninitialized
+	}
+	return cudart.Success
+}
+
+// readyDriver is ready for libcuda.
+func (c *call) readyDriver(e *export) cudart.Code {
+	switch {
+	case !c.initialized:
+		return cudart.ErrInitializationError
+	case e.traits&withoutContext != 0:
+		return cudart.Success
+	}
+	c.dev = c.thread.context
+	switch {
+	case c.dev.broken != cudart.Success:
+		return c.dev.broken
+	case !c.dev.context:
+		return cudart.ErrContextIsDestroyed
+	}
+	return cudart.Success
+}
+
+func (c *call) initDriver() cudart.Code {
+	switch {
+	case c.u32(0) != 0:
+		return cudart.ErrInvalidValue
+	case len(c.devices) == 0:
+		return cudart.ErrNoDevice
+	}
+	c.initialized = true
+	return cudart.Success
+}
+
+// Results of cuGetProcAddress_v2, besides 0.
+const (
+	symbolNotFound      = 1
+	versionInsufficient = 2
+)
+
+// getProcAddress finds the newest function of a name that is no newer than a version.
+func (c *call) getProcAddress() cudart.Code {
+	name, version, status := cStringAt(c.ptr(0)), cudart.Version(c.i32(2)), int32(symbolNotFound)
+	var found uintptr
+	for i := range exports {
+		e := &exports[i]
+		if e.driver != name && e.driver != name+"_v2" || e.nameIn(cudart.DriverAPI, c.cfg.DriverVersion) == "" {
+			continue
+		}
+		if e.since <= version {
+			found, status = c.slot.entries[i], 0
+		} else if found == 0 {
+			status = versionInsufficient
+		}
+	}
+	if c.name == "cuGetProcAddress_v2" && c.ptr(4) != 0 {
+		put(c, 4, status)
+	}
+	if put(c, 1, found); found == 0 {
+		return cudart.ErrSymbolNotFound
+	}
+	return cudart.Success
+}
+
+func cStringAt(address uintptr) string {
+	var s []byte
+	for b := *pointer[byte](address); b != 0; b = *pointer[byte](address + uintptr(len(s))) {
+		s = append(s, b)
+	}
+	return string(s)
+}
+
+func (c *call) deviceGet() cudart.Code {
+	if c.device(c.i32(1)) == nil {
+		return cudart.ErrInvalidDevice
+	}
+	return put(c, 0, int32(c.i32(1)))
+}
+
+func (c *call) deviceGetName() cudart.Code {
+	d := c.device(c.i32(2))
+	switch {
+	case d == nil:
+		return cudart.ErrInvalidDevice
+	case c.ptr(0) == 0 || c.i32(1) < 1:
+		return cudart.ErrInvalidValue
+	}
+	to := bytesAt(c.ptr(0), c.i32(1))
+	to[copy(to[:len(to)-1], d.cfg.Name)] = 0
+	return cudart.Success
+}
+
+func (c *call) deviceGetUUID() cudart.Code {
+	d := c.device(c.i32(1))
+	if d == nil {
+		return cudart.ErrInvalidDevice
+	}
+	return put(c, 0, d.cfg.UUID)
+}
+
+// primaryContextRetain makes the context unless there is one.
+func (c *call) primaryContextRetain() cudart.Code {
+	d := c.device(c.i32(1))
+	if d == nil {
+		return cudart.ErrInvalidDevice
+	}
+	if code := d.makeContext(); code != cudart.Success {
+		return code
+	}
+	if d.primary == 0 {
+		d.primary = c.handle()
+	}
+	d.retained++
+	return put(c, 0, d.primary)
+}
+
+func (c *call) primaryContextRelease() cudart.Code {
+	d := c.device(c.i32(0))
+	switch {
+	case d == nil:
+		return cudart.ErrInvalidDevice
+	case d.retained == 0:
+		return cudart.ErrDeviceUninitialized
+	}
+	if d.retained--; d.retained == 0 {
+		c.reset(d)
+	}
+	return cudart.Success
+}
+
+func (c *call) primaryContextReset() cudart.Code {
+	d := c.device(c.i32(0))
+	if d == nil {
+		return cudart.ErrInvalidDevice
+	}
+	c.reset(d)
+	return cudart.Success
+}
+
+func (c *call) primaryContextGetState() cudart.Code {
+	d := c.device(c.i32(0))
+	if d == nil {
+		return cudart.ErrInvalidDevice
+	}
+	active := int32(0)
+	if d.context {
+		active = 1
+	}
+	put(c, 1, uint32(0))
+	return put(c, 2, active)
+}
+
+// ofContext returns the device of a primary context, nil for anything else.
+func (c *call) ofContext(context uintptr) *device {
+	for _, d := range c.devices {
+		if context != 0 && d.primary == context {
+			return d
+		}
+	}
+	return nil
+}
+
+func (c *call) contextSetCurrent() cudart.Code {
+	d := c.ofContext(c.ptr(0))
+	if d == nil && c.ptr(0) != 0 {
+		return cudart.ErrDeviceUninitialized
+	}
+	if c.thread.context = d; d != nil {
+		c.thread.device = d.ordinal
+	}
+	return cudart.Success
+}
+
+func (c *call) contextGetDevice() cudart.Code {
+	d := c.thread.context
+	switch {
+	case d == nil:
+		return cudart.ErrDeviceUninitialized
+	case !d.context:
+		return cudart.ErrContextIsDestroyed
+	}
+	return put(c, 0, int32(d.ordinal))
+}
+
+// peerOf replaces a context among the arguments by the ordinal of its device, which is how
+// libcudart takes it.
+func (c *call) peerOf(i int) cudart.Code {
+	d := c.ofContext(c.ptr(i))
+	if d == nil {
+		return cudart.ErrDeviceUninitialized
+	}
+	c.a[i] = uintptr(d.ordinal)
+	return cudart.Success
+}
+
+func (c *call) contextEnablePeerAccess() cudart.Code {
+	if c.ptr(0) == c.dev.primary {
+		return cudart.ErrDeviceUninitialized
+	}
+	if code := c.peerOf(0); code != cudart.Success {
+		return code
+	}
+	return c.deviceEnablePeerAccess()
+}
+
+func (c *call) contextDisablePeerAccess() cudart.Code {
+	if c.ptr(0) == c.dev.primary {
+		return cudart.ErrDeviceUninitialized
+	}
+	if code := c.peerOf(0); code != cudart.Success {
+		return code
+	}
+	return c.deviceDisablePeerAccess()
+}
+
+func (c *call) memcpyContextsAsync() cudart.Code {
+	for _, i := range [...]int{1, 3} {
+		if code := c.peerOf(i); code != cudart.Success {
+			return code
+		}
+	}
+	return c.memcpyPeerAsync()
+}
+
+// copyOf makes a copy in a direction, as cudaMemcpy does. libcuda's functions take none.
+func (c *call) copyOf(kind int, async bool) cudart.Code {
+	stream := uintptr(0)
+	if async {
+		stream = c.ptr(3)
+	}
+	return c.copy(c.ptr(0), c.ptr(1), c.num(2), kind, stream, async)
+}
+
+func (c *call) memcpyAny() cudart.Code           { return c.copyOf(anyDirection, false) }
+func (c *call) memcpyToDevice() cudart.Code      { return c.copyOf(hostToDevice, false) }
+func (c *call) memcpyToHost() cudart.Code        { return c.copyOf(deviceToHost, false) }
+func (c *call) memcpyOnDevice() cudart.Code      { return c.copyOf(deviceToDevice, false) }
+func (c *call) memcpyAnyAsync() cudart.Code      { return c.copyOf(anyDirection, true) }
+func (c *call) memcpyToDeviceAsync() cudart.Code { return c.copyOf(hostToDevice, true) }
+func (c *call) memcpyToHostAsync() cudart.Code   { return c.copyOf(deviceToHost, true) }
+func (c *call) memcpyOnDeviceAsync() cudart.Code { return c.copyOf(deviceToDevice, true) }
+
+// Values of CUpointer_attribute.
+const (
+	pointerMemoryType    = 2
+	pointerDevicePointer = 3
+	pointerHostPointer   = 4
+	pointerIsManaged     = 8
+	pointerDeviceOrdinal = 9
+)
+
+// pointerAttributesOfDriver leaves 0 for memory that is not CUDA's.
+func (c *call) pointerAttributesOfDriver() cudart.Code {
+	n := int(c.u32(0))
+	if n < 1 || c.ptr(1) == 0 || c.ptr(2) == 0 {
+		return cudart.ErrInvalidValue
+	}
+	b := c.blocks.find(c.ptr(3))
+	to := array[uintptr](c.ptr(2), n)
+	for i, attribute := range array[int32](c.ptr(1), n) {
+		var v uint64
+		size := 4
+		switch attribute {
+		case pointerMemoryType:
+			if b != nil {
+				v = 1 // of the host
+				if b.kind == deviceBlock || b.kind == managedBlock {
+					v = 2
+				}
+			}
+		case pointerIsManaged:
+			if size = 1; b != nil && b.kind == managedBlock { // a bool
+				v = 1
+			}
+		case pointerDeviceOrdinal:
+			if b != nil {
+				v = uint64(b.dev.ordinal)
+			}
+		case pointerDevicePointer, pointerHostPointer:
+			if size = 8; b != nil && !(attribute == pointerHostPointer && b.kind == deviceBlock) {
+				v = uint64(c.ptr(3))
+			}
+		default:
+			return cudart.ErrInvalidValue
+		}
+		copy(bytesAt(to[i], size), unsafe.Slice((*byte)(unsafe.Pointer(&v)), size)) // little-endian
+	}
+	return cudart.Success
+}
