@@ -67,7 +67,7 @@ func (o *options) register(root *cobra.Command) {
 	flags.BoolVarP(&o.quiet, "quiet", "q", false, "show neither estimates nor progress on standard error")
 	flags.BoolVar(&o.verbose, "verbose", false, "text with all that there is: samples, plots, notes, passed checks, requirements, the search of libraries")
 	flags.Var(&o.devices, "device", "GPUs by number, UUID or PCI address, with commas or repeated (default: all)")
-	flags.StringVar(&o.library, "library", "", "libcudart to load (default: find one, see PINNED_CUDART)")
+	flags.StringVar(&o.library, "library", "", "libcudart or libcuda to load (default: find one, see PINNED_CUDART)")
 	named(flags, "library", "path")
 	flags.DurationVar(&o.timeout, "timeout", 0, "end after this time, such as 30s, with what was found until then (default: no limit)")
 	named(flags, "timeout", "time")

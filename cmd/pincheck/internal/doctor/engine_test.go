@@ -345,6 +345,10 @@ var troubles = []trouble{
 		f.Host.Env = map[string]string{"LD_LIBRARY_PATH": "/usr/lib:/usr/local/cuda/lib64/stubs/"}
 	}, says: "stubs"},
 	{id: "several_runtimes", change: func(f *Facts) { f.Library.Attempts = []Attempt{{Path: "/opt/libcudart.so.13", Error: "no"}} }, says: "/opt/libcudart.so.13"},
+	{id: "driver_alone", change: func(f *Facts) {
+		f.Library = &Library{API: "driver", Path: "/usr/lib/libcuda.so.1", Attempts: []Attempt{
+			{Path: "libcudart.so.13", Found: "loader path", Error: "dlopen: no such file"}, {Path: "/opt/libcudart.so.12", Found: "/opt", Error: "truncated: 5 bytes"}}}
+	}, says: "/opt/libcudart.so.12 cannot be used; /usr/lib/libcuda.so.1 is in use"},
 
 	{id: "wrong_bytes", change: func(f *Facts) {
 		f.Devices[0].Verify.MismatchCount = 1

@@ -145,8 +145,9 @@ type Search struct {
 	Searched []string  `json:"looked"` // locations that were searched
 }
 
-// Library is the CUDA runtime library in use. Versions are "13.0".
+// Library is the CUDA library in use. Versions are "13.0".
 type Library struct {
+	API              string    `json:"api,omitempty"` // "driver" if it is libcuda; libcudarts have none
 	Path             string    `json:"path"`
 	Found            string    `json:"found"` // how it was found
 	RuntimeVersion   string    `json:"runtime_version"`
@@ -154,6 +155,12 @@ type Library struct {
 	Attempts         []Attempt `json:"attempts,omitempty"`
 	MissingFunctions []string  `json:"missing_functions,omitempty"`
 }
+
+// driverAPI is Library.API of libcuda.
+const driverAPI = "driver"
+
+// DriverAlone reports whether libcuda is called in place of a libcudart.
+func (l *Library) DriverAlone() bool { return l != nil && l.API == driverAPI }
 
 // Attempt is a library that was tried.
 type Attempt struct {
@@ -443,9 +450,14 @@ func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 func Gather(rt *cudart.Runtime) *Facts {
 	lib := rt.Library()
 	count := rt.DeviceCount()
+	api := ""
+	if lib.API == cudart.DriverAPI {
+		api = driverAPI
+	}
 	f := &Facts{
 		Simulated: lib.Simulated,
 		Library: &Library{
+			API:  api,
 			Path: lib.Path, Found: lib.Found,
 			RuntimeVersion: lib.Runtime.String(), DriverVersion: lib.Driver.String(),
 			Attempts: attempts(lib.Attempts), MissingFunctions: lib.Missing,

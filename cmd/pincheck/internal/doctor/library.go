@@ -33,6 +33,7 @@ var libraryChecks = []Check{
 		})},
 	{ID: "stubs_in_library_path", Host: stubsInPath},
 	{ID: "several_runtimes", Host: severalRuntimes},
+	{ID: "driver_alone", Host: driverAlone},
 }
 
 // versionOf returns the numbers of a version such as 580.159.04.
@@ -158,16 +159,38 @@ func stubsInPath(f *Facts) []Finding {
 	return nil
 }
 
-func severalRuntimes(f *Facts) []Finding {
-	if f.Library == nil {
-		return nil
-	}
-	var over []string
-	for _, a := range f.Library.Attempts {
+// passedOver lists the libcudarts that were tried and are not in use.
+func (l *Library) passedOver() (over []string) {
+	for _, a := range l.Attempts {
 		if a.Error != "" {
 			over = append(over, fmt.Sprintf("%s (%s): %s", a.Path, a.Found, a.Error))
 		}
 	}
+	return over
+}
+
+// driverAlone finds that libcuda is in use because no libcudart can be: that there is none, or
+// what is wrong with those that are there. One that was asked for by its API tried no other.
+func driverAlone(f *Facts) []Finding {
+	if !f.Library.DriverAlone() || len(f.Library.passedOver()) == 0 {
+		return nil
+	}
+	out := Finding{Summary: fmt.Sprintf("no libcudart; %s is in use", f.Library.Path), Evidence: f.Library.passedOver(), because: "none"}
+	for _, a := range f.Library.Attempts {
+		if a.Error != "" && path.IsAbs(a.Path) {
+			out.Summary, out.because = fmt.Sprintf("%s cannot be used; %s is in use", a.Path, f.Library.Path), "broken"
+			out.values = findings.Values{"PATH": a.Path}
+			break
+		}
+	}
+	return finding(out)
+}
+
+func severalRuntimes(f *Facts) []Finding {
+	if f.Library == nil || f.Library.DriverAlone() {
+		return nil
+	}
+	over := f.Library.passedOver()
 	if len(over) == 0 {
 		return nil
 	}

@@ -75,7 +75,7 @@ func htmlRun(r *Result) pageRun {
 		fact("System", systemText(h))
 	}
 	if l := r.Library; l != nil {
-		fact("CUDA", fmt.Sprintf("runtime %s, driver for CUDA up to %s, %s", l.RuntimeVersion, l.DriverVersion, l.Path))
+		fact("CUDA", strings.TrimPrefix(versionsText(l), "CUDA ")+", "+l.Path)
 	}
 	return run
 }

@@ -177,7 +177,15 @@ func (p *page) tool(r *Result) {
 	}
 }
 
-// library writes which libcudart is in use, and which others were not taken.
+// versionsText names the API in use and the versions.
+func versionsText(l *doctor.Library) string {
+	if l.DriverAlone() {
+		return "CUDA driver alone, for CUDA up to " + l.DriverVersion
+	}
+	return fmt.Sprintf("CUDA runtime %s, driver for CUDA up to %s", l.RuntimeVersion, l.DriverVersion)
+}
+
+// library writes which library is in use, and which others were not taken.
 func (p *page) library(l *doctor.Library, simulated bool) {
 	if l == nil {
 		return
@@ -187,7 +195,7 @@ func (p *page) library(l *doctor.Library, simulated bool) {
 	} else {
 		p.row("Library", "%s (found: %s)", l.Path, l.Found)
 	}
-	p.row("", "CUDA runtime %s, driver for CUDA up to %s", l.RuntimeVersion, l.DriverVersion)
+	p.row("", "%s", versionsText(l))
 	if p.style.Verbose {
 		p.attempts(l.Attempts)
 	}
