@@ -15,7 +15,7 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-// A BlocksMethod is a way to copy blocks.
+// A BlocksMethod is a method of copying blocks.
 type BlocksMethod int
 
 const (
@@ -50,7 +50,7 @@ type BlocksOptions struct {
 	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is
 	// DefaultProcessors.
 	Processors int
-	// Method is the way of all copies. With QuickestMethod NewBlocks measures both ways, which
+	// Method is the method of all copies. With QuickestMethod NewBlocks measures both, which
 	// takes a tenth of a second or little more at most.
 	Method BlocksMethod
 }
@@ -69,7 +69,7 @@ type Blocks struct {
 	seen       sync.Pool // of *bitSet
 }
 
-// NewBlocks loads the kernel and, unless the options name a method, measures which way is
+// NewBlocks loads the kernel and, unless the options name a method, measures which method is
 // quicker for which blocks, with 4 MiB of pinned memory and as much of the device. Close it. Errors
 // are those of [kernel.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
 func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (b *Blocks, err error) {

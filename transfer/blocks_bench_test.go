@@ -58,11 +58,11 @@ func BenchmarkBlocks(b *testing.B) {
 		}
 		return BlockCopy{Host: host.Bytes(), Device: p, DeviceLen: deviceBytes, HostIndex: list, Size: size, Count: count}
 	}
-	type way struct {
+	type variant struct {
 		name string
 		copy func(s *cudart.Stream, c BlockCopy, down bool) error
 	}
-	each := way{"each", func(s *cudart.Stream, c BlockCopy, down bool) error {
+	each := variant{"each", func(s *cudart.Stream, c BlockCopy, down bool) error {
 		for i := range c.Count {
 			at, p := unsafe.Pointer(&c.Host[int(c.HostIndex[i])*c.Size]), c.Device+cudart.DevPtr(i*c.Size)
 			err := error(nil)
@@ -77,7 +77,7 @@ func BenchmarkBlocks(b *testing.B) {
 		}
 		return nil
 	}}
-	ways := []way{each}
+	variants := []variant{each}
 	for _, w := range []struct {
 		name string
 		o    BlocksOptions
@@ -85,7 +85,7 @@ func BenchmarkBlocks(b *testing.B) {
 		blocks, err := NewBlocks(b.Context(), dev, w.o)
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, blocks.Close()) })
-		ways = append(ways, way{w.name, func(s *cudart.Stream, c BlockCopy, down bool) error {
+		variants = append(variants, variant{w.name, func(s *cudart.Stream, c BlockCopy, down bool) error {
 			do := blocks.Upload
 			if down {
 				do = blocks.Download
@@ -113,7 +113,7 @@ func BenchmarkBlocks(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-	for _, w := range ways {
+	for _, w := range variants {
 		for i, direction := range []string{"up", "down"} {
 			for _, size := range []int{16, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20} {
 				c := random(size, min(most, deviceBytes/size, poolBytes/size/2))

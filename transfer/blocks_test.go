@@ -276,16 +276,16 @@ func TestTheQuickestMethodIsChosen(t *testing.T) {
 	} {
 		var table blocksTable
 		calls := 0
-		require.NoError(t, table.fill(func(way blocksWay, _ bool, size, count int) (time.Duration, error) {
-			switch calls++; way {
-			case engineWay:
+		require.NoError(t, table.fill(func(variant blocksVariant, _ bool, size, count int) (time.Duration, error) {
+			switch calls++; variant {
+			case engineVariant:
 				return took(d.engine[0], d.engine[1], d.engine[2], size, count), nil
 			case 0:
 				return took(d.kernel[0], d.kernel[1], d.kernel[2], size, count), nil
 			}
 			return time.Second, nil // addresses that are not aligned
 		}, func() bool { return true }))
-		assert.Equal(t, 2*2*int(numWays)*len(measureSizes), calls)
+		assert.Equal(t, 2*2*int(numVariants)*len(measureSizes), calls)
 		for _, c := range d.engines {
 			assert.Equal(t, EngineMethod, table.quickest(false, 16, c[0], c[1]), "%s: %v", name, c)
 		}
@@ -297,8 +297,8 @@ func TestTheQuickestMethodIsChosen(t *testing.T) {
 	// When time runs out what was measured decides.
 	var table blocksTable
 	rows := 0
-	require.NoError(t, table.fill(func(way blocksWay, _ bool, size, count int) (time.Duration, error) {
-		return time.Duration(count) * time.Duration(1+way), nil
+	require.NoError(t, table.fill(func(variant blocksVariant, _ bool, size, count int) (time.Duration, error) {
+		return time.Duration(count) * time.Duration(1+variant), nil
 	}, func() bool { rows++; return rows == 1 }))
 	assert.Len(t, table[0], 1)
 	assert.Equal(t, KernelMethod, table.quickest(false, 16, 1<<20, 3))

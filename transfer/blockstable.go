@@ -13,23 +13,23 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// A blocksTable has how long copies of blocks take, by direction, size and way, as was measured
+// A blocksTable has how long copies of blocks take, by direction, size and variant, as was measured
 // on the device.
 type blocksTable [2][]blocksRow // up and down; sorted by size
 
 // A blocksRow is of blocks of one size.
 type blocksRow struct {
-	size int
-	ways [numWays]blocksTime
+	size     int
+	variants [numVariants]blocksTime
 }
 
-// A blocksWay is a method, and for the kernel the unit of the addresses.
-type blocksWay int
+// A blocksVariant is a method, and for the kernel the unit of the addresses.
+type blocksVariant int
 
-// The ways: the kernel by each of kernelUnits, and the copy engine.
+// The variants: the kernel by each of kernelUnits, and the copy engine.
 const (
-	engineWay = blocksWay(len(kernelUnits))
-	numWays   = engineWay + 1
+	engineVariant = blocksVariant(len(kernelUnits))
+	numVariants   = engineVariant + 1
 )
 
 // A blocksTime is the time of n copies in nanoseconds: base + n*each.
@@ -37,18 +37,20 @@ type blocksTime struct{ base, each float64 }
 
 // quickest returns the method that takes less time.
 func (t *blocksTable) quickest(down bool, unit, size, count int) BlocksMethod {
-	way := blocksWay(slices.Index(kernelUnits[:], unit))
+	variant := blocksVariant(slices.Index(kernelUnits[:], unit))
 	rows := t[btoi(down)]
-	if len(rows) > 0 && estimate(rows, engineWay, size, count) < estimate(rows, way, size, count) {
+	if len(rows) > 0 && estimate(rows, engineVariant, size, count) < estimate(rows, variant, size, count) {
 		return EngineMethod
 	}
 	return KernelMethod
 }
 
-// estimate returns how many nanoseconds a way takes: between two sizes that were measured, and
+// estimate returns how many nanoseconds a variant takes: between two sizes that were measured, and
 // beyond the largest, on the line through two of them, and for smaller ones as long as the smallest.
-func estimate(rows []blocksRow, way blocksWay, size, count int) float64 {
-	at := func(row blocksRow) float64 { return row.ways[way].base + float64(count)*row.ways[way].each }
+func estimate(rows []blocksRow, variant blocksVariant, size, count int) float64 {
+	at := func(row blocksRow) float64 {
+		return row.variants[variant].base + float64(count)*row.variants[variant].each
+	}
 	i, _ := slices.BinarySearchFunc(rows, size, func(r blocksRow, size int) int { return r.size - size })
 	if i == 0 || len(rows) == 1 {
 		return at(rows[0])
@@ -68,7 +70,7 @@ const (
 var measureSizes = [...]int{4 << 10, 64 << 10, 512, 1 << 20, 16 << 10}
 
 // fill measures sizes until more is false.
-func (t *blocksTable) fill(took func(way blocksWay, down bool, size, count int) (time.Duration, error), more func() bool) error {
+func (t *blocksTable) fill(took func(variant blocksVariant, down bool, size, count int) (time.Duration, error), more func() bool) error {
 	for _, size := range measureSizes {
 		if !more() {
 			break
@@ -76,17 +78,17 @@ func (t *blocksTable) fill(took func(way blocksWay, down bool, size, count int) 
 		for down := range t {
 			row := blocksRow{size: size}
 			many := min(max(measureBytes/4/size, 4), measureCount)
-			for way := range row.ways {
-				one, err := took(blocksWay(way), down == 1, size, 1)
+			for variant := range row.variants {
+				one, err := took(blocksVariant(variant), down == 1, size, 1)
 				if err != nil {
 					return err
 				}
-				all, err := took(blocksWay(way), down == 1, size, many)
+				all, err := took(blocksVariant(variant), down == 1, size, many)
 				if err != nil {
 					return err
 				}
 				each := max(float64(all-one)/float64(many-1), 0)
-				row.ways[way] = blocksTime{max(float64(one)-each, 0), each}
+				row.variants[variant] = blocksTime{max(float64(one)-each, 0), each}
 			}
 			t[down] = append(t[down], row)
 		}
@@ -131,8 +133,8 @@ func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
 		err = errors.Join(err, closed)
 	}()
 	began := time.Now()
-	err = t.fill(func(way blocksWay, down bool, size, count int) (time.Duration, error) {
-		return b.timed(ctx, m.s, buf, m.p, way, down, size, count)
+	err = t.fill(func(variant blocksVariant, down bool, size, count int) (time.Duration, error) {
+		return b.timed(ctx, m.s, buf, m.p, variant, down, size, count)
 	}, func() bool { return time.Since(began) < measureTime })
 	if err != nil {
 		return t, fmt.Errorf("measure: %w", err)
@@ -141,10 +143,10 @@ func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
 }
 
 // timed returns the time of copies from the call to the end, the shorter of two after a first one.
-func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, way blocksWay, down bool, size, count int) (time.Duration, error) {
+func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, variant blocksVariant, down bool, size, count int) (time.Duration, error) {
 	c := BlockCopy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size}
-	if way != engineWay && kernelUnits[way] < kernelUnits[0] {
-		unit := kernelUnits[way]
+	if variant != engineVariant && kernelUnits[variant] < kernelUnits[0] {
+		unit := kernelUnits[variant]
 		c.Host, c.Device = unsafe.Slice((*byte)(unsafe.Add(buf.Pointer(), unit)), measureBytes), p+cudart.DevPtr(unit)
 	}
 	blocks := measureBytes / size
@@ -156,7 +158,7 @@ func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffe
 	for i := range 3 {
 		began := time.Now()
 		var err error
-		if way == engineWay {
+		if variant == engineVariant {
 			err = buf.Use(s, down, func() error { return b.byEngine(s, &c, buf.Spans(), 0, down) })
 		} else {
 			err = b.byKernel(ctx, s, &c, buf, down)
