@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -73,8 +74,7 @@ func TestMain(m *testing.M) {
 	child.Serve(children(scripted())) // probes and experiments start this executable again
 	if os.Getenv(asProgram) != "" {
 		sys := thisMachine()
-		// A busy machine takes longer than a second to end its processes, and to hear what they call.
-		sys.releaseGrace, sys.callGrace = time.Minute, 3*time.Second
+		sys.releaseGrace = time.Minute // a busy machine takes longer than a second to end its processes
 		runOn(sys)
 	}
 	os.Exit(m.Run())
@@ -111,6 +111,8 @@ func TestADriverThatNeverReturns(t *testing.T) {
 	if os.Getenv("PINNED_TEST_EXEC") != "" {
 		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
 	}
+	// Where the tests were started by nohup, their processes would ignore SIGHUP, and so would pincheck.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	for _, c := range []struct {
