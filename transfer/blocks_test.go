@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 	"unsafe"
@@ -229,7 +230,9 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]
 	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
-	file, err := hostmem.MapFile(t.Context(), dev, "blocks_test.go", hostmem.MapFileOptions{})
+	name := filepath.Join(t.TempDir(), "data")
+	require.NoError(t, os.WriteFile(name, make([]byte, 4096), 0o600))
+	file, err := hostmem.MapFile(t.Context(), dev, name, hostmem.MapFileOptions{})
 	require.NoError(t, err)
 	c := BlockCopy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
 	_, err = f.Download(t.Context(), f.s, c)
