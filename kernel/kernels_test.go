@@ -61,41 +61,6 @@ func realGPU(tb testing.TB, why string) (*cudart.Device, *cudart.Stream) {
 	return gpu(tb)
 }
 
-// memoryOf allocates device memory until the end of the test.
-func memoryOf(tb testing.TB, dev *cudart.Device, n int) cudart.DevPtr {
-	tb.Helper()
-	p, err := dev.Malloc(n)
-	require.NoError(tb, err)
-	tb.Cleanup(func() { require.NoError(tb, dev.Free(p)) })
-	return p
-}
-
-// to copies a slice to new device memory.
-func to[T any](tb testing.TB, dev *cudart.Device, v []T) cudart.DevPtr {
-	tb.Helper()
-	n := len(v) * int(unsafe.Sizeof(v[0]))
-	p := memoryOf(tb, dev, n)
-	send(tb, dev, p, v)
-	return p
-}
-
-// send copies a slice to device memory. cudaMemcpy from memory that is not pinned may return
-// before the device has it, and kernels on other streams do not wait.
-func send[T any](tb testing.TB, dev *cudart.Device, p cudart.DevPtr, v []T) {
-	tb.Helper()
-	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&v[0]), len(v)*int(unsafe.Sizeof(v[0]))))
-	require.NoError(tb, dev.Synchronize(context.Background()))
-}
-
-// from copies from device memory, when the stream is done.
-func from[T any](tb testing.TB, s *cudart.Stream, p cudart.DevPtr, n int) []T {
-	tb.Helper()
-	require.NoError(tb, s.Synchronize(context.Background()))
-	v := make([]T, n)
-	require.NoError(tb, s.Device().CopyToHost(unsafe.Pointer(&v[0]), p, n*int(unsafe.Sizeof(v[0]))))
-	return v
-}
-
 func newMemory(tb testing.TB, dev *cudart.Device) *kernel.Memory {
 	tb.Helper()
 	m, err := kernel.NewMemory(tb.Context(), dev)
@@ -117,27 +82,27 @@ func TestKernelsOfUsersRun(t *testing.T) {
 	assert.Positive(t, saxpy.Limits().BlockThreads)
 	assert.Positive(t, saxpy.Limits().Registers)
 	x, y := []float32{1, 2, 3, 4, 5}, []float32{10, 20, 30, 40, 50}
-	px, py := to(t, dev, x), to(t, dev, y)
+	px, py := testgpu.ToDevice(t, dev, x), testgpu.ToDevice(t, dev, y)
 	require.NoError(t, saxpy.Launch(s, kernel.Threads(4, 2), kernel.Ptr(py), kernel.Ptr(px), kernel.Float32(-2), kernel.Uint32(4)))
-	assert.Equal(t, []float32{8, 16, 24, 32, 50}, from[float32](t, s, py, 5))
+	assert.Equal(t, []float32{8, 16, 24, 32, 50}, testgpu.CopyToHost[float32](t, s, py, 5))
 
 	all, err := m.Kernel(t.Context(), "store_all")
 	require.NoError(t, err)
-	out := memoryOf(t, dev, 64)
+	out := testgpu.Malloc(t, dev, 64)
 	require.NoError(t, s.Memset(out, 0, 64))
 	require.NoError(t, all.Launch(s, kernel.Threads(1, 1), kernel.Ptr(out), kernel.Uint8(200), kernel.Uint16(65000), kernel.Uint32(1<<31),
 		kernel.Uint64(1<<63), kernel.Float32(1.5), kernel.Float64(math.Pi)))
-	assert.Equal(t, []uint64{200, 65000, 1 << 31, 1 << 63, uint64(math.Float32bits(1.5)), math.Float64bits(math.Pi)}, from[uint64](t, s, out, 6))
+	assert.Equal(t, []uint64{200, 65000, 1 << 31, 1 << 63, uint64(math.Float32bits(1.5)), math.Float64bits(math.Pi)}, testgpu.CopyToHost[uint64](t, s, out, 6))
 
 	shared, err := m.Kernel(t.Context(), "shared_size")
 	require.NoError(t, err)
 	require.NoError(t, shared.Launch(s, kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}, SharedBytes: 48 << 10}, kernel.Ptr(out)))
-	assert.EqualValues(t, 48<<10, from[uint32](t, s, out, 1)[0])
+	assert.EqualValues(t, 48<<10, testgpu.CopyToHost[uint32](t, s, out, 1)[0])
 	large := kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}, SharedBytes: 60 << 10}
 	assert.ErrorIs(t, shared.Launch(s, large, kernel.Ptr(out)), cudart.ErrInvalidValue)
 	require.NoError(t, shared.AllowShared(60<<10), "every device since 7.5 has 64 KiB")
 	require.NoError(t, shared.Launch(s, large, kernel.Ptr(out)))
-	assert.EqualValues(t, 60<<10, from[uint32](t, s, out, 1)[0])
+	assert.EqualValues(t, 60<<10, testgpu.CopyToHost[uint32](t, s, out, 1)[0])
 	assert.ErrorIs(t, shared.AllowShared(16<<20), cudart.ErrInvalidValue)
 
 	_, err = m.Kernel(t.Context(), "none")
@@ -153,9 +118,9 @@ func TestGPURunsAFatBinary(t *testing.T) {
 	require.NoError(t, err)
 	saxpy, err := m.Kernel(t.Context(), "saxpy")
 	require.NoError(t, err)
-	px, py := to(t, dev, []float32{1, 2, 3, 4}), to(t, dev, []float32{10, 20, 30, 40})
+	px, py := testgpu.ToDevice(t, dev, []float32{1, 2, 3, 4}), testgpu.ToDevice(t, dev, []float32{10, 20, 30, 40})
 	require.NoError(t, saxpy.Launch(s, kernel.Threads(4, 2), kernel.Ptr(py), kernel.Ptr(px), kernel.Float32(-2), kernel.Uint32(4)))
-	assert.Equal(t, []float32{8, 16, 24, 32}, from[float32](t, s, py, 4))
+	assert.Equal(t, []float32{8, 16, 24, 32}, testgpu.CopyToHost[float32](t, s, py, 4))
 	require.NoError(t, m.Close())
 }
 
@@ -172,11 +137,11 @@ func TestKernelsRunOnManyGoroutines(t *testing.T) {
 	for i := range ones {
 		ones[i] = 1
 	}
-	x := to(t, dev, ones)
+	x := testgpu.ToDevice(t, dev, ones)
 	const goroutines, launches = 16, 200
 	errs := make(chan error, goroutines)
 	for range goroutines {
-		y := to(t, dev, make([]float32, len(ones)))
+		y := testgpu.ToDevice(t, dev, make([]float32, len(ones)))
 		go func() {
 			s, err := dev.NewStream(cudart.StreamOptions{})
 			for i := 0; i < launches && err == nil; i++ {
@@ -243,7 +208,7 @@ func TestFillsAndChecks(t *testing.T) {
 	if testgpu.Real() {
 		size = 3<<20 + 5
 	}
-	p := memoryOf(t, dev, size+2*guard+16)
+	p := testgpu.Malloc(t, dev, size+2*guard+16)
 	contents := []kernel.Content{
 		{Seed: 0x123456789abcdef1}, {Kind: kernel.Constant, Seed: 0xAA55AA55AA55AA55}, {Kind: kernel.WalkingBit},
 		{Kind: kernel.Counter, Mask: 0x9393939393939393}, {Kind: kernel.Random, Seed: 42},
@@ -260,7 +225,7 @@ func TestFillsAndChecks(t *testing.T) {
 				start := p + guard + cudart.DevPtr(align)
 				require.NoError(t, s.Memset(p, 0xD6, size+2*guard+16))
 				require.NoError(t, m.Fill(s, start, n, c, at))
-				got := from[byte](t, s, p, n+align+2*guard)
+				got := testgpu.CopyToHost[byte](t, s, p, n+align+2*guard)
 				want := bytes.Repeat([]byte{0xD6}, len(got))
 				c.Fill(want[guard+align:][:n], at)
 				require.True(t, bytes.Equal(want, got), name)
@@ -278,7 +243,7 @@ func TestFillsAndChecks(t *testing.T) {
 						continue
 					}
 					b := got[guard+align+off] ^ byte(1<<random.IntN(8))
-					send(t, dev, start+cudart.DevPtr(off), []byte{b})
+					testgpu.CopyToDevice(t, dev, start+cudart.DevPtr(off), []byte{b})
 					first = min(first, off)
 				}
 				found, err = m.Compare(ctx, s, start, n, c, at)
@@ -306,15 +271,15 @@ func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
 		t.Skipf("%d bytes of device memory are free, which are too few for %d", free, n)
 	}
 	m := newMemory(t, dev)
-	p := memoryOf(t, dev, n)
+	p := testgpu.Malloc(t, dev, n)
 	c := kernel.Content{Seed: 5}
 	require.NoError(t, m.Fill(s, p, n, c, 0))
 	for _, at := range []int{0, 1<<32 - 8, 1<<32 + 1, n - 100} {
-		got, want := from[byte](t, s, p+cudart.DevPtr(at), 100), make([]byte, 100)
+		got, want := testgpu.CopyToHost[byte](t, s, p+cudart.DevPtr(at), 100), make([]byte, 100)
 		c.Fill(want, uint64(at))
 		require.Equal(t, want, got)
 	}
-	send(t, dev, p+(n-2), []byte{^from[byte](t, s, p+(n-2), 1)[0]})
+	testgpu.CopyToDevice(t, dev, p+(n-2), []byte{^testgpu.CopyToHost[byte](t, s, p+(n-2), 1)[0]})
 	found, err := m.Compare(context.Background(), s, p, n, c, 0)
 	require.NoError(t, err)
 	assert.Equal(t, kernel.Found{Mismatches: 1, First: n - 2}, found)
@@ -332,7 +297,7 @@ func TestKernelsCopy(t *testing.T) {
 	mapped, err := dev.HostDevicePointer(host)
 	require.NoError(t, err)
 	memory := unsafe.Slice((*byte)(host), 2*size)
-	a, b := memoryOf(t, dev, size+64), memoryOf(t, dev, size+64)
+	a, b := testgpu.Malloc(t, dev, size+64), testgpu.Malloc(t, dev, size+64)
 	for i, n := range []int{1, 15, 16, 100, 4096, size} {
 		for _, off := range [][2]int{{0, 0}, {5, 5}, {0, 16}, {1, 2}} {
 			for _, blocks := range []int{0, 1} {
@@ -366,10 +331,10 @@ func TestKernelsChaseAChain(t *testing.T) {
 	for i, at := range order {
 		chain[at] = uint64(order[(i+1)%n])
 	}
-	p, result := to(t, dev, chain), memoryOf(t, dev, kernel.ResultBytes)
+	p, result := testgpu.ToDevice(t, dev, chain), testgpu.Malloc(t, dev, kernel.ResultBytes)
 	for _, steps := range []int{0, 1, 7, n, 3*n + 11} {
 		require.NoError(t, m.Chase(s, p, order[5], steps, result))
-		got := from[uint64](t, s, result, 2)
+		got := testgpu.CopyToHost[uint64](t, s, result, 2)
 		assert.EqualValues(t, order[(5+steps)%n], got[0], "%d steps", steps)
 		if steps > n {
 			perStep := float64(got[1]) / float64(steps)
@@ -423,7 +388,7 @@ func TestCloseWaitsForRunningKernels(t *testing.T) {
 func TestGPULaunchDoesNotAllocate(t *testing.T) {
 	dev, s := realGPU(t, "a simulated one allocates itself")
 	m := newMemory(t, dev)
-	p := memoryOf(t, dev, 64)
+	p := testgpu.Malloc(t, dev, 64)
 	var err error
 	launch := func() { err = errors.Join(err, m.Fill(s, p, 64, kernel.Content{}, 0)) }
 	launch()
@@ -438,7 +403,7 @@ func BenchmarkLaunch(b *testing.B) {
 	dev, s := realGPU(b, "a simulated one has no times of its own")
 	ctx := context.Background()
 	m := newMemory(b, dev)
-	p := memoryOf(b, dev, 64)
+	p := testgpu.Malloc(b, dev, 64)
 	code, err := os.ReadFile("testdata/user.ptx")
 	require.NoError(b, err)
 	user, err := kernel.Load(b.Context(), dev, code)
@@ -492,7 +457,7 @@ func BenchmarkMemory(b *testing.B) {
 	ctx := context.Background()
 	m := newMemory(b, dev)
 	const n = 4 << 30
-	p, q, result := memoryOf(b, dev, n), memoryOf(b, dev, n), memoryOf(b, dev, kernel.ResultBytes)
+	p, q, result := testgpu.Malloc(b, dev, n), testgpu.Malloc(b, dev, n), testgpu.Malloc(b, dev, kernel.ResultBytes)
 	const linked = 256 << 20
 	host, err := dev.HostAlloc(linked, cudart.HostAllocMapped)
 	require.NoError(b, err)

@@ -146,7 +146,7 @@ var (
 // receive reads a message into buf. It returns errDied at the end of the connection.
 func receive(conn *net.UnixConn, buf []byte) ([]byte, error) {
 	n, _, flags, _, err := conn.ReadMsgUnix(buf, nil)
-	if errors.Is(err, syscall.ECONNRESET) { // the peer left messages unread: its own come after this error
+	if errors.Is(err, syscall.ECONNRESET) { // the peer closed before it read all messages: its own come after this error
 		n, _, flags, _, err = conn.ReadMsgUnix(buf, nil)
 	}
 	switch {

@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -28,41 +27,6 @@ func openGPU(tb testing.TB) (*cudart.Device, *cudart.Stream) {
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, s.Close()) })
 	return dev, s
-}
-
-// memoryOf allocates device memory until the end of the test.
-func memoryOf(tb testing.TB, dev *cudart.Device, n int) cudart.DevPtr {
-	tb.Helper()
-	p, err := dev.Malloc(n)
-	require.NoError(tb, err)
-	tb.Cleanup(func() { require.NoError(tb, dev.Free(p)) })
-	return p
-}
-
-// to copies a slice to new device memory.
-func to[T any](tb testing.TB, dev *cudart.Device, v []T) cudart.DevPtr {
-	tb.Helper()
-	n := len(v) * int(unsafe.Sizeof(v[0]))
-	p := memoryOf(tb, dev, n)
-	send(tb, dev, p, v)
-	return p
-}
-
-// send copies a slice to device memory. cudaMemcpy from memory that is not pinned may return
-// before the device has it, and kernels on other streams do not wait.
-func send[T any](tb testing.TB, dev *cudart.Device, p cudart.DevPtr, v []T) {
-	tb.Helper()
-	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&v[0]), len(v)*int(unsafe.Sizeof(v[0]))))
-	require.NoError(tb, dev.Synchronize(context.Background()))
-}
-
-// from copies from device memory, when the stream is done.
-func from[T any](tb testing.TB, s *cudart.Stream, p cudart.DevPtr, n int) []T {
-	tb.Helper()
-	require.NoError(tb, s.Synchronize(context.Background()))
-	v := make([]T, n)
-	require.NoError(tb, s.Device().CopyToHost(unsafe.Pointer(&v[0]), p, n*int(unsafe.Sizeof(v[0]))))
-	return v
 }
 
 func openNetwork(tb testing.TB, dev *cudart.Device) *network {
@@ -118,9 +82,9 @@ func TestKernelsAddEdges(t *testing.T) {
 			name := fmt.Sprintf("%d rows of %d", rows, width)
 			table, weight := randoms(r, nodes*width), randoms(r, rows)
 			a, b := indices(r, rows, nodes), indices(r, rows, nodes)
-			pTable, pWeight, pa, pb := to(t, dev, table), to(t, dev, weight), to(t, dev, a), to(t, dev, b)
+			pTable, pWeight, pa, pb := testgpu.ToDevice(t, dev, table), testgpu.ToDevice(t, dev, weight), testgpu.ToDevice(t, dev, a), testgpu.ToDevice(t, dev, b)
 			for _, w := range []cudart.DevPtr{pWeight, 0} {
-				sum := to(t, dev, table)
+				sum := testgpu.ToDevice(t, dev, table)
 				require.NoError(t, n.addEdges(s, sum, pTable, pa, pb, w, rows, width))
 				want := wide(table)
 				for e := range rows {
@@ -132,7 +96,7 @@ func TestKernelsAddEdges(t *testing.T) {
 						want[int(b[e])*width+c] += f * float64(table[int(a[e])*width+c])
 					}
 				}
-				near(t, want, from[float32](t, s, sum, nodes*width), 1e-4, "edges "+name)
+				near(t, want, testgpu.CopyToHost[float32](t, s, sum, nodes*width), 1e-4, "edges "+name)
 			}
 		}
 	}
@@ -146,13 +110,13 @@ func TestElementwiseKernels(t *testing.T) {
 	for _, many := range []int{1, 255, 256, 100_003, 2_000_000} {
 		x, g := randoms(r, many), randoms(r, many)
 		x[0] = 0
-		px, pg, out := to(t, dev, x), to(t, dev, g), memoryOf(t, dev, 4*many)
+		px, pg, out := testgpu.ToDevice(t, dev, x), testgpu.ToDevice(t, dev, g), testgpu.Malloc(t, dev, 4*many)
 		require.NoError(t, n.relu(s, out, px, many))
 		relu := make([]float64, many)
 		for i, v := range x {
 			relu[i] = math.Max(0, float64(v))
 		}
-		near(t, relu, from[float32](t, s, out, many), 0, "ReLU")
+		near(t, relu, testgpu.CopyToHost[float32](t, s, out, many), 0, "ReLU")
 
 		require.NoError(t, n.reluGradient(s, pg, pg, out, many), "in place")
 		want := make([]float64, many)
@@ -161,17 +125,17 @@ func TestElementwiseKernels(t *testing.T) {
 				want[i] = float64(g[i])
 			}
 		}
-		near(t, want, from[float32](t, s, pg, many), 0, "ReLU gradient")
+		near(t, want, testgpu.CopyToHost[float32](t, s, pg, many), 0, "ReLU gradient")
 
 		require.NoError(t, n.sgd(s, px, pg, 0.25, many))
 		for i := range want {
 			want[i] = float64(x[i]) - 0.25*want[i]
 		}
-		near(t, want, from[float32](t, s, px, many), 1e-6, "SGD")
+		near(t, want, testgpu.CopyToHost[float32](t, s, px, many), 1e-6, "SGD")
 	}
-	nan := to(t, dev, []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))})
+	nan := testgpu.ToDevice(t, dev, []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))})
 	require.NoError(t, n.relu(s, nan, nan, 3))
-	got := from[float32](t, s, nan, 3)
+	got := testgpu.CopyToHost[float32](t, s, nan, 3)
 	assert.True(t, math.IsNaN(float64(got[0])), "NaN stays")
 	assert.True(t, math.IsInf(float64(got[1]), 1))
 	assert.Zero(t, got[2])
@@ -210,14 +174,14 @@ func TestCrossEntropyKernel(t *testing.T) {
 				want[i*classes+c] = scale * p
 			}
 		}
-		logits, labels, sum := to(t, dev, x), to(t, dev, label), to(t, dev, []float64{100})
+		logits, labels, sum := testgpu.ToDevice(t, dev, x), testgpu.ToDevice(t, dev, label), testgpu.ToDevice(t, dev, []float64{100})
 		require.NoError(t, n.crossEntropy(s, 0, logits, labels, sum, rows, classes, scale), "the loss alone")
-		gradient := memoryOf(t, dev, 4*len(x))
+		gradient := testgpu.Malloc(t, dev, 4*len(x))
 		require.NoError(t, n.crossEntropy(s, gradient, logits, labels, sum, rows, classes, scale))
-		near(t, want, from[float32](t, s, gradient, len(x)), 1e-5, "gradient")
-		assert.InEpsilon(t, 100+2*loss, from[float64](t, s, sum, 1)[0], 1e-6)
+		near(t, want, testgpu.CopyToHost[float32](t, s, gradient, len(x)), 1e-5, "gradient")
+		assert.InEpsilon(t, 100+2*loss, testgpu.CopyToHost[float64](t, s, sum, 1)[0], 1e-6)
 		require.NoError(t, n.crossEntropy(s, logits, logits, labels, sum, rows, classes, scale), "in place")
-		near(t, want, from[float32](t, s, logits, len(x)), 1e-5, "gradient in place")
+		near(t, want, testgpu.CopyToHost[float32](t, s, logits, len(x)), 1e-5, "gradient in place")
 	}
 }
 
@@ -269,7 +233,7 @@ func TestKernelsMultiply(t *testing.T) {
 			continue // slow there
 		}
 		a, b, c := randoms(r, m*k), randoms(r, k*n), randoms(r, m*n)
-		pa, pb := to(t, dev, a), to(t, dev, b)
+		pa, pb := testgpu.ToDevice(t, dev, a), testgpu.ToDevice(t, dev, b)
 		for _, factors := range [][2]float32{{1, 0}, {1, 1}, {-0.5, 2}} {
 			for form := range 4 {
 				ta, tb := form&1 != 0, form&2 != 0
@@ -282,9 +246,9 @@ func TestKernelsMultiply(t *testing.T) {
 					y = cublas.Matrix{P: pb, Rows: n, Cols: k}.T()
 				}
 				for name, multiply := range ways {
-					z := cublas.Matrix{P: to(t, dev, c), Rows: m, Cols: n}
+					z := cublas.Matrix{P: testgpu.ToDevice(t, dev, c), Rows: m, Cols: n}
 					require.NoError(t, multiply(z, x, y, factors[0], factors[1]))
-					near(t, want, from[float32](t, s, z.P, m*n), 2e-4, fmt.Sprintf("%s %dx%dx%d %v %v %v", name, m, n, k, ta, tb, factors))
+					near(t, want, testgpu.CopyToHost[float32](t, s, z.P, m*n), 2e-4, fmt.Sprintf("%s %dx%dx%d %v %v %v", name, m, n, k, ta, tb, factors))
 				}
 			}
 		}
@@ -303,9 +267,9 @@ func BenchmarkMultiply(b *testing.B) {
 		defer func() { require.NoError(b, blas.Close()) }()
 	}
 	const m, n, k = 1 << 20, 256, 128
-	x := cublas.Matrix{P: memoryOf(b, dev, 4*m*k), Rows: m, Cols: k}
-	w := cublas.Matrix{P: memoryOf(b, dev, 4*n*k), Rows: k, Cols: n}
-	y := cublas.Matrix{P: memoryOf(b, dev, 4*m*n), Rows: m, Cols: n}
+	x := cublas.Matrix{P: testgpu.Malloc(b, dev, 4*m*k), Rows: m, Cols: k}
+	w := cublas.Matrix{P: testgpu.Malloc(b, dev, 4*n*k), Rows: k, Cols: n}
+	y := cublas.Matrix{P: testgpu.Malloc(b, dev, 4*m*n), Rows: m, Cols: n}
 	begin, err2 := dev.NewEvent(cudart.EventOptions{Timing: true})
 	require.NoError(b, err2)
 	end, err2 := dev.NewEvent(cudart.EventOptions{Timing: true})

@@ -394,7 +394,7 @@ class Feed:
         return message, fds
 
     def _receive(self) -> bytes:
-        # A feeder that left this side's messages unread is an error before its own last message.
+        # A feeder that closed before it read this side's messages is an error before its own last message.
         for _ in range(2):
             try:
                 message, _, flags, _ = self._socket.recvmsg(MAX_MESSAGE)
