@@ -74,7 +74,8 @@ func TestMain(m *testing.M) {
 	child.Serve(children(scripted())) // probes and experiments start this executable again
 	if os.Getenv(asProgram) != "" {
 		sys := thisMachine()
-		sys.releaseGrace = time.Minute // a busy machine takes longer than a second to end its processes
+		// A busy machine takes longer than a second to end its processes, and to hear what they call.
+		sys.releaseGrace, sys.callGrace = time.Minute, 3*time.Second
 		runOn(sys)
 	}
 	os.Exit(m.Run())
