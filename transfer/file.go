@@ -1,8 +1,7 @@
 package transfer
 
 import (
-	"context"
-	"io"
+	"errors"
 	"os"
 
 	"github.com/gopinned/pinned/transfer/internal/stage"
@@ -43,30 +42,13 @@ func writeDirect(f, d *os.File, base int64) writeFunc {
 	}
 }
 
-// uploadFile copies from a regular file; ok is false if it is none, or shorter.
-func (p target) uploadFile(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
-	if d := p.call.reopenDirect(f, os.O_RDONLY); d != nil {
-		defer d.Close()
-		done, err = p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readBlocks(d.ReadAt, off, readAt(f, off)), inOrder(n, 2*readers))})
-		return done, true, err
-	}
-	cached, ok := openCached(f, off, n)
-	if !ok {
-		return 0, false, nil
-	}
-	feed := newFileFeed(cached.readNow, f, off, n)
-	defer cached.close()
-	done, err = p.stage(ctx, stage.Copy{N: n, Host: feed, Kernel: true})
-	return done, true, err
-}
-
 // A fileFeed is a [stage.Host] that reads a file. Workers read bytes that are in the page
 // cache straight into the ring. Goroutines of the readAhead read the rest.
 type fileFeed struct {
 	*readAhead
 	// readNow reads from the page cache. It returns stage.ErrNotReady if some of the bytes
 	// are not there.
-	readNow func(to []byte, off int) (got int, err error)
+	readNow readFunc
 	n       int
 
 	next int // offset to be tried next; only the job uses it
@@ -85,9 +67,9 @@ const (
 	maxMiss = 256 * mib
 )
 
-func newFileFeed(readNow func(to []byte, off int) (got int, err error), f io.ReaderAt, off int64, n int) *fileFeed {
+func newFileFeed(readNow, read readFunc, n int) *fileFeed {
 	feed := &fileFeed{readNow: readNow, n: n, run: minMiss}
-	feed.readAhead = newReadAhead(readers, readAt(f, off), feed.claim)
+	feed.readAhead = newReadAhead(readers, read, feed.claim)
 	return feed
 }
 
@@ -125,13 +107,14 @@ func (f *fileFeed) Take(_, n int) stage.Part {
 	return stage.Part{Off: off, N: n, Copy: f.fill, End: func(filled bool) { f.tried(off, n, filled) }}
 }
 
-// fill reads from the page cache.
+// fill reads from the page cache. What comes before an error of reading is copied still.
 func (f *fileFeed) fill(to []byte, off int) error {
-	got, err := f.readNow(to, off)
-	if err == nil && got < len(to) { // the file was truncated meanwhile
-		f.job.Cut(off+got, errSourceEnded)
+	_, got, err := f.readNow(to, off, len(to))
+	if err == nil || errors.Is(err, stage.ErrNotReady) {
+		return err
 	}
-	return err
+	f.job.Cut(off+got, err)
+	return nil
 }
 
 // tried has the readers read bytes that were not in the page cache.

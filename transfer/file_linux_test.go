@@ -83,7 +83,10 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 				c.mapping, c.skip, err = mapFile(int(f.Fd()), off, n, unix.PROT_READ)
 				require.NoError(t, err)
 			}
-			feed := newFileFeed(c.readNow, f, off, n)
+			feed := newFileFeed(func(to []byte, off, n int) (int, int, error) {
+				got, err := c.readNow(to[:n], off)
+				return 0, got, err
+			}, readAt(f, off), n)
 			done, err := r.c.at(n, mem).stage(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)

@@ -125,16 +125,16 @@ func TestFilesThatAreCachedInPart(t *testing.T) {
 			for i := range hit {
 				hit[i] = random.IntN(100) >= misses
 			}
-			readNow := func(to []byte, off int) (int, error) {
+			readNow := func(to []byte, off, n int) (int, int, error) {
 				for at := off; at < off+len(to); at += mib {
 					if !hit[at/mib] {
-						return 0, stage.ErrNotReady
+						return 0, 0, stage.ErrNotReady
 					}
 				}
-				return copy(to, want[off:]), nil
+				return 0, copy(to, want[off:]), nil
 			}
 			r.fill(mem, make([]byte, n))
-			feed := newFileFeed(readNow, bytes.NewReader(want), 0, n)
+			feed := newFileFeed(readNow, readAt(bytes.NewReader(want), 0), n)
 			done, err := r.c.at(n, mem).stage(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)

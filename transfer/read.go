@@ -46,12 +46,16 @@ func (p target) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (
 	if mem, ok := memoryAt(r, off, n); ok {
 		return p.uploadMemory(ctx, mem, n)
 	}
-	if f, ok := r.(*os.File); ok {
-		if done, ok, err := p.uploadFile(ctx, f, off, n); ok {
-			return done, err
-		}
+	ranges, ok := r.(*Ranges)
+	if !ok {
+		ranges, off = rangesOf(r, off, n), 0
 	}
-	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, readAt(r, off), inOrder(n, 2*readers))})
+	return p.uploadRanges(ctx, ranges, off, n)
+}
+
+// rangesOf returns n bytes of a reader as ranges.
+func rangesOf(r io.ReaderAt, off int64, n int) *Ranges {
+	return &Ranges{list: []Range{{Reader: r, Off: off, N: n}}, ends: []int{n}}
 }
 
 // readers is the number of goroutines that read at once: they wait most of the time.
@@ -66,6 +70,15 @@ func (p target) uploadMemory(ctx context.Context, mem []byte, n int) (done int, 
 		err = fmt.Errorf("at byte %d of %d: %w", len(mem), n, errSourceEnded)
 	}
 	return done, err
+}
+
+// inMemory reports whether a reader has its bytes in memory.
+func inMemory(r io.ReaderAt) bool {
+	switch r.(type) {
+	case *bytes.Reader, *strings.Reader:
+		return true
+	}
+	return false
 }
 
 // memoryAt returns up to n bytes at an offset of a reader that has them in memory.

@@ -5,4 +5,4 @@ package weights
 import "os"
 
 // dropCache does nothing: only Linux removes pages on request.
-func dropCache(*os.File, int64, int) {}
+func dropCache(*os.File, int64, int, bool) {}

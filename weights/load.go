@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -41,8 +39,8 @@ type LoadOptions struct {
 	// DirectIO reads without the page cache (O_DIRECT): see [transfer.Call]. Without it,
 	// cached pages are copied from the page cache, and others are read into it.
 	DirectIO bool
-	// DropCache removes the pages of each read from the page cache when the read has
-	// ended (posix_fadvise with POSIX_FADV_DONTNEED). Linux removes pages of file systems
+	// DropCache removes the pages that were read from the page cache, when their bytes are in
+	// device memory (posix_fadvise with POSIX_FADV_DONTNEED). Linux removes pages of file systems
 	// on disks and networks that no process has mapped; other systems remove none. A page
 	// that stays is no error.
 	DropCache bool
@@ -53,7 +51,8 @@ type LoadOptions struct {
 // all devices at once, each over its own link, and reads bytes for several devices once: see
 // [transfer.Fanout]. When Load returns nil, all bytes are in device memory.
 //
-// No other work may use the memory during Load, including work queued on streams. Load uses the
+// No other work may use the memory during Load, including work queued on streams. Bytes between
+// tensors, which their alignment leaves, may become zero. Load uses the
 // rings of pinned memory that Copiers of the devices share, and allocates missing ones. An open
 // [transfer.Copier] of each device saves that time; for tensors that several devices get, an
 // open [transfer.Fanout] of these devices does.
@@ -69,7 +68,7 @@ func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) e
 	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
-	return place(ctx, p.files, placements, o)
+	return place(ctx, p.files, placements, true, o)
 }
 
 // Place copies parts of tensors from their files to addresses, as if by one Plan: in the order
@@ -78,11 +77,11 @@ func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) e
 // Before anything is copied, it also returns an error for a Part that is not within a File's
 // tensor, and for parts that overlap on a device.
 func Place(ctx context.Context, placements []Placement, o LoadOptions) error {
-	return place(ctx, nil, placements, o)
+	return place(ctx, nil, placements, false, o)
 }
 
-func place(ctx context.Context, files []*File, placements []Placement, o LoadOptions) error {
-	l := loading{o: o, caller: ctx}
+func place(ctx context.Context, files []*File, placements []Placement, owned bool, o LoadOptions) error {
+	l := loading{o: o, owned: owned, caller: ctx}
 	err := l.plan(files, placements)
 	switch {
 	case err != nil:
@@ -99,17 +98,18 @@ func place(ctx context.Context, files []*File, placements []Placement, o LoadOpt
 	return l.load()
 }
 
-// A loading is one call of Load or Place. Its workers share it, without a lock:
+// A loading is one call of Load or Place. Its queues share it, without a lock:
 //
 //	field        set by                       | read by
-//	failures[i]  the worker that took read i  | err, when the workers have ended
+//	failures[i]  the queue of read i          | err, when the queues have ended
 //	queue.err    the goroutine of the queue   | err, when the goroutine has ended
 //	done         Progress of the copies       | Progress of the copies, which adds to it
-//	ctx          ended by the first failure,  | workers, copies, the reporter
+//	ctx          ended by the first failure,  | queues, copies, the reporter
 //	             which is its cause, or by    |
 //	             the caller's context         |
 type loading struct {
 	o       LoadOptions
+	owned   bool             // the bytes between tensors may be written
 	tensors []*Tensor        // in the order of the files
 	reads   []Read           // to addresses
 	devices []*cudart.Device // by the indices of the reads
@@ -122,18 +122,6 @@ type loading struct {
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 }
-
-// A queue has the reads for one set of devices.
-type queue struct {
-	set     []int // indices of the devices
-	devices []*cudart.Device
-	reads   chan int // indices of reads that no worker has taken
-	err     error    // of the release
-}
-
-// queueWorkers is the number of reads of a queue that are copied at once. With two, the links
-// stay busy when a read ends.
-const queueWorkers = 2
 
 // load runs the reads.
 func (l *loading) load() error {
@@ -150,27 +138,13 @@ func (l *loading) load() error {
 		running.Go(func() { l.run(q) })
 	}
 	running.Wait()
+	if l.o.DropCache {
+		for i := range l.reads {
+			l.reads[i].drop()
+		}
+	}
 	reported := l.reporter == nil || l.reporter.Finish()
 	return l.err(queues, reported)
-}
-
-// queues returns the reads by their sets of devices.
-func (l *loading) queues() (list []*queue) {
-	for i, r := range l.reads {
-		at := slices.IndexFunc(list, func(q *queue) bool { return slices.Equal(q.set, r.Devices) })
-		if at < 0 {
-			q := &queue{set: r.Devices, reads: make(chan int, len(l.reads))}
-			for _, d := range r.Devices {
-				q.devices = append(q.devices, l.devices[d])
-			}
-			at, list = len(list), append(list, q)
-		}
-		list[at].reads <- i
-	}
-	for _, q := range list {
-		close(q.reads)
-	}
-	return list
 }
 
 // report starts the reports to LoadOptions.Progress.
@@ -186,74 +160,63 @@ func (l *loading) report() {
 	l.reporter = bounded.NewReporter(total, l.o.Progress, failed, l.ctx.Done())
 }
 
-// run copies the reads of a queue.
+// run copies the reads of a queue, unless a read of another queue has failed.
 func (l *loading) run(q *queue) {
-	fanout, err := transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
-	if err != nil {
-		l.fail(<-q.reads, 0, cause(err))
-		l.copyReads(q, nil) // fails the other reads
+	if l.ctx.Err() != nil {
+		l.fail(q, 0, bounded.Ended(l.ctx))
 		return
 	}
-	var running sync.WaitGroup
-	for range min(queueWorkers, len(q.reads)) {
-		running.Go(func() { l.copyReads(q, fanout) })
+	fanout, err := transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
+	if err != nil {
+		l.fail(q, 0, cause(err))
+		return
 	}
-	running.Wait()
+	if done, err := l.copy(q, fanout); err != nil {
+		l.fail(q, done, cause(err))
+	}
 	if err := release(l.caller, fanout); err != nil {
 		q.err = fmt.Errorf("after the load: %w", cause(err))
 	}
+}
+
+// copy copies the reads of a queue, and returns the number of bytes of its upload, from the first on,
+// that were copied.
+func (l *loading) copy(q *queue, fanout *transfer.Fanout) (int, error) {
+	ranges, err := transfer.NewRanges(q.ranges)
+	if err != nil {
+		return 0, err
+	}
+	call := transfer.Call{DirectIO: l.o.DirectIO}
+	if l.reporter != nil || l.o.DropCache {
+		before := 0
+		call.Progress = func(done, _ int) {
+			read := q.read(done)
+			if l.reporter != nil {
+				l.reporter.Set(int(l.done.Add(int64(read - before))))
+				before = read
+			}
+			if l.o.DropCache {
+				q.drop(done)
+			}
+		}
+	}
+	return fanout.With(call).UploadPieces(l.ctx, ranges, 0, q.n, q.pieces)
 }
 
 // cause returns an error without the operation of package transfer: this package's operation
 // takes its place.
 func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
-// copyReads copies reads of a queue, one after the other. After the failure of any read, of this
-// queue or another, the following reads fail too.
-func (l *loading) copyReads(q *queue, fanout *transfer.Fanout) {
-	for i := range q.reads {
-		done, err := 0, error(nil)
-		if l.ctx.Err() != nil {
-			err = bounded.Ended(l.ctx)
-		} else {
-			done, err = l.read(fanout, &l.reads[i])
-		}
-		if err != nil {
-			l.fail(i, done, err)
-		}
-	}
-}
-
-// read copies one read, and returns the number of bytes, from the first on, that were copied.
-func (l *loading) read(fanout *transfer.Fanout, r *Read) (int, error) {
-	pieces := make([]transfer.Piece, len(r.Pieces))
-	for i, p := range r.Pieces {
-		pieces[i] = transfer.Piece{Off: p.From, N: p.Size, Dsts: make([]cudart.DevPtr, len(p.To))}
-		for d, to := range p.To {
-			pieces[i].Dsts[d] = cudart.DevPtr(to)
-		}
-	}
-	call := transfer.Call{DirectIO: l.o.DirectIO}
-	if l.reporter != nil {
-		before := 0
-		call.Progress = func(done, _ int) {
-			l.reporter.Set(int(l.done.Add(int64(done - before))))
-			before = done
-		}
-	}
-	done, err := fanout.With(call).UploadPieces(l.ctx, r.File.r, r.Offset, r.Size, pieces)
-	if file, ok := r.File.r.(*os.File); ok && l.o.DropCache {
-		dropCache(file, r.Offset, r.Size)
-	}
-	if err != nil {
-		return done, cause(err)
-	}
-	return done, nil
-}
-
-// fail records the error of a read, and ends the other reads.
-func (l *loading) fail(read, done int, err error) {
-	f := &failure{&l.reads[read], done, err}
-	l.failures[read] = f
+// fail records the error of a queue of whose upload the first bytes were copied, and ends the other
+// reads.
+func (l *loading) fail(q *queue, done int, err error) {
+	at, within := q.at(done)
+	f := &failure{&l.reads[at.read], at.from + within, err}
+	l.failures[at.read] = f
 	l.cancel(f)
+	for _, read := range q.reads {
+		if read > at.read {
+			l.failures[read] = &failure{&l.reads[read], 0, bounded.Ended(l.ctx)}
+		}
+	}
 }

@@ -1,0 +1,413 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"sort"
+
+	"github.com/gopinned/pinned/transfer/internal/stage"
+)
+
+// A Range is N bytes of a reader, from offset Off on. A nil Reader has zero bytes.
+type Range struct {
+	Reader io.ReaderAt
+	Off    int64 // in bytes
+	N      int   // bytes, without those that are left out
+	// Row and Stride leave bytes out, as a range of columns does: Row bytes of every Stride
+	// bytes are in the range, from Off on, N in all. A Row of 0 leaves nothing out.
+	Row, Stride int
+}
+
+// Ranges is a reader of ranges, one after the other, as [io.MultiReader] has readers: an
+// [io.ReaderAt] whose methods may be called from any goroutine. [View.UploadFrom] and
+// [FanoutView.UploadPieces] read each range of a file as they read the file alone.
+type Ranges struct {
+	list []Range
+	ends []int // of the ranges
+}
+
+// NewRanges returns a reader of ranges. The error is that of a range whose fields contradict one
+// another, or of more than [math.MaxInt] bytes. It does not block.
+func NewRanges(list []Range) (*Ranges, error) {
+	r := &Ranges{list: make([]Range, 0, len(list)), ends: make([]int, 0, len(list))}
+	end := 0
+	for i, g := range list {
+		err := g.check()
+		if err == nil && g.N > math.MaxInt-end {
+			err = fmt.Errorf("more than %d bytes in all", math.MaxInt)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("transfer: range %d: %w", i, err)
+		}
+		if g.N > 0 {
+			end += g.N
+			r.list, r.ends = append(r.list, g.within()), append(r.ends, end)
+		}
+	}
+	return r, nil
+}
+
+func (g Range) check() error {
+	if g.Reader != nil && isNil(g.Reader) {
+		return errNilReadWriter
+	}
+	if g.N < 0 || g.Row < 0 || g.Stride < g.Row {
+		return fmt.Errorf("%d bytes in rows of %d every %d bytes: want no negative number, and no row longer than its stride", g.N, g.Row, g.Stride)
+	}
+	n := g.N
+	if g.Row > 0 && n > 0 {
+		rows := (n - 1) / g.Row
+		if rows > 0 && g.Stride > math.MaxInt/rows-g.Row {
+			return fmt.Errorf("%d rows every %d bytes: more than %d bytes", rows+1, g.Stride, math.MaxInt)
+		}
+		n = rows*g.Stride + g.Row
+	}
+	return checkOffset(g.Off, n)
+}
+
+// within returns a range of the reader that a section reader is of.
+func (g Range) within() Range {
+	for {
+		s, ok := g.Reader.(*io.SectionReader)
+		if !ok {
+			return g
+		}
+		outer, base, size := s.Outer()
+		if isNil(outer) || g.last() > size {
+			return g
+		}
+		g.Reader, g.Off = outer, base+g.Off
+	}
+}
+
+// last returns the offset in the reader at which the range ends.
+func (g Range) last() int64 {
+	if g.Row == 0 {
+		return g.Off + int64(g.N)
+	}
+	rows := (g.N - 1) / g.Row
+	return g.Off + int64(rows)*int64(g.Stride) + int64(g.N-rows*g.Row)
+}
+
+// Len returns the number of bytes.
+func (r *Ranges) Len() int {
+	if r == nil || len(r.ends) == 0 {
+		return 0
+	}
+	return r.ends[len(r.ends)-1]
+}
+
+// ReadAt implements [io.ReaderAt].
+func (r *Ranges) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, fmt.Errorf("transfer: read ranges at offset %d: must not be negative", off)
+	}
+	n := min(int64(r.Len())-off, int64(len(p)))
+	if n <= 0 {
+		return 0, io.EOF
+	}
+	_, got, err := r.read(nil)(p, int(off), int(n))
+	if err == nil && got < len(p) {
+		err = io.EOF
+	}
+	return got, err
+}
+
+// A rangePart is n bytes of a reader, from off on, which go to index to of a destination.
+type rangePart struct {
+	reader io.ReaderAt
+	off    int64
+	to, n  int
+}
+
+// parts calls do with the parts, without gaps, that n bytes at off are of.
+func (r *Ranges) parts(off, n int, do func(rangePart) error) error {
+	for i, to := sort.SearchInts(r.ends, off+1), 0; to < n; i++ {
+		g := &r.list[i]
+		for skip := off + to - (r.ends[i] - g.N); skip < g.N && to < n; {
+			part := rangePart{g.Reader, g.Off + int64(skip), to, min(g.N-skip, n-to)}
+			if g.Row > 0 {
+				row, within := skip/g.Row, skip%g.Row
+				part.off, part.n = g.Off+int64(row)*int64(g.Stride)+int64(within), min(part.n, g.Row-within)
+			}
+			if err := do(part); err != nil {
+				return err
+			}
+			skip, to = skip+part.n, to+part.n
+		}
+	}
+	return nil
+}
+
+// A rangeReader reads len(to) bytes at off of the reader of a range. It returns their number, and
+// an error with fewer.
+type rangeReader func(r io.ReaderAt, to []byte, off int64) (got int, err error)
+
+// read returns a function that reads parts by one, which is ReadAt if it is nil.
+func (r *Ranges) read(one rangeReader) readFunc {
+	if one == nil {
+		one = func(r io.ReaderAt, to []byte, off int64) (int, error) {
+			_, got, err := readAt(r, off)(to, 0, len(to))
+			return got, err
+		}
+	}
+	return func(to []byte, off, n int) (skip, got int, err error) {
+		err = r.parts(off, n, func(p rangePart) (err error) {
+			here := p.n
+			if p.reader == nil {
+				clear(to[p.to:][:p.n])
+			} else {
+				here, err = one(p.reader, to[p.to:][:p.n], p.off)
+			}
+			got = p.to + here
+			return err
+		})
+		return 0, got, err
+	}
+}
+
+const (
+	// smallPart is the size of the smallest part that is read by a call of its own. A call takes as
+	// long as copying some kilobytes.
+	smallPart = 16 * kib
+	// maxJoined is the size of the largest joined read, gaps included: it stays in a core's cache.
+	maxJoined = 256 * kib
+)
+
+// joined is read, where one call reads small parts that are near one another, with the bytes between them.
+func (r *Ranges) joined(one rangeReader) readFunc {
+	return func(to []byte, off, n int) (skip, got int, err error) {
+		j := joinedRead{to: to, one: one}
+		if err = r.parts(off, n, j.add); err == nil {
+			err = j.flush()
+		}
+		if err == nil {
+			j.got = n
+		}
+		return 0, j.got, err
+	}
+}
+
+// A joinedRead has the parts that the next call reads: n bytes from the first one's offset on.
+type joinedRead struct {
+	to    []byte
+	one   rangeReader
+	parts []rangePart
+	n     int
+	got   int // bytes from the start of to, after an error
+}
+
+func (j *joinedRead) add(p rangePart) error {
+	if p.reader == nil {
+		clear(j.to[p.to:][:p.n])
+		return nil
+	}
+	if len(j.parts) > 0 {
+		first := j.parts[0]
+		gap := p.off - first.off - int64(j.n)
+		if p.n >= smallPart || p.reader != first.reader || gap < 0 || gap >= smallPart || j.n+int(gap)+p.n > maxJoined {
+			if err := j.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	if p.n >= smallPart {
+		return j.alone(p)
+	}
+	j.parts = append(j.parts, p)
+	j.n = int(p.off-j.parts[0].off) + p.n
+	return nil
+}
+
+func (j *joinedRead) alone(p rangePart) error {
+	got, err := j.one(p.reader, j.to[p.to:][:p.n], p.off)
+	j.got = p.to + got
+	return err
+}
+
+func (j *joinedRead) flush() error {
+	defer func() { j.parts = j.parts[:0] }()
+	switch len(j.parts) {
+	case 0:
+		return nil
+	case 1:
+		return j.alone(j.parts[0])
+	}
+	s := newScratch()
+	defer s.release()
+	first := j.parts[0]
+	have, err := j.one(first.reader, (*s)[:j.n], first.off)
+	for _, p := range j.parts {
+		skip := int(p.off - first.off)
+		got := copy(j.to[p.to:][:p.n], (*s)[min(skip, have):have])
+		if got < p.n {
+			j.got = p.to + got
+			return err
+		}
+	}
+	return nil
+}
+
+// uploadRanges copies n bytes at an offset of ranges.
+func (p target) uploadRanges(ctx context.Context, r *Ranges, off int64, n int) (done int, err error) {
+	there := int(min(int64(n), max(int64(r.Len())-off, 0)))
+	if there > 0 {
+		done, err = p.stageRanges(ctx, r, int(off), there)
+	}
+	if err == nil && there < n {
+		err = fmt.Errorf("at byte %d of %d: %w", there, n, errSourceEnded)
+	}
+	return done, err
+}
+
+// stageRanges copies n bytes that ranges have, in the quickest way that all of their readers offer.
+func (p target) stageRanges(ctx context.Context, r *Ranges, from, n int) (int, error) {
+	at := func(read readFunc) readFunc {
+		return func(to []byte, off, n int) (int, int, error) { return read(to, from+off, n) }
+	}
+	files, rest := r.files(p.call)
+	defer files.close()
+	switch {
+	case !rest && len(files) == 0:
+		nonTemporal := n <= stage.MaxNonTemporal
+		read := at(r.read(readMemory(nonTemporal)))
+		fill := func(to []byte, off int) error {
+			_, _, err := read(to, off, len(to))
+			return err
+		}
+		return p.stage(ctx, stage.Copy{N: n, NonTemporal: nonTemporal, Host: stage.Memory(fill)})
+	case files.direct():
+		return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, at(r.readDirect(files)), inOrder(n, 2*readers))})
+	case !rest && files.openCached():
+		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), at(r.read(nil)), n), Kernel: true})
+	}
+	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, at(r.read(nil)), inOrder(n, 2*readers))})
+}
+
+// readMemory returns a rangeReader of readers that have their bytes in memory.
+func readMemory(nonTemporal bool) rangeReader {
+	return func(r io.ReaderAt, to []byte, off int64) (int, error) {
+		mem, _ := memoryAt(r, off, len(to))
+		if nonTemporal {
+			stage.Put(to, mem)
+		} else {
+			copy(to, mem)
+		}
+		if len(mem) < len(to) {
+			return len(mem), errSourceEnded
+		}
+		return len(to), nil
+	}
+}
+
+// rangeFiles are the files of ranges.
+type rangeFiles map[*os.File]*rangeFile
+
+// A rangeFile is a file, and the part of it that ranges are of.
+type rangeFile struct {
+	off, end int64
+	direct   *os.File // opened with O_DIRECT; nil if the call does not ask for it, or it cannot be
+	cached   *cachedFile
+}
+
+// files returns the files of the ranges. rest reports whether some ranges are neither of files nor of
+// memory.
+func (r *Ranges) files(call Call) (files rangeFiles, rest bool) {
+	files = rangeFiles{}
+	for _, g := range r.list {
+		f, ok := g.Reader.(*os.File)
+		if !ok {
+			rest = rest || g.Reader != nil && !inMemory(g.Reader)
+			continue
+		}
+		at := files[f]
+		if at == nil {
+			at = &rangeFile{off: g.Off, end: g.last(), direct: call.reopenDirect(f, os.O_RDONLY)}
+			files[f] = at
+		}
+		at.off, at.end = min(at.off, g.Off), max(at.end, g.last())
+	}
+	return files, rest
+}
+
+func (f rangeFiles) close() {
+	for _, file := range f {
+		if file.direct != nil {
+			file.direct.Close()
+		}
+		if file.cached != nil {
+			file.cached.close()
+		}
+	}
+}
+
+// direct reports whether a file is read without the page cache.
+func (f rangeFiles) direct() bool {
+	for _, file := range f {
+		if file.direct != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// openCached reports whether the kernel says of each file what is in the page cache.
+func (f rangeFiles) openCached() (ok bool) {
+	for opened, file := range f {
+		if file.cached, ok = openCached(opened, file.off, int(file.end-file.off)); !ok {
+			file.cached = nil
+			return false
+		}
+	}
+	return true
+}
+
+// readNow is a rangeReader of the page cache, and of memory. It returns stage.ErrNotReady if some of the
+// bytes are not there.
+func (f rangeFiles) readNow(r io.ReaderAt, to []byte, off int64) (got int, err error) {
+	opened, ok := r.(*os.File)
+	if !ok {
+		return readMemory(false)(r, to, off)
+	}
+	file := f[opened]
+	got, err = file.cached.readNow(to, int(off-file.off))
+	if err == nil && got < len(to) { // the file was truncated meanwhile
+		err = errSourceEnded
+	}
+	return got, err
+}
+
+// readDirect returns a function that reads files without the page cache. Only parts that begin and end
+// behind a seam of ranges are copied once more by the CPU.
+func (r *Ranges) readDirect(files rangeFiles) readFunc {
+	blocks := func(from io.ReaderAt, to []byte, off int64, n int) (skip, got int, err error) {
+		cached := readAt(from, off)
+		opened, _ := from.(*os.File)
+		if file := files[opened]; file != nil && file.direct != nil {
+			return readBlocks(file.direct.ReadAt, off, cached)(to, 0, n)
+		}
+		return cached(to, 0, n)
+	}
+	joined := r.joined(func(from io.ReaderAt, to []byte, off int64) (got int, err error) {
+		s := newScratch()
+		defer s.release()
+		for got < len(to) && err == nil {
+			skip, more := 0, 0
+			skip, more, err = blocks(from, *s, off+int64(got), min(len(to)-got, scratchBytes))
+			got += copy(to[got:], (*s)[skip:][:more])
+		}
+		return got, err
+	})
+	return func(to []byte, off, n int) (skip, got int, err error) {
+		alone := errors.New("one part")
+		var only rangePart
+		if err := r.parts(off, n, func(p rangePart) error { only = p; return alone }); err == alone && only.n == n && only.reader != nil {
+			return blocks(only.reader, to, only.off, n)
+		}
+		return joined(to, off, n)
+	}
+}

@@ -1,0 +1,194 @@
+package transfer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// rangesAtRandom are ranges of readers that all have the bytes of all, and what they have in order.
+func rangesAtRandom(rnd *rand.Rand, readers []io.ReaderAt, all []byte, n int) (list []Range, want []byte) {
+	for len(want) < n {
+		g := Range{Reader: readers[rnd.IntN(len(readers))], N: min([]int{0, 1, 300, 9000, 70_000, 700_000, 3 * mib}[rnd.IntN(7)], n-len(want))}
+		if rnd.IntN(5) == 0 {
+			g.Reader, g.N = nil, min(g.N, 9000)
+			want = append(want, make([]byte, g.N)...)
+			list = append(list, g)
+			continue
+		}
+		span := g.N
+		if rnd.IntN(3) == 0 && g.N > 0 {
+			g.Row = 1 + rnd.IntN([]int{100, 5000, 50_000}[rnd.IntN(3)])
+			g.Stride = g.Row + rnd.IntN(3)*rnd.IntN(7000)
+			for rows := (g.N - 1) / g.Row; rows*g.Stride+g.Row > len(all); rows = (g.N - 1) / g.Row {
+				g.N /= 2
+			}
+			span = (g.N-1)/g.Row*g.Stride + g.Row
+		}
+		g.Off = int64(rnd.IntN(len(all) - span + 1))
+		if len(list) > 0 && rnd.IntN(2) == 0 { // behind the last one, as tensors are
+			last := list[len(list)-1]
+			if end := last.last() + int64(rnd.IntN(2)*rnd.IntN(300)); last.Reader != nil && last.N > 0 && end+int64(span) <= int64(len(all)) {
+				g.Reader, g.Off = last.Reader, end
+			}
+		}
+		list = append(list, g)
+		for i := 0; i < g.N; {
+			at, some := int(g.Off)+i, g.N-i
+			if g.Row > 0 {
+				at, some = int(g.Off)+i/g.Row*g.Stride, min(some, g.Row)
+			}
+			want = append(want, all[at:][:some]...)
+			i += some
+		}
+	}
+	return list, want
+}
+
+func TestRangesArriveInTheirOrder(t *testing.T) {
+	t.Parallel()
+	r := newFixture(t, Options{})
+	all := bytesOf(5, 8*mib+123)
+	path := filepath.Join(t.TempDir(), "source")
+	require.NoError(t, os.WriteFile(path, append([]byte("head"), all...), 0o600))
+	var files []io.ReaderAt
+	for range 2 {
+		f, err := os.Open(path)
+		require.NoError(t, err)
+		defer f.Close()
+		files = append(files, io.NewSectionReader(f, 4, int64(len(all))))
+	}
+	memory := []io.ReaderAt{bytes.NewReader(all), strings.NewReader(string(all))}
+	other := []io.ReaderAt{onlyReaderAt{bytes.NewReader(all)}}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for what, readers := range map[string][]io.ReaderAt{
+		"files": files, "memory": memory, "readers": other, "files and memory": append(memory, files...), "all": append(append(other, memory...), files...),
+	} {
+		for seed := range 6 {
+			list, want := rangesAtRandom(rnd, readers, all, []int{1, 3000, mib, 40 * mib, 20*mib + 7, 33 * mib}[seed])
+			ranges, err := NewRanges(list)
+			require.NoError(t, err)
+			require.Equal(t, len(want), ranges.Len())
+			skip := seed % 2 * rnd.IntN(len(want))
+			n := len(want) - skip
+			mem := r.device(n)
+			r.fill(mem, make([]byte, n))
+			done, err := r.c.With(Call{DirectIO: seed%3 == 1}).UploadFrom(t.Context(), mem, ranges, int64(skip), n)
+			require.NoError(t, err, "%s, %d", what, seed)
+			require.Equal(t, n, done)
+			require.True(t, bytes.Equal(want[skip:], r.onDevice(mem, n)), "%s, %d", what, seed)
+
+			got := make([]byte, min(n, 9*mib))
+			k, err := ranges.ReadAt(got, int64(skip))
+			require.NoError(t, err)
+			require.True(t, k == len(got) && bytes.Equal(want[skip:][:k], got), "%s, %d: ReadAt", what, seed)
+			done, err = r.c.UploadFrom(t.Context(), mem, ranges, int64(skip), n+1)
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+			require.Equal(t, n, done)
+		}
+	}
+}
+
+// Small parts that are near one another are read by few calls.
+func TestSmallRangesAreReadTogether(t *testing.T) {
+	t.Parallel()
+	all := bytesOf(5, mib)
+	var list []Range
+	for i := range 1000 {
+		list = append(list, Range{Reader: bytes.NewReader(nil), Off: int64(i * 1000), N: 900}, Range{N: 100})
+	}
+	calls, reader := 0, list[0].Reader
+	for i := range list {
+		if list[i].Reader != nil {
+			list[i].Reader = reader
+		}
+	}
+	r, err := NewRanges(list)
+	require.NoError(t, err)
+	got := make([]byte, r.Len())
+	read := r.joined(func(_ io.ReaderAt, to []byte, off int64) (int, error) {
+		calls++
+		return copy(to, all[off:]), nil
+	})
+	_, n, err := read(got, 0, len(got))
+	require.NoError(t, err)
+	assert.Equal(t, len(got), n)
+	assert.LessOrEqual(t, calls, 5)
+	for i := range 1000 {
+		require.True(t, bytes.Equal(all[i*1000:][:900], got[i*1000:][:900]))
+		require.True(t, bytes.Equal(make([]byte, 100), got[i*1000+900:][:100]))
+	}
+}
+
+// What precedes an error is there, and is counted, whatever is read together.
+func TestErrorsOfRangesAreAtTheirBytes(t *testing.T) {
+	t.Parallel()
+	all := bytesOf(5, mib)
+	same := bytes.NewReader(all)
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		list, want := rangesAtRandom(rnd, []io.ReaderAt{same}, all, 200_000)
+		r, err := NewRanges(list)
+		require.NoError(t, err)
+		bad := int64(rnd.IntN(len(all)))
+		broken := func(_ io.ReaderAt, to []byte, off int64) (int, error) {
+			if off <= bad && bad < off+int64(len(to)) {
+				return copy(to, all[off:bad]), errFlaky
+			}
+			return copy(to, all[off:]), nil
+		}
+		for _, read := range []readFunc{r.read(broken), r.joined(broken)} {
+			got := make([]byte, len(want))
+			_, n, err := read(got, 0, len(want))
+			if err == nil {
+				require.Equal(t, len(want), n)
+			} else {
+				require.ErrorIs(t, err, errFlaky)
+				require.Less(t, n, len(want))
+			}
+			require.True(t, bytes.Equal(want[:n], got[:n]))
+		}
+	}
+}
+
+func TestRangesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	mem := bytes.NewReader(make([]byte, 100))
+	for want, g := range map[string]Range{
+		"transfer: range 1: -1 bytes in rows of 0 every 0 bytes":       {Reader: mem, N: -1},
+		"transfer: range 1: 5 bytes in rows of 4 every 3 bytes":        {Reader: mem, N: 5, Row: 4, Stride: 3},
+		"transfer: range 1: 5 bytes in rows of -1 every 3 bytes":       {Reader: mem, N: 5, Row: -1, Stride: 3},
+		"transfer: range 1: offset -1: must not be negative":           {Reader: mem, Off: -1, N: 1},
+		"transfer: range 1: more than 9223372036854775807 bytes in al": {Reader: mem, N: math.MaxInt},
+		"transfer: range 1: 3 rows every 9223372036854775807 bytes":    {Reader: mem, N: 3, Row: 1, Stride: math.MaxInt},
+		"transfer: range 1: the reader or writer is nil":               {Reader: (*os.File)(nil), N: 1},
+	} {
+		_, err := NewRanges([]Range{{N: 1}, g})
+		require.ErrorContains(t, err, want)
+	}
+	var none *Ranges
+	assert.Zero(t, none.Len())
+	_, err := none.ReadAt(make([]byte, 1), 0)
+	require.ErrorIs(t, err, io.EOF)
+	r, err := NewRanges(nil)
+	require.NoError(t, err)
+	_, err = r.ReadAt(make([]byte, 1), -1)
+	require.ErrorContains(t, err, "offset -1: must not be negative")
+	f := newFixture(t, Options{})
+	for _, r := range []*Ranges{r, none} {
+		_, err = f.c.UploadFrom(t.Context(), f.device(1), r, 0, 1)
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		require.ErrorContains(t, err, "*transfer.Ranges")
+	}
+	require.False(t, errors.Is(err, errNotMade), fmt.Sprint(err))
+}

@@ -1,0 +1,125 @@
+package weights
+
+import (
+	"os"
+	"slices"
+	"sort"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// A queue has the reads for one set of devices, and the one upload that copies them. The upload has the
+// bytes as they are to be in device memory: each piece at an offset that has the remainder of its
+// address by transferAlign, so that the GPU reads and writes whole units. Zero bytes are between
+// pieces.
+type queue struct {
+	set     []int // indices of the devices
+	devices []*cudart.Device
+	reads   []int // indices in loading.reads, ascending
+
+	segments []segment
+	n        int // bytes of the upload
+	ranges   []transfer.Range
+	pieces   []transfer.Piece
+	dropped  int // bytes of the upload that were removed from the page cache; only Progress uses it
+
+	err error // of the release
+}
+
+// transferAlign is the alignment of cudaMalloc, and the largest that a GPU's memory accesses have.
+const transferAlign = 256
+
+// A segment is a piece of a read in the upload of a queue.
+type segment struct {
+	off, n int // in the upload
+	file   *File
+	pos    int64 // in the file
+	read   int   // index in loading.reads
+	from   int   // in the read
+	before int   // bytes of the queue's reads before it
+}
+
+// queues returns the reads by their sets of devices.
+func (l *loading) queues() (list []*queue) {
+	totals := map[*queue]int{}
+	for i := range l.reads {
+		r := &l.reads[i]
+		at := slices.IndexFunc(list, func(q *queue) bool { return slices.Equal(q.set, r.Devices) })
+		if at < 0 {
+			q := &queue{set: r.Devices}
+			for _, d := range r.Devices {
+				q.devices = append(q.devices, l.devices[d])
+			}
+			at, list = len(list), append(list, q)
+		}
+		q := list[at]
+		q.reads = append(q.reads, i)
+		for _, p := range r.Pieces {
+			q.segments = append(q.segments, segment{n: p.Size, file: r.File, pos: r.Offset + int64(p.From), read: i, from: p.From, before: totals[q] + p.From})
+			q.add(p.To, l.owned)
+		}
+		totals[q] += r.Size
+	}
+	return list
+}
+
+// add adds the last segment, whose places are to, to the upload. If owned is set, the upload may write
+// zero bytes between pieces.
+func (q *queue) add(to []int, owned bool) {
+	s := &q.segments[len(q.segments)-1]
+	zeros := (to[0] - q.n) & (transferAlign - 1)
+	if zeros > 0 {
+		q.ranges = append(q.ranges, transfer.Range{N: zeros})
+	}
+	s.off = q.n + zeros
+	q.n = s.off + s.n
+	q.ranges = append(q.ranges, transfer.Range{Reader: s.file.r, Off: s.pos, N: s.n})
+	if n := len(q.pieces); n > 0 && (owned || zeros == 0) {
+		last := &q.pieces[n-1]
+		if last.Off+last.N+zeros == s.off && slices.EqualFunc(last.Dsts, to, func(dst cudart.DevPtr, to int) bool {
+			return dst+cudart.DevPtr(last.N+zeros) == cudart.DevPtr(to)
+		}) {
+			last.N += zeros + s.n
+			return
+		}
+	}
+	piece := transfer.Piece{Off: s.off, N: s.n}
+	for _, to := range to {
+		piece.Dsts = append(piece.Dsts, cudart.DevPtr(to))
+	}
+	q.pieces = append(q.pieces, piece)
+}
+
+// at returns the segment of which byte done of the upload is, or which is behind that byte, and
+// how many bytes of it are before that byte. For the end of the upload they are the last segment's.
+func (q *queue) at(done int) (s *segment, within int) {
+	i := sort.Search(len(q.segments), func(i int) bool { return q.segments[i].off+q.segments[i].n > done })
+	s = &q.segments[min(i, len(q.segments)-1)]
+	return s, min(max(done-s.off, 0), s.n)
+}
+
+// read returns the number of bytes of the queue's reads that are before a byte of the upload.
+func (q *queue) read(done int) int {
+	s, within := q.at(done)
+	return s.before + within
+}
+
+// drop removes whole pages of the first bytes of the upload from the page cache.
+func (q *queue) drop(done int) {
+	for q.dropped < done {
+		s, within := q.at(q.dropped)
+		end := min(s.off+s.n, done)
+		if f, ok := s.file.r.(*os.File); ok && end > s.off {
+			dropCache(f, s.pos+int64(within), end-s.off-within, false)
+		}
+		q.dropped = max(end, q.dropped+1)
+	}
+}
+
+// drop removes the pages of a read from the page cache, also those that it shares with others.
+func (r *Read) drop() {
+	if f, ok := r.File.r.(*os.File); ok {
+		dropCache(f, r.Offset, r.Size, true)
+	}
+}
