@@ -44,7 +44,7 @@
 // # Plans
 //
 // [NewPlan] places chosen tensors in the memory of devices, aligned and in the order of the
-// files. [PlanShares] is for tensors that several devices get, whole or by rows.
+// files. [PlanShares] is for tensors that several devices get, whole, by rows or by columns ([Tensor.Slice]).
 // [Plan.Reads] merges neighbours: they are one read of the file, and one copy where they are
 // neighbours on the device too. These are pure functions: a [Plan] holds offsets and no addresses.
 //
@@ -53,7 +53,7 @@
 // [Plan.LoadNew] allocates device memory for a plan and returns it as a [Loaded], which gives
 // addresses by name. [Plan.Load] copies to memory that the caller has allocated, and [Place] to
 // addresses of the caller's choice. All devices are copied to at once through rings of pinned memory, by
-// package transfer; bytes that several devices get are read once. When a load fails, a
+// one upload of package transfer for each set of devices that get the same tensors; bytes that several devices get are read once. When a load fails, a
 // [LoadError] names the tensor, the file and the offset, and lists the tensors that are complete.
 //
 // # Contexts

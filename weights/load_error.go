@@ -101,7 +101,7 @@ func (l *loading) err(queues []*queue, reported bool) error {
 		e.Err = errors.Join(errs...)
 	}
 	if at != nil {
-		e.Offset = at.Offset + int64(min(at.done, at.Size-1))
+		e.Offset = at.position(min(at.done, at.Size-1))
 		for t := range at.incomplete() {
 			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
 			break
@@ -117,14 +117,14 @@ func (l *loading) err(queues []*queue, reported bool) error {
 // incomplete iterates over the tensors with bytes that were not copied, in order of their offsets.
 // A read has no other tensors, only padding between them.
 func (r *failure) incomplete() iter.Seq[*Tensor] {
-	from := r.Offset + int64(min(r.done, r.Size-1)) // all bytes may be there although the read failed
+	from := r.position(min(r.done, r.Size-1)) // all bytes may be there although the read failed
 	tensors := r.File.tensors
 	at, _ := slices.BinarySearchFunc(tensors, from, func(t *Tensor, from int64) int {
 		return cmp.Compare(t.Offset+int64(t.Size), from+1)
 	})
 	return func(yield func(*Tensor) bool) {
 		for _, t := range tensors[at:] {
-			if t.Offset >= r.Offset+int64(r.Size) || t.Size > 0 && !yield(t) {
+			if t.Offset >= r.Offset+int64(r.part().end()) || t.Size > 0 && !yield(t) {
 				return
 			}
 		}

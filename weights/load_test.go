@@ -125,7 +125,16 @@ func benchOf(t testing.TB, dir string, files map[string][]byte) *bench {
 }
 
 // of returns the bytes of a part.
-func (b *bench) of(p weights.Part) []byte { return b.contents[p.Tensor][p.From:][:p.Size] }
+func (b *bench) of(p weights.Part) (list []byte) {
+	all := b.contents[p.Tensor]
+	if p.Row == 0 {
+		return all[p.From:][:p.Size]
+	}
+	for from := p.From; len(list) < p.Size; from += p.Stride {
+		list = append(list, all[from:][:p.Row]...)
+	}
+	return list
+}
 
 // A planned is a plan with memory for it.
 type planned struct {
@@ -369,19 +378,135 @@ func TestRowsAreRangesOfBytes(t *testing.T) {
 	p, err = q.Rows(6, 6)
 	require.NoError(t, err)
 	assert.Equal(t, weights.Part{Tensor: q, From: q.Size}, p)
+	p, err = q.Slice(1, 1, 2)
+	require.NoError(t, err)
+	assert.Equal(t, weights.Part{Tensor: q, From: 36, Size: 6 * 36, Row: 36, Stride: 72}, p)
+	p, err = q.Slice(2, 32, 64)
+	require.NoError(t, err)
+	assert.Equal(t, weights.Part{Tensor: q, From: 18, Size: 12 * 18, Row: 18, Stride: 36}, p)
+	p, err = q.Slice(1, 0, 2)
+	require.NoError(t, err)
+	assert.Equal(t, q.Whole(), p)
+	p, err = get("v").Rows(32, 64)
+	require.NoError(t, err)
+	assert.Equal(t, weights.Part{Tensor: get("v"), From: 18, Size: 18}, p)
+	p, err = get("e").Slice(1, 1, 2)
+	require.NoError(t, err)
+	assert.Equal(t, get("e").Whole(), p)
 	p, err = get("e").Rows(0, 0)
 	require.NoError(t, err)
 	assert.Equal(t, get("e").Whole(), p)
 	for want, one := range map[string]func() (weights.Part, error){
-		`weights: rows of tensor "s": it has no dimensions`:                     func() (weights.Part, error) { return get("s").Rows(0, 1) },
-		`weights: rows 0 to 7 of tensor "q": its first dimension is 6`:          func() (weights.Part, error) { return q.Rows(0, 7) },
-		`weights: rows -1 to 2 of tensor "q": its first dimension is 6`:         func() (weights.Part, error) { return q.Rows(-1, 2) },
-		`weights: rows 3 to 2 of tensor "q": its first dimension is 6`:          func() (weights.Part, error) { return q.Rows(3, 2) },
-		`weights: rows of tensor "v": shape [] has 1 elements, which do not fi`: func() (weights.Part, error) { return get("v").Rows(0, 32) },
+		`weights: slice of tensor "s": dimension 0 of 0`:                            func() (weights.Part, error) { return get("s").Rows(0, 1) },
+		`weights: slice of tensor "q": 0 to 7 of dimension 0, which is 6`:           func() (weights.Part, error) { return q.Rows(0, 7) },
+		`weights: slice of tensor "q": -1 to 2 of dimension 0, which is 6`:          func() (weights.Part, error) { return q.Rows(-1, 2) },
+		`weights: slice of tensor "q": 3 to 2 of dimension 0, which is 6`:           func() (weights.Part, error) { return q.Rows(3, 2) },
+		`weights: slice of tensor "v": shape [33] has 33 elements, which do not fi`: func() (weights.Part, error) { return get("v").Rows(0, 33) },
+		`weights: slice of tensor "q": dimension 3 of 3`:                            func() (weights.Part, error) { return q.Slice(3, 0, 1) },
+		`weights: slice of tensor "q": shape [16] has 16 elements, which do not fi`: func() (weights.Part, error) { return q.Slice(2, 16, 48) },
 	} {
 		_, err := one()
 		assert.ErrorContains(t, err, want)
 	}
+}
+
+// Columns of each device, columns that both get, and rows and columns of one tensor.
+func TestColumnsReachTheirDevices(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 2)
+	specs := func(prefix string) []spec {
+		return []spec{
+			{prefix + "wide", weights.BF16, []int{100, 60_000}}, {prefix + "narrow", weights.F32, []int{3000, 37}}, {prefix + "odd", weights.I8, []int{7, 1001}},
+			{prefix + "cube", weights.F16, []int{20, 30, 50}}, {prefix + "flat", weights.I8, []int{123_457}}, {prefix + "last", weights.I8, []int{3, 3}},
+		}
+	}
+	b := benchOf(t, t.TempDir(), map[string][]byte{"a.safetensors": makeSafetensors(t, nil, specs("a.")...), "b.gguf": makeGGUF(3, 32, specs("b.")...)})
+	var shares []weights.Share
+	add := func(tensor *weights.Tensor, dim, from, to int, devices ...int) {
+		part, err := tensor.Slice(dim, from, to)
+		require.NoError(t, err)
+		for _, d := range devices {
+			shares = append(shares, weights.Share{Part: part, Device: d % len(devs)})
+		}
+	}
+	for i, tensor := range b.tensors {
+		last := len(tensor.Shape) - 1
+		n := tensor.Shape[last]
+		switch {
+		case i%3 == 0:
+			add(tensor, last, 0, n/2, 0)
+			add(tensor, last, n/2, n, len(devs)-1)
+		case i%3 == 1 && len(devs) > 1:
+			add(tensor, last, n/3, n, 0, 1)
+		case last > 0 && len(devs) > 1:
+			add(tensor, 0, 0, tensor.Shape[0]/2, 0) // the other device gets all of its columns but the first
+			add(tensor, last, 1, n, 1)
+		default:
+			add(tensor, 0, 0, tensor.Shape[0], 0)
+		}
+	}
+	rand.Shuffle(len(shares), func(i, j int) { shares[i], shares[j] = shares[j], shares[i] })
+	for _, o := range []weights.LoadOptions{{}, {DirectIO: true}, {DropCache: true}} {
+		plan, err := weights.PlanShares(shares, weights.PlanOptions{})
+		require.NoError(t, err)
+		p := b.planned(t, devs, plan)
+		total := 0
+		for _, s := range shares {
+			total += s.Size
+		}
+		o.Progress = func(done, of int) { assert.LessOrEqual(t, done, of); assert.LessOrEqual(t, of, total) }
+		require.NoError(t, plan.Load(t.Context(), p.memory, o))
+		p.requireLoaded(t, fmt.Sprint(o.DirectIO, o.DropCache))
+	}
+}
+
+// A failure within columns is at its byte of the file, and the tensors behind it are incomplete.
+func TestFailuresWithinColumns(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	boom := errors.New("the disk is on fire")
+	data := makeSafetensors(t, nil, u8("a", 100), spec{"b", weights.I8, []int{50, 1000}}, u8("c", 100))
+	broken := maxInt
+	f, err := weights.Parse(readerAtFunc(func(p []byte, off int64) (int, error) {
+		n := copy(p, data[off:])
+		if off <= int64(broken) && int64(broken) < off+int64(n) {
+			return broken - int(off), boom
+		}
+		return n, nil
+	}), int64(len(data)), "file")
+	require.NoError(t, err)
+	tensors := slices.Collect(f.Tensors())
+	broken = int(tensors[1].Offset) + 7*1000 + 654
+	columns, err := tensors[1].Slice(1, 600, 700)
+	require.NoError(t, err)
+	plan, err := weights.PlanShares([]weights.Share{{Part: tensors[0].Whole()}, {Part: columns}, {Part: tensors[2].Whole()}}, weights.PlanOptions{})
+	require.NoError(t, err)
+	p := (&bench{}).planned(t, rt.Devices(), plan)
+	var failed *weights.LoadError
+	require.ErrorAs(t, plan.Load(t.Context(), p.memory, weights.LoadOptions{}), &failed)
+	require.ErrorIs(t, failed, boom)
+	assert.Equal(t, tensors[1], failed.Tensor)
+	assert.Equal(t, int64(broken), failed.Offset)
+	assert.Equal(t, tensors[:1], failed.Complete)
+}
+
+// Tensors that go to two devices in turn are one upload to each, however small they are.
+func TestSmallTensorsAreCopiedTogether(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	var specs []spec
+	for i := range 4000 {
+		specs = append(specs, u8(fmt.Sprint(i), 1001))
+	}
+	b := benchOf(t, t.TempDir(), map[string][]byte{"a": makeSafetensors(t, nil, specs...)})
+	i := 0
+	plan, err := weights.NewPlan(slices.Values(b.tensors), func(*weights.Tensor) int { i++; return i % 2 }, weights.PlanOptions{})
+	require.NoError(t, err)
+	p := b.planned(t, rt.Devices(), plan)
+	before := sim.Calls("cudaMemcpyAsync")
+	require.NoError(t, plan.Load(t.Context(), p.memory, weights.LoadOptions{}))
+	assert.Less(t, sim.Calls("cudaMemcpyAsync")-before, 20)
+	p.requireLoaded(t, "")
 }
 
 func TestInvalidSharesAreRefused(t *testing.T) {
@@ -403,6 +528,28 @@ func TestInvalidSharesAreRefused(t *testing.T) {
 		_, err := weights.PlanShares(shares, weights.PlanOptions{})
 		assert.ErrorContains(t, err, "weights: plan: "+want)
 	}
+	part := func(from, size, row, stride int) weights.Part {
+		return weights.Part{Tensor: a, From: from, Size: size, Row: row, Stride: stride}
+	}
+	for want, parts := range map[string][]weights.Part{
+		"10 bytes from byte 0 on in rows of -1 every 5":  {part(0, 10, -1, 5)},
+		"10 bytes from byte 0 on in rows of 3 every 2":   {part(0, 10, 3, 2)},
+		"10 bytes from byte 280 on in rows of 3 every 9": {part(280, 10, 3, 9)},
+		"10 bytes from byte 0 on in rows of 1 every 922": {part(0, 10, 1, maxInt)},
+		"there twice for device 0, from byte 0 on":       {part(0, 30, 10, 100), part(0, 1, 0, 0)},
+		"there twice for device 0, from byte 100 on":     {part(0, 30, 10, 100), part(20, 80, 0, 0), part(100, 10, 0, 0)},
+		"there twice for device 0, from byte 5 on":       {part(0, 30, 10, 100), part(5, 30, 10, 100)},
+		"there twice for device 0, from byte 9 on":       {part(0, 30, 10, 100), part(9, 40, 4, 25)},
+	} {
+		var shares []weights.Share
+		for _, p := range parts {
+			shares = append(shares, weights.Share{Part: p})
+		}
+		_, err := weights.PlanShares(shares, weights.PlanOptions{})
+		assert.ErrorContains(t, err, want)
+	}
+	_, err := weights.PlanShares([]weights.Share{{part(0, 30, 10, 100), 0}, {part(10, 90, 0, 0), 0}, {part(110, 30, 15, 30), 0}}, weights.PlanOptions{})
+	require.NoError(t, err)
 	p, err := weights.PlanShares([]weights.Share{{weights.Part{Tensor: a, Size: 10}, 1}, {weights.Part{Tensor: a, From: 10, Size: 5}, 1}}, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
 	reads, err := p.Reads()

@@ -10,11 +10,15 @@ import (
 	"slices"
 )
 
-// A Part is a tensor, or a range of its bytes: Size bytes that start From bytes
-// into it. [Tensor.Whole] and [Tensor.Rows] make Parts.
+// A Part is a tensor, or some of its bytes: Size bytes that start From bytes into it.
+// [Tensor.Whole], [Tensor.Rows] and [Tensor.Slice] make Parts.
 type Part struct {
 	Tensor     *Tensor
 	From, Size int // in bytes
+	// Row and Stride are set for columns: Row bytes of every Stride bytes of the tensor are in
+	// the part, from From on, and Size bytes in all. They are one behind the other in device
+	// memory. A Row of 0 leaves nothing out.
+	Row, Stride int
 }
 
 // Whole returns all of a tensor.
@@ -28,23 +32,59 @@ func (t *Tensor) Whole() Part {
 // Rows returns the part of a tensor whose first index is in [from, to), which may be empty. It
 // returns an error for a tensor without dimensions, for a range outside of the first dimension,
 // and for rows that are not a whole number of bytes, or of a quantized type's blocks.
-func (t *Tensor) Rows(from, to int) (Part, error) {
+func (t *Tensor) Rows(from, to int) (Part, error) { return t.Slice(0, from, to) }
+
+// Slice returns the part of a tensor whose index of dimension dim is in [from, to), which may be
+// empty: rows for 0, columns of a matrix for 1. It returns an error for a dimension that the tensor
+// does not have, for a range outside of it, and for a part that is not a whole number of bytes, or of a
+// quantized type's blocks.
+func (t *Tensor) Slice(dim, from, to int) (Part, error) {
 	switch {
 	case t == nil:
-		return Part{}, errors.New("weights: rows of a nil tensor")
-	case len(t.Shape) == 0:
-		return Part{}, fmt.Errorf("weights: rows of tensor %s: it has no dimensions", quote(t.Name))
-	case from < 0 || from > to || to > t.Shape[0]:
-		return Part{}, fmt.Errorf("weights: rows %d to %d of tensor %s: its first dimension is %d", from, to, quote(t.Name), t.Shape[0])
+		return Part{}, errors.New("weights: slice of a nil tensor")
+	case dim < 0 || dim >= len(t.Shape):
+		return Part{}, fmt.Errorf("weights: slice of tensor %s: dimension %d of %d", quote(t.Name), dim, len(t.Shape))
+	case from < 0 || from > to || to > t.Shape[dim]:
+		return Part{}, fmt.Errorf("weights: slice of tensor %s: %d to %d of dimension %d, which is %d", quote(t.Name), from, to, dim, t.Shape[dim])
 	}
-	row, err := t.DType.size(t.Shape[1:])
-	if err == nil {
-		_, err = t.DType.size(t.Shape)
+	sizeOf := func(shape []int, n int) (int, error) {
+		return t.DType.size(append([]int{n}, shape...))
 	}
-	if err != nil {
-		return Part{}, fmt.Errorf("weights: rows of tensor %s: %w", quote(t.Name), err)
+	inner := t.Shape[dim+1:]
+	before, err := sizeOf(inner, from)
+	row, err2 := sizeOf(inner, to-from)
+	stride, err3 := sizeOf(inner, t.Shape[dim])
+	_, err4 := t.DType.size(t.Shape)
+	if err = cmp.Or(err, err2, err3, err4); err != nil {
+		return Part{}, fmt.Errorf("weights: slice of tensor %s: %w", quote(t.Name), err)
 	}
-	return Part{Tensor: t, From: from * row, Size: (to - from) * row}, nil
+	p := Part{Tensor: t, From: before, Size: row}
+	for _, n := range t.Shape[:dim] {
+		p.Size *= n
+	}
+	if p.Size == 0 {
+		p.From = min(p.From, t.Size)
+	} else if row < stride && p.Size > row {
+		p.Row, p.Stride = row, stride
+	}
+	return p, nil
+}
+
+// end returns the byte of the tensor behind the part.
+func (p Part) end() int {
+	if p.Row == 0 || p.Size == 0 {
+		return p.From + p.Size
+	}
+	rows := (p.Size - 1) / p.Row
+	return p.From + rows*p.Stride + p.Size - rows*p.Row
+}
+
+// at returns the byte of the tensor at which byte i of the part is.
+func (p Part) at(i int) int {
+	if p.Row == 0 {
+		return p.From + i
+	}
+	return p.From + i/p.Row*p.Stride + i%p.Row
 }
 
 // check returns an error unless the part is within a tensor of a File.
@@ -57,13 +97,48 @@ func (p Part) check() error {
 		return fmt.Errorf("tensor %s: not from a File's or Model's tensors", quote(t.Name))
 	case p.From < 0 || p.Size < 0 || p.From > t.Size || p.Size > t.Size-p.From:
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on, it has %d", quote(t.Name), t.File.name, p.Size, p.From, t.Size)
+	case p.Row < 0 || p.Row > 0 && (p.Stride < p.Row || p.Size > p.Row && p.Stride > t.Size || p.end() > t.Size):
+		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on in rows of %d every %d bytes, it has %d", quote(t.Name), t.File.name, p.Size, p.From, p.Row, p.Stride, t.Size)
 	}
 	return nil
 }
 
+// overlaps reports whether two parts have a byte in common.
+func (p Part) overlaps(q Part) bool {
+	if p.Tensor != q.Tensor || p.Size == 0 || q.Size == 0 || p.end() <= q.From || q.end() <= p.From {
+		return false
+	}
+	if p.Row == 0 && q.Row == 0 {
+		return true
+	}
+	if p.Row == 0 || q.Row > 0 && p.Size/p.Row > q.Size/q.Row {
+		p, q = q, p
+	}
+	for i := 0; i < p.Size; i += p.Row { // each row of p is a range
+		if from := p.at(i); q.hasSome(from, from+min(p.Row, p.Size-i)) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasSome reports whether the part has some of the bytes in [from, to) of the tensor.
+func (p Part) hasSome(from, to int) bool {
+	if p.Row == 0 {
+		return p.From < to && from < p.From+p.Size
+	}
+	row := max(from-p.From, 0) / p.Stride // the first one that may end behind from
+	for i := row * p.Row; i < p.Size && p.at(i) < to; i += p.Row {
+		if p.at(i)+min(p.Row, p.Size-i) > from {
+			return true
+		}
+	}
+	return false
+}
+
 // compare orders parts of one file by offset.
 func (p Part) compare(q Part) int {
-	return cmp.Or(p.Tensor.compare(q.Tensor), cmp.Compare(p.From, q.From), cmp.Compare(p.Size, q.Size))
+	return cmp.Or(p.Tensor.compare(q.Tensor), cmp.Compare(p.From, q.From), cmp.Compare(p.Size, q.Size), cmp.Compare(p.Row, q.Row), cmp.Compare(p.Stride, q.Stride))
 }
 
 // A Share assigns a part to a device, by the device's index.
@@ -112,13 +187,15 @@ type Placed struct {
 }
 
 // A Read is a range of a file: Size bytes from Offset on. Its Pieces, by ascending From, are
-// copied to each of Devices.
+// copied to each of Devices. The Read of columns has one Piece, and a Row and a Stride as its Part
+// has.
 type Read struct {
-	File    *File
-	Offset  int64 // in bytes, from the start of File
-	Size    int   // in bytes
-	Devices []int // indices, ascending
-	Pieces  []Piece
+	File        *File
+	Offset      int64 // in bytes, from the start of File
+	Size        int   // in bytes
+	Row, Stride int   // in bytes, or 0
+	Devices     []int // indices, ascending
+	Pieces      []Piece
 }
 
 // A Piece is a copy of Size bytes, from byte From of a read to byte To[i] of the memory of the
@@ -165,8 +242,9 @@ func NewPlan(tensors iter.Seq[*Tensor], device func(*Tensor) int, o PlanOptions)
 }
 
 // PlanShares plans like NewPlan. A tensor may be in several shares: for each device
-// that gets a copy of it, and with [Tensor.Rows] for each device that gets a part.
-// Bytes for several devices are read once, and copied to all of them.
+// that gets a copy of it, and with [Tensor.Rows] and [Tensor.Slice] for each device that
+// gets a part. Bytes for several devices are read once, and copied to all of them; of columns, if
+// all of these devices get the same ones.
 //
 // It returns an error for a Part beyond its tensor, for Parts of a tensor that
 // overlap on one device, and the errors of NewPlan. It does not block.
@@ -197,17 +275,24 @@ func planShares(shares []Share, align int) (*Plan, error) {
 	shares = slices.Clone(shares)
 	slices.SortFunc(shares, func(s, t Share) int { return cmp.Or(files.compare(s.Part, t.Part), cmp.Compare(s.Device, t.Device)) })
 
-	devices := map[int]*DevicePlan{}
+	devices, columns := map[int]*DevicePlan{}, map[int]*Tensor{} // of the last columns on a device
 	for _, s := range shares {
 		d := devices[s.Device]
 		if d == nil {
 			d = &DevicePlan{Device: s.Device}
 			devices[s.Device] = d
 		}
-		if n := len(d.Tensors); n > 0 {
-			if last := d.Tensors[n-1]; last.Tensor == s.Tensor && last.From+last.Size > s.From {
+		for i := len(d.Tensors) - 1; i >= 0 && d.Tensors[i].Tensor == s.Tensor; i-- {
+			other := d.Tensors[i]
+			if other.overlaps(s.Part) {
 				return nil, fmt.Errorf("tensor %s of %s is there twice for device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
 			}
+			if columns[s.Device] != s.Tensor && s.Row == 0 && other.Size > 0 {
+				break // the parts before it end before it
+			}
+		}
+		if s.Row > 0 {
+			columns[s.Device] = s.Tensor
 		}
 		padding := -d.Bytes & (align - 1)
 		if s.Size > math.MaxInt-d.Bytes-padding {

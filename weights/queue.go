@@ -32,12 +32,11 @@ const transferAlign = 256
 
 // A segment is a piece of a read in the upload of a queue.
 type segment struct {
-	off, n int // in the upload
-	file   *File
-	pos    int64 // in the file
-	read   int   // index in loading.reads
-	from   int   // in the read
-	before int   // bytes of the queue's reads before it
+	off    int            // in the upload
+	source transfer.Range // in the file
+	read   int            // index in loading.reads
+	from   int            // in the read
+	before int            // bytes of the queue's reads before it
 }
 
 // queues returns the reads by their sets of devices.
@@ -56,7 +55,8 @@ func (l *loading) queues() (list []*queue) {
 		q := list[at]
 		q.reads = append(q.reads, i)
 		for _, p := range r.Pieces {
-			q.segments = append(q.segments, segment{n: p.Size, file: r.File, pos: r.Offset + int64(p.From), read: i, from: p.From, before: totals[q] + p.From})
+			source := transfer.Range{Reader: r.File.r, Off: r.Offset + int64(p.From), N: p.Size, Row: r.Row, Stride: r.Stride}
+			q.segments = append(q.segments, segment{source: source, read: i, from: p.From, before: totals[q] + p.From})
 			q.add(p.To, l.owned)
 		}
 		totals[q] += r.Size
@@ -73,18 +73,18 @@ func (q *queue) add(to []int, owned bool) {
 		q.ranges = append(q.ranges, transfer.Range{N: zeros})
 	}
 	s.off = q.n + zeros
-	q.n = s.off + s.n
-	q.ranges = append(q.ranges, transfer.Range{Reader: s.file.r, Off: s.pos, N: s.n})
+	q.n = s.off + s.source.N
+	q.ranges = append(q.ranges, s.source)
 	if n := len(q.pieces); n > 0 && (owned || zeros == 0) {
 		last := &q.pieces[n-1]
 		if last.Off+last.N+zeros == s.off && slices.EqualFunc(last.Dsts, to, func(dst cudart.DevPtr, to int) bool {
 			return dst+cudart.DevPtr(last.N+zeros) == cudart.DevPtr(to)
 		}) {
-			last.N += zeros + s.n
+			last.N += zeros + s.source.N
 			return
 		}
 	}
-	piece := transfer.Piece{Off: s.off, N: s.n}
+	piece := transfer.Piece{Off: s.off, N: s.source.N}
 	for _, to := range to {
 		piece.Dsts = append(piece.Dsts, cudart.DevPtr(to))
 	}
@@ -94,9 +94,9 @@ func (q *queue) add(to []int, owned bool) {
 // at returns the segment of which byte done of the upload is, or which is behind that byte, and
 // how many bytes of it are before that byte. For the end of the upload they are the last segment's.
 func (q *queue) at(done int) (s *segment, within int) {
-	i := sort.Search(len(q.segments), func(i int) bool { return q.segments[i].off+q.segments[i].n > done })
+	i := sort.Search(len(q.segments), func(i int) bool { return q.segments[i].off+q.segments[i].source.N > done })
 	s = &q.segments[min(i, len(q.segments)-1)]
-	return s, min(max(done-s.off, 0), s.n)
+	return s, min(max(done-s.off, 0), s.source.N)
 }
 
 // read returns the number of bytes of the queue's reads that are before a byte of the upload.
@@ -105,13 +105,14 @@ func (q *queue) read(done int) int {
 	return s.before + within
 }
 
-// drop removes whole pages of the first bytes of the upload from the page cache.
+// drop removes whole pages of the first bytes of the upload from the page cache, but of columns: others
+// may need the rest of their pages.
 func (q *queue) drop(done int) {
 	for q.dropped < done {
 		s, within := q.at(q.dropped)
-		end := min(s.off+s.n, done)
-		if f, ok := s.file.r.(*os.File); ok && end > s.off {
-			dropCache(f, s.pos+int64(within), end-s.off-within, false)
+		end := min(s.off+s.source.N, done)
+		if f, ok := s.source.Reader.(*os.File); ok && end > s.off && s.source.Row == 0 {
+			dropCache(f, s.source.Off+int64(within), end-s.off-within, false)
 		}
 		q.dropped = max(end, q.dropped+1)
 	}
@@ -120,6 +121,6 @@ func (q *queue) drop(done int) {
 // drop removes the pages of a read from the page cache, also those that it shares with others.
 func (r *Read) drop() {
 	if f, ok := r.File.r.(*os.File); ok {
-		dropCache(f, r.Offset, r.Size, true)
+		dropCache(f, r.Offset, r.part().end(), true)
 	}
 }

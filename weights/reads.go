@@ -45,14 +45,30 @@ type readPlanner struct {
 	key   []byte         // of last
 }
 
-// tensor adds the parts of one tensor, in segments: the bytes between two neighbouring starts
-// or ends of parts go to the same places.
+// tensor adds the parts of one tensor. Columns are reads of their own. The others are cut into
+// segments: the bytes between two neighbouring starts or ends of parts go to the same places.
 func (p *readPlanner) tensor(targets []target) {
-	if t := targets[0]; len(targets) == 1 {
+	columns := slices.ContainsFunc(targets, func(t target) bool { return t.Row > 0 })
+	if t := targets[0]; len(targets) == 1 && !columns {
 		if t.Size > 0 {
 			p.add(t.Part, []int{t.device}, []int{t.to})
 		}
 		return
+	}
+	if columns {
+		var same []target // one behind the other, as targets are in order
+		targets = slices.DeleteFunc(slices.Clone(targets), func(t target) bool {
+			if t.Row == 0 {
+				return false
+			}
+			if len(same) > 0 && same[0].Part != t.Part {
+				p.places(same[0].Part, same)
+				same = same[:0]
+			}
+			same = append(same, t)
+			return true
+		})
+		p.places(same[0].Part, same)
 	}
 	var cuts []int
 	for _, t := range targets {
@@ -69,17 +85,23 @@ func (p *readPlanner) tensor(targets []target) {
 				here = append(here, t)
 			}
 		}
-		for len(here) > 0 { // once for each time that a device gets the segment
-			var devices, to []int
-			here = slices.DeleteFunc(here, func(t target) bool {
-				if n := len(devices); n > 0 && devices[n-1] == t.device {
-					return false
-				}
-				devices, to = append(devices, t.device), append(to, t.to+segment.From-t.From)
-				return true
-			})
-			p.add(segment, devices, to)
-		}
+		p.places(segment, here)
+	}
+}
+
+// places adds a segment for the devices of targets, once for each time that a device gets it. The
+// targets are in the order of their devices, and places uses up their slice.
+func (p *readPlanner) places(s Part, targets []target) {
+	for len(targets) > 0 {
+		var devices, to []int
+		targets = slices.DeleteFunc(targets, func(t target) bool {
+			if n := len(devices); n > 0 && devices[n-1] == t.device {
+				return false
+			}
+			devices, to = append(devices, t.device), append(to, t.to+s.From-t.From)
+			return true
+		})
+		p.add(s, devices, to)
 	}
 }
 
@@ -91,13 +113,19 @@ func (p *readPlanner) add(s Part, devices, to []int) {
 		p.key = binary.AppendUvarint(p.key, uint64(d))
 	}
 	f, offset := s.Tensor.File, s.Tensor.Offset+int64(s.From)
+	read := Read{File: f, Offset: offset, Size: s.Size, Row: s.Row, Stride: s.Stride, Devices: devices, Pieces: []Piece{{Size: s.Size, To: to}}}
+	if s.Row > 0 {
+		delete(p.last, string(p.key))
+		p.reads = append(p.reads, read)
+		return
+	}
 	if last, ok := p.last[string(p.key)]; ok {
 		if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to) {
 			return
 		}
 	}
 	p.last[string(p.key)] = len(p.reads)
-	p.reads = append(p.reads, Read{File: f, Offset: offset, Size: s.Size, Devices: devices, Pieces: []Piece{{Size: s.Size, To: to}}})
+	p.reads = append(p.reads, read)
 }
 
 // extend appends size bytes at an offset of the file to r, and reports whether only padding, which is
@@ -116,6 +144,12 @@ func (r *Read) extend(offset int64, size int, to []int) bool {
 	}
 	return true
 }
+
+// position returns the offset in the file of byte i of the read.
+func (r *Read) position(i int) int64 { return r.Offset + int64(r.part().at(i)) }
+
+// part returns the read as if its first byte were that of a tensor.
+func (r *Read) part() Part { return Part{Size: r.Size, Row: r.Row, Stride: r.Stride} }
 
 // endsAt reports whether a piece ends at the place to[i] of each device i.
 func (p *Piece) endsAt(to []int) bool {

@@ -87,14 +87,14 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		"NewModel of nil":          {func() error { _, err := weights.NewModel(nil); return err }, "nil file"},
 		"NewModel of a nil *File":  {func() error { _, err := weights.NewModel(f, noFile); return err }, "nil file"},
 		"Rows of nil":              {rows(noTensor, 0, 0), "nil tensor"},
-		"Rows of a zero Tensor":    {rows(&weights.Tensor{}, 0, 0), "no dimensions"},
+		"Rows of a zero Tensor":    {rows(&weights.Tensor{}, 0, 0), "dimension 0 of 0"},
 		"Rows of no type":          {rows(&weights.Tensor{Shape: []int{1}}, 0, 1), `the type "" is not known`},
 		"Rows of another type":     {rows(&weights.Tensor{DType: "F33", Shape: []int{1, 2}}, 0, 1), `the type "F33" is not known`},
 		"Rows of a negative shape": {rows(&weights.Tensor{DType: weights.U8, Shape: []int{2, -3}}, 0, 1), "negative dimension"},
 		"Rows of a large shape":    {rows(&weights.Tensor{DType: weights.U8, Shape: []int{maxInt, maxInt, 2}}, 0, 1), "more than"},
 		"Rows that are too many":   {rows(&weights.Tensor{DType: weights.U8, Shape: []int{maxInt, 2}}, maxInt-1, maxInt), "more than"},
-		"Rows before the first":    {rows(a, -1, 0), "rows -1 to 0"},
-		"Rows behind the last":     {rows(a, maxInt, maxInt), "its first dimension is 4"},
+		"Rows before the first":    {rows(a, -1, 0), "-1 to 0 of dimension 0"},
+		"Rows behind the last":     {rows(a, maxInt, maxInt), "of dimension 0, which is 4"},
 		"NewPlan of nil":           {func() error { _, err := weights.NewPlan(nil, nil, weights.PlanOptions{}); return err }, "the sequence is nil"},
 		"NewPlan of a nil tensor": {func() error {
 			_, err := weights.NewPlan(slices.Values([]*weights.Tensor{nil}), nil, weights.PlanOptions{})

@@ -1,0 +1,44 @@
+package weights
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+)
+
+// Each piece is in the upload where its address is, by alignment; positions of the upload are those of
+// the reads.
+func TestUploadsAreAlignedAsTheirAddresses(t *testing.T) {
+	t.Parallel()
+	f := &File{}
+	l := &loading{devices: make([]*cudart.Device, 2), reads: []Read{
+		{File: f, Offset: 8, Size: 300, Devices: []int{0}, Pieces: []Piece{{0, 100, []int{0x1000}}, {100, 200, []int{0x1100}}}},
+		{File: f, Offset: 400, Size: 7, Devices: []int{0, 1}, Pieces: []Piece{{0, 7, []int{0x2003, 0x3000}}}},
+		{File: f, Offset: 500, Size: 50, Devices: []int{0}, Pieces: []Piece{{0, 20, []int{0x5001}}, {30, 20, []int{0x4000}}}},
+	}}
+	for _, owned := range []bool{false, true} {
+		l.owned = owned
+		queues := l.queues()
+		require.Len(t, queues, 2)
+		for _, q := range queues {
+			for _, p := range q.pieces {
+				assert.Equal(t, p.Off%transferAlign, int(p.Dsts[0]%transferAlign))
+			}
+		}
+		one := queues[0]
+		assert.Equal(t, 788, one.n)
+		wantPieces := 4
+		if owned {
+			wantPieces = 3 // the first two are one copy
+		}
+		assert.Len(t, one.pieces, wantPieces)
+		for done, want := range map[int][3]int{0: {0, 0, 0}, 99: {0, 0, 99}, 100: {0, 100, 100}, 256: {0, 100, 100}, 257: {0, 100, 101}, 456: {2, 0, 300}, 514: {2, 0, 301}, 600: {2, 30, 330}, one.n: {2, 30, 350}} {
+			s, within := one.at(done)
+			assert.Equal(t, want, [3]int{s.read, s.from, one.read(done)}, "%d", done)
+			assert.Equal(t, want[2], s.before+within)
+		}
+	}
+}
