@@ -358,8 +358,9 @@ func TestLeaseIsReusedWhenConsumerAndGPUAreDone(t *testing.T) {
 	require.False(t, isReused(), "the copy has not run")
 	open()
 	require.NoError(t, theirs.Synchronize(t.Context()))
-	_, err = p.Trim(t.Context(), 0) // what is idle
-	require.NoError(t, err)
-	require.Zero(t, p.Stats().PendingBytes)
+	require.Eventually(t, func() bool { // on a busy machine a query may take longer than Trim waits for it
+		_, err := p.Trim(t.Context(), 0)
+		return assert.NoError(t, err) && p.Stats().PendingBytes == 0
+	}, time.Minute, time.Millisecond)
 	require.NoError(t, dev.Free(mem))
 }
