@@ -81,7 +81,6 @@ var started = map[string][]string{
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
-		"weights.loading.run",
 		"weights.retryUnreleased",
 	},
 	"the end of a context wakes who waits": {
