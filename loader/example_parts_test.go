@@ -217,3 +217,38 @@ func ExampleNewHost() {
 	// Output:
 	// 0 1 4 9 16 25 36 49 64 81
 }
+
+// Samples that are in memory of the program's own.
+func ExampleCopy() {
+	dev, _, done := openGPU()
+	defer done()
+	ctx := context.Background()
+
+	images := make([][]byte, 1000)
+	for i := range images {
+		images[i] = make([]byte, 4096)
+		images[i][0] = byte(i)
+	}
+	source := loader.Func(len(images), []int{4096}, func(_ context.Context, i int, sample [][]byte) error {
+		loader.Copy(sample[0], images[i])
+		return nil
+	})
+	l, err := loader.New(ctx, dev, source, loader.Options{BatchSize: 256})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	n := 0
+	for batch, err := range l.Batches(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		for i := range batch.Len() {
+			if batch.Host(0)[i*4096] == byte(n) {
+				n++
+			}
+		}
+	}
+	fmt.Println(n, "images in order")
+	// Output: 1000 images in order
+}
