@@ -131,3 +131,16 @@ func TestCardAndSlotAreMadeForTheLowerMaximum(t *testing.T) {
 	card.Link = Link{CurrentSpeed: 32, CurrentWidth: 16}
 	assert.Equal(t, PCIe{}, card.Made(), "what it is trained to is not what it can do")
 }
+
+func TestParsePCIe(t *testing.T) {
+	t.Parallel()
+	for _, l := range []PCIe{{2.5, 1}, {16, 8}, {32, 16}, {64, 32}} {
+		back, err := ParsePCIe(l.String())
+		require.NoError(t, err)
+		assert.Equal(t, l, back)
+	}
+	for _, bad := range []string{"", "PCIe 0.0 x16", "PCIe 7.0 x16", "PCIe 5.1 x16", "PCIe 5.0 x0", "PCIe 5.0 x-1", "PCIe 5.0 x16 ", "PCIe 05.0 x16", "65 GT/s x16", "NVLink-C2C"} {
+		_, err := ParsePCIe(bad)
+		assert.Error(t, err, bad)
+	}
+}

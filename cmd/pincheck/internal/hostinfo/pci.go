@@ -82,8 +82,11 @@ type PCIe struct {
 	Width int     // lanes
 }
 
+// generations are the speeds of the generations in GT/s, from 1 on.
+var generations = []float64{2.5, 5, 8, 16, 32, 64}
+
 // Generation returns the generation of a speed, 0 for speeds that none has.
-func (l PCIe) Generation() int { return 1 + slices.Index([]float64{2.5, 5, 8, 16, 32, 64}, l.Speed) }
+func (l PCIe) Generation() int { return 1 + slices.Index(generations, l.Speed) }
 
 // Version returns the generation in words: "PCIe 5.0", and "65 GT/s" for a speed that none has.
 func (l PCIe) Version() string {
@@ -95,6 +98,20 @@ func (l PCIe) Version() string {
 
 // String returns "PCIe 5.0 x16".
 func (l PCIe) String() string { return fmt.Sprintf("%s x%d", l.Version(), l.Width) }
+
+// ParsePCIe parses what String returns of a generation: "PCIe 5.0 x16".
+func ParsePCIe(text string) (PCIe, error) {
+	var generation int
+	var l PCIe
+	_, err := fmt.Sscanf(text, "PCIe %d.0 x%d", &generation, &l.Width)
+	if err == nil && generation >= 1 && generation <= len(generations) {
+		l.Speed = generations[generation-1]
+	}
+	if l.Rate() == 0 || l.String() != text {
+		return PCIe{}, fmt.Errorf("%q is no PCI Express link such as PCIe 5.0 x16", text)
+	}
+	return l, nil
+}
 
 // Rate returns what the link can carry each way in GB/s, after the encoding of its generation
 // and before packet headers: 8b/10b up to generation 2, 128b/130b up to 5, and flits of 242 in
