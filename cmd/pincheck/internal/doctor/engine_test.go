@@ -464,7 +464,8 @@ var troubles = []trouble{
 		f.Host.GPUs[0].Upstream = []hostinfo.Link{l, {Address: "0000:00:01.0", CurrentSpeed: 16, CurrentWidth: 8, MaxSpeed: 16, MaxWidth: 8}}
 		f.Devices[0].Bandwidth.Series = []result.Series{series(result.HostToDevice, 13.5), series(result.DeviceToHost, 13.4)}
 	}, says: "made so"},
-	{id: "slow_copies", change: func(f *Facts) { f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 20) }, says: "H200 on PCIe 5.0 x16"},
+	{id: "slow_copies", change: func(f *Facts) { f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 20) },
+		says: "reference/nvidia-h200-pcie5-x16.json: NVIDIA H200 on PCIe 5.0 x16, device to host, 64 MiB, measured 2026-11-22: median of 9"},
 	{id: "slow_copies", sev: Warning, change: func(f *Facts) { f.Devices[0].Bandwidth.Series[1] = series(result.DeviceToHost, 47) }},
 	{id: "slow_copies", change: func(f *Facts) { // an A100 at half its rate
 		f.Devices[0].Name = "NVIDIA A100-SXM4-80GB"

@@ -31,11 +31,11 @@ var linkChecks = []Check{
 }
 
 const (
-	// slowShare and lowShare are the shares of the lowest figure reported of such
-	// hardware, below which copies are slow for sure, or slower than they should be.
+	// slowShare and LowShare are the shares of the expected rate
+	// below which copies are slow for sure, or slower than they should be.
 	// Gates of operators are at 0.83 to 0.87.
 	slowShare = 0.80
-	lowShare  = 0.90
+	LowShare  = 0.90
 	// lopsided is the share of the faster direction that the slower one reaches at least
 	// if nothing is wrong.
 	lopsided = 0.75
@@ -167,10 +167,20 @@ func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 	if f.ExpectedRate > 0 {
 		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth"}
 	}
+	return f.Expected(reference.Builtin(), d, s)
+}
+
+// Machine returns the type of machine of a GPU, with its link as it was under load.
+func (f *Facts) Machine(d *Device) reference.Machine {
+	return reference.MachineOf(f.Host, d.Name, f.underLoad(d))
+}
+
+// Expected returns what a series of copies should reach by a reference table over the path as it is, or nil.
+func (f *Facts) Expected(table *reference.Table, d *Device, s *result.Series) *result.Expected {
 	if f.confidential() || f.Host != nil && f.Host.Virt.Confidential != "" {
 		return nil // copies go through encrypted bounce buffers, of which no figure is known
 	}
-	e := reference.Expect(d.Name, f.underLoad(d), s)
+	e := table.Expect(f.Machine(d), s)
 	path := 0.0
 	if l := d.Link; l != nil && l.Bottleneck != nil {
 		path = l.Bottleneck.Rate
@@ -300,7 +310,7 @@ func slowCopies(f *Facts, d *Device) []Finding {
 	smallest := 1.0
 	for _, s := range d.copies() {
 		e := f.expected(d, &s)
-		low, slowBelow := lowShare, slowShare
+		low, slowBelow := LowShare, slowShare
 		if f.ExpectedRate > 0 {
 			low, slowBelow = 1, 1 // it is a limit, not what others reached
 		}
@@ -349,7 +359,7 @@ func asymmetricCopies(f *Facts, d *Device) []Finding {
 	if slow == nil {
 		return nil
 	}
-	if e := f.expected(d, slow); e != nil && f.ExpectedRate == 0 && slow.Median >= lowShare*e.Value {
+	if e := f.expected(d, slow); e != nil && f.ExpectedRate == 0 && slow.Median >= LowShare*e.Value {
 		return nil // it is made so
 	}
 	if slow == fast || slow.Median <= 0 || slow.Median >= lopsided*fast.Median || slow.Labels.Get(result.Direction) == fast.Labels.Get(result.Direction) {

@@ -1,18 +1,21 @@
-// Package reference says what series of measurements can be expected to reach on known
-// hardware, each with its source: public figures of the GPU or of the generation of its
-// link, and for other generations the arithmetic of the link. Where nothing is known there
-// is no expectation: of latencies and of the rate of pinning, for example, which depend on
-// the processor, of copies that are not between pinned memory and one GPU, and of links
+// Package reference says what copies can be expected to reach on a machine, by the table of the directory
+// reference, and by which row of it: the row of the machine's own type, else of its GPU, else of its link.
+//
+// Where the table has nothing there is no expectation: of latencies, small copies and the rate of pinning, for
+// example, which depend on the processor, of copies that are not between pinned memory and one GPU, and of links
 // that the host does not show.
 package reference
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // A GPU is a device of the host.
@@ -25,43 +28,33 @@ type GPU struct {
 // New returns a function that returns the expected rate for series of these GPUs, for measure.Env.Expect. It returns
 // nil for a series of which nothing is known.
 func New(host *hostinfo.Host, gpus []GPU) func(*result.Series) *result.Expected {
-	links := make([]hostinfo.PCIe, len(gpus))
+	machines := make([]Machine, len(gpus))
 	for i, g := range gpus {
+		link := hostinfo.PCIe{}
 		if pci, ok := host.GPU(g.PCIBusID); ok {
-			links[i] = pci.Made()
+			link = pci.Made()
 		}
+		machines[i] = MachineOf(host, g.Name, link)
 	}
 	return func(s *result.Series) *result.Expected {
 		i := slices.IndexFunc(gpus, func(g GPU) bool { return g.Label == s.Labels.Get(result.Device) })
 		if i < 0 {
 			return nil
 		}
-		return Expect(gpus[i].Name, links[i], s)
+		return Builtin().Expect(machines[i], s)
 	}
 }
 
-// payloadRate returns what a link carries in one direction in GB/s, with payloads of this many
-// bytes a packet: 128, 256 or 512 on most hosts. Going to the device the packets are
-// completions of its reads, with a header of 12 bytes, and from the device writes, with
-// one of 16. Up to generation 5 each packet also has 8 bytes of framing, sequence number
-// and checksum. Acknowledgements and flow control take a few per cent more.
-func payloadRate(l hostinfo.PCIe, direction string, payload int) float64 {
-	overhead := 12
-	if direction == result.DeviceToHost {
-		overhead = 16
-	}
-	if l.Speed < 64 { // the flits of generation 6 need no framing a packet
-		overhead += 8
-	}
-	return l.Rate() * float64(payload) / float64(payload+overhead)
-}
-
-// smallestPayload is the payload that every device supports, in bytes.
-const smallestPayload = 128
-
-// largeCopy is the size from which on a copy's latency does not matter much: 16 MiB
-// reach 99 % of the rate of 1 GiB on PCIe 5.0.
-const largeCopy = 16 << 20
+const (
+	// bandwidth is the series that the table is about.
+	bandwidth = "bandwidth"
+	// smallestCopy is the smallest size of rows: on two hosts of one type, copies of 16 KiB differ by a quarter,
+	// and those of 4 MiB by 1 % (testdata/results, 2026-11-22).
+	smallestCopy = 4 << 20
+	// largeCopy is the size from which on a copy's latency does not matter much: 16 MiB
+	// reach 99 % of the rate of 1 GiB on PCIe 5.0.
+	largeCopy = 16 << 20
+)
 
 // Values of [result.Memory] for memory that the GPU copies to and from by itself. Where
 // it was measured the kind makes no difference to the copies, apart from Grace, where
@@ -72,62 +65,57 @@ const (
 	writeCombined = "write_combined"
 )
 
-// Expect returns the expected rate for a series of one GPU of this name and link, or nil.
-// With direction [result.Both] the series is the sum of both directions.
-func Expect(gpu string, link hostinfo.PCIe, s *result.Series) *result.Expected {
-	if s.Name != "bandwidth" || s.Unit != result.GBPerSecond || !understood(s.Labels) {
-		return nil
-	}
-	direction := s.Labels.Get(result.Direction)
-	size, err := strconv.Atoi(s.Labels.Get(result.Size))
-	memory := s.Labels.Get(result.Memory)
-	if err != nil || !slices.Contains([]string{registered, hostAlloc, writeCombined}, memory) {
-		return nil
-	}
-	own := slices.IndexFunc(figures, func(f figure) bool {
-		return f.gpu != "" && f.applies(gpu, link, size) && !(f.coherent && memory == writeCombined)
-	})
-	if own >= 0 {
-		if low, high := figures[own].of(direction); low > 0 {
-			return &result.Expected{Value: low, Source: figures[own].source(low, high)}
-		}
-	}
-	if size < largeCopy || link.Width == 0 || Coherent(gpu) {
-		return nil
-	}
-	return byLink(link, direction)
+// How near a row is to a machine: the nearest counts.
+const (
+	ownType = iota
+	ownGPU
+	citedGPU
+	otherGPU // on such a link
+	arithmetic
+)
+
+// A choice is a row for a machine. Scale is its link's share of the row's lanes.
+type choice struct {
+	file  *File
+	row   *Row
+	rank  int
+	scale float64
 }
 
-// byLink returns the expected rate for large copies over a link, whatever the GPU.
-func byLink(link hostinfo.PCIe, direction string) *result.Expected {
-	if direction != result.HostToDevice && direction != result.DeviceToHost {
+// Expect returns the expected rate for a series of a machine, or nil. Of rows that are equally near to the machine
+// the lowest counts. With direction [result.Both] the series is the sum of both directions.
+func (t *Table) Expect(m Machine, s *result.Series) *result.Expected {
+	size, err := strconv.Atoi(s.Labels.Get(result.Size))
+	direction, memory := s.Labels.Get(result.Direction), s.Labels.Get(result.Memory)
+	if err != nil || !isCopy(s) || memory == writeCombined && Coherent(m.GPU) {
 		return nil
 	}
-	for _, f := range figures {
-		if f.gpu != "" || f.link.Speed != link.Speed {
+	var best *choice
+	for _, f := range t.files {
+		c, ok := f.nearTo(m)
+		if !ok || c.rank >= otherGPU && (size < largeCopy || direction == result.Both) {
 			continue
 		}
-		low, high := f.of(direction)
-		scale := float64(link.Width) / float64(f.link.Width)
-		source := f.source(low, high)
-		if scale != 1 {
-			source = fmt.Sprintf("%v: %g times %s", link, scale, source)
+		if c.row = f.row(direction, size); c.row == nil {
+			continue
 		}
-		return &result.Expected{Value: low * scale, Source: source}
+		if best == nil || cmp.Or(cmp.Compare(c.rank, best.rank), cmp.Compare(c.value(), best.value())) < 0 {
+			best = &c
+		}
 	}
-	if link.Generation() == 0 {
+	if best == nil {
 		return nil
 	}
-	return &result.Expected{
-		Value:  payloadRate(link, direction, smallestPayload),
-		Source: fmt.Sprintf("%v: computed from its rate, encoding and packets of %d bytes; no public figure", link, smallestPayload),
-	}
+	return &result.Expected{Value: best.value(), Source: best.source(m)}
 }
 
-// understood reports whether the conditions of a series are those that the figures are
-// about: nothing else at the same time, no other method than queued copies.
-func understood(labels result.Labels) bool {
-	for _, l := range labels {
+// isCopy reports whether a series is of copies between pinned memory and one GPU, and its conditions are those that
+// the table is about: nothing else at the same time, no other method than queued copies.
+func isCopy(s *result.Series) bool {
+	if s.Name != bandwidth || s.Unit != result.GBPerSecond || !slices.Contains([]string{registered, hostAlloc, writeCombined}, s.Labels.Get(result.Memory)) {
+		return false
+	}
+	for _, l := range s.Labels {
 		switch l.Key {
 		case result.Device, result.Direction, result.Size, result.Memory:
 		case result.Method:
@@ -139,4 +127,74 @@ func understood(labels result.Labels) bool {
 		}
 	}
 	return true
+}
+
+// nearTo returns how near the file is to a machine; not ok is that it says nothing of it. A link counts for those
+// with fewer lanes, too.
+func (f *File) nearTo(m Machine) (c choice, ok bool) {
+	c = choice{file: f, scale: 1}
+	if named(f.Machine.GPU, m.GPU) && f.Machine.Link == m.Link {
+		switch {
+		case f.Kind == Cited:
+			c.rank = citedGPU
+		case !f.Machine.sameHost(m):
+			c.rank = ownGPU
+		}
+		return c, true
+	}
+	theirs, err := hostinfo.ParsePCIe(f.Machine.Link)
+	ours, unknown := hostinfo.ParsePCIe(m.Link)
+	if err != nil || unknown != nil || theirs.Speed != ours.Speed || theirs.Width < ours.Width {
+		return c, false
+	}
+	if c.rank = otherGPU; f.Kind == Computed {
+		c.rank = arithmetic
+	}
+	c.scale = float64(ours.Width) / float64(theirs.Width)
+	return c, true
+}
+
+// row returns the row of a direction for copies of a size: that of the size, or for large copies of the next larger
+// or smaller one that is large, too. It is nil if there is none.
+func (f *File) row(direction string, size int) *Row {
+	var nearest *Row
+	for i := range f.Rows {
+		r := &f.Rows[i]
+		switch {
+		case r.Direction != direction:
+		case r.Size == size:
+			return r
+		case size < largeCopy || r.Size > 0 && r.Size < largeCopy:
+		case nearest == nil || distance(r.Size, size) < distance(nearest.Size, size):
+			nearest = r
+		}
+	}
+	return nearest
+}
+
+func distance(a, b int) int { return max(a-b, b-a) }
+
+// value returns the expected rate: the median of a measurement, or the lowest rate that is known.
+func (c *choice) value() float64 { return c.scale * cmp.Or(c.row.Median, c.row.Min) }
+
+// source names the file, its machine and the row.
+func (c *choice) source(m Machine) string {
+	r := c.row
+	text := fmt.Sprintf("%s: %v, %s, ", c.file.Name, c.file.Machine, strings.ReplaceAll(r.Direction, "_", " "))
+	switch c.file.Kind {
+	case Measured:
+		text += fmt.Sprintf("%s, measured %s: median of %d, %.1f to %.1f GB/s (%s)", units.Bytes(r.Size), r.Date, r.N, r.Min, r.Max, r.Source)
+	case Cited:
+		reported := fmt.Sprintf("%g", r.Min)
+		if r.Max > r.Min {
+			reported += fmt.Sprintf(" to %g", r.Max)
+		}
+		text += fmt.Sprintf("cited: %s GB/s (%s)", reported, r.Source)
+	case Computed:
+		text += fmt.Sprintf("computed: %s; no public figure", r.Formula)
+	}
+	if c.scale != 1 {
+		text = fmt.Sprintf("%s: %g times %s", m.Link, c.scale, text)
+	}
+	return text
 }
