@@ -34,6 +34,10 @@ func newBench(o *options, sys system) *cobra.Command {
 Without a name it lists them. Before it starts it estimates the time, and checks
 that there is the memory.
 
+bench bandwidth --format reference writes a file of the reference table: what
+copies reach on this type of machine, without names, addresses or numbers of
+this one. docs/reference.md says how to add it to the table.
+
 ` + exitHelp,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -47,12 +51,20 @@ that there is the memory.
 			if err != nil {
 				return err
 			}
-			return o.produce(cmd, sys, "bench", false, func(ctx context.Context, s *session) error {
+			do := func(ctx context.Context, s *session) error {
 				if f.pid > 0 {
 					return s.readMemory(f.pid)
 				}
 				return s.bench(ctx, chosen, options, all)
-			})
+			}
+			if o.format != referenceFormat {
+				return o.produce(cmd, sys, "bench", false, do)
+			}
+			if !slices.ContainsFunc(chosen, func(e measure.Experiment) bool { return e.Name == referenceBench }) {
+				return usagef("--format reference is of the experiment %s: name it", referenceBench)
+			}
+			o.format = string(report.Text)
+			return o.produceReference(cmd, sys, do)
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return append(experimentNames(sys.experiments), "all"), cobra.ShellCompDirectiveNoFileComp

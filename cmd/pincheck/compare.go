@@ -15,7 +15,7 @@ import (
 )
 
 func newCompare(o *options, sys system) *cobra.Command {
-	threshold, all := 3.0, false
+	threshold, all, judge := 3.0, false, false
 	cmd := &cobra.Command{
 		Use:   "compare A.json B.json ...",
 		Short: "Say what differs between runs or hosts by more than chance",
@@ -32,6 +32,11 @@ surer than one.
 
 Of three or more runs, one a host, those hosts are named that are out of line
 with the others, by the same measure and by the scatter of the hosts.
+
+With --reference one run is judged by what such machines reach, as pincheck
+itself does: a series is worse below 90 % of its row in the reference table, and
+better above the inverse. Where files of the table are named with the run, they
+are the table; pincheck bench --format reference writes one.
 
 Exit codes:
   0  nothing is worse, and no host is out of line for the worse
@@ -53,7 +58,13 @@ and of output that cannot be written: see pincheck --help.`,
 			if format != report.Text && format != report.JSON {
 				return usagef("compare writes text or json, not %s", format)
 			}
+			if judge && cmd.Flags().Changed("threshold") {
+				return usagef("compare: --threshold and --reference exclude each other: a reference counts as for pincheck")
+			}
 			c, err := until(o, cmd, func() (*compare.Comparison, error) {
+				if judge {
+					return judgeFiles(args, cmd.InOrStdin())
+				}
 				files, err := readFiles(args, cmd.InOrStdin())
 				if err != nil {
 					return nil, usageError{err}
@@ -79,6 +90,7 @@ and of output that cannot be written: see pincheck --help.`,
 		},
 	}
 	cmd.Flags().Float64Var(&threshold, "threshold", threshold, "least relevant difference in `per cent`")
+	cmd.Flags().BoolVar(&judge, "reference", false, "judge one run by the reference table, or by files of it that are named with the run")
 	cmd.Flags().BoolVar(&all, "all", false, "show also what is the same, however much it is")
 	return cmd
 }

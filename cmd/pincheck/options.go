@@ -102,6 +102,9 @@ func (o *options) registerCheck(cmd *cobra.Command) {
 
 // validate checks the flags before anything is loaded.
 func (o *options) validate() (report.Format, error) {
+	if o.format == referenceFormat {
+		return "", usagef("--format reference: only pincheck bench %s writes it", referenceBench)
+	}
 	format, err := report.ParseFormat(o.format)
 	if err != nil {
 		return "", usagef("--format: %w", err)

@@ -54,6 +54,8 @@ type Comparison struct {
 	Verdict Verdict `json:"verdict"`
 	Rows    []Row   `json:"series"`
 	Hosts   []Host  `json:"hosts,omitempty"` // of a fleet, one a run
+	// Unjudged is the number of series without a reference, of a run that was compared with one.
+	Unjudged int `json:"without_reference,omitempty"`
 }
 
 // A Row is the series of the runs that measured the same.
@@ -75,6 +77,8 @@ type Row struct {
 	// deviation from it. Both are of a fleet.
 	Center    *float64 `json:"center,omitempty"`
 	Deviation *float64 `json:"deviation,omitempty"`
+	// Source is where the first value is from, which is a reference.
+	Source string `json:"source,omitempty"`
 }
 
 // A Value is the series of one run.
@@ -153,9 +157,7 @@ func (c *Comparison) pair(common []*Row) {
 	var p []float64
 	for _, r := range common {
 		a, b := r.Values[0], r.Values[1]
-		if ratio := b.Median / a.Median; !math.IsInf(ratio, 0) && !math.IsNaN(ratio) {
-			r.Ratio = &ratio
-		}
+		r.Ratio = ratio(b.Median, a.Median)
 		if min(a.Samples, b.Samples) >= minSamples {
 			tested = append(tested, r)
 			scale := scaleOf(r.Unit, r.Values)
@@ -182,6 +184,15 @@ func (c *Comparison) pair(common []*Row) {
 			c.Verdict = Worse
 		}
 	}
+}
+
+// ratio returns a over b, nil if that is no number.
+func ratio(a, b float64) *float64 {
+	r := a / b
+	if math.IsInf(r, 0) || math.IsNaN(r) {
+		return nil
+	}
+	return &r
 }
 
 // relevant returns the least difference from a value that counts. Ratios below 1 are shares of

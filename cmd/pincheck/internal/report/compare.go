@@ -277,6 +277,10 @@ func (t *comparison) conclude(common int) {
 		count(compare.Untested, "%d untested (the medians differ, and there are too few samples to be sure)")
 		count(compare.Same, "%d the same within "+strings.ReplaceAll(limit, "%", "%%"))
 		t.wrapped("", fmt.Sprintf("Of %s: %s.", units.Things(common, "series", "series"), strings.Join(said, ", ")))
+		if t.Rows[0].Source != "" {
+			t.sources()
+			return
+		}
 		t.wrapped("", "What is worse or better differs by more than runs of one machine do: of a hundred comparisons of such runs one says so. What is unclear may become clear with more runs of each side, one after the other in a file.")
 		return
 	}
@@ -286,6 +290,21 @@ func (t *comparison) conclude(common int) {
 	count(compare.Divided, "%d in which the hosts are divided, so that none stands out: which of them are right is not decided")
 	count(compare.Same, "%d in line within "+strings.ReplaceAll(limit, "%", "%%")+" or the hosts' scatter")
 	t.wrapped("", fmt.Sprintf("Of %s of %d hosts: %s.", units.Things(common, "series", "series"), len(t.Hosts), strings.Join(said, ", ")))
+}
+
+// sources writes of which series there is no reference, and where the others are from.
+func (t *comparison) sources() {
+	if t.Unjudged > 0 {
+		t.wrapped("", fmt.Sprintf("Of %s the reference says nothing.", units.Things(t.Unjudged, "other", "others")))
+	}
+	t.WriteString("The reference is from\n")
+	var written []string
+	for i := range t.Rows {
+		if source := plain(t.Rows[i].Source); !slices.Contains(written, source) {
+			written = append(written, source)
+			t.wrapped("  ", source)
+		}
+	}
 }
 
 // lines writes a label and a text behind it, or below where it does not fit. The label

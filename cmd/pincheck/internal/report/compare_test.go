@@ -79,6 +79,27 @@ func TestComparisons(t *testing.T) {
 	assert.Error(t, WriteComparison(full{}, madeUp(t, 1, 2), testTool, Text, Style{Width: 80}, false))
 }
 
+func TestComparisonWithAReference(t *testing.T) {
+	t.Parallel()
+	c := madeUp(t, 55.4, 41.5)
+	var err error
+	c, err = compare.Judge(c.Runs[1], "reference/a.json", 0.1, func(s *result.Series) *result.Expected {
+		if s.Labels.Get(result.Size) != fmt.Sprint(1<<30) {
+			return nil
+		}
+		return &result.Expected{Value: 55.3, Source: "reference/a.json: NVIDIA X1 on PCIe 5.0 x16, 1 GiB, measured 2026-11-22: median of 9, 55.1 to 55.4 GB/s (a run)"}
+	})
+	require.NoError(t, err)
+	for _, width := range []int{40, 80} {
+		var b bytes.Buffer
+		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Width: width}, false))
+		golden(t, fmt.Sprintf("golden/compare-reference-%d.txt", width), b.String())
+	}
+	var b bytes.Buffer
+	require.NoError(t, WriteComparison(&b, c, testTool, JSON, Style{}, false))
+	golden(t, "golden/compare-reference.json", b.String())
+}
+
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, fmt.Errorf("no space left on device") }

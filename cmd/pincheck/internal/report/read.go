@@ -12,6 +12,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/jsonlimit"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -72,6 +73,24 @@ func readEach[T any](r io.Reader, limit int64, parse func([]byte) (T, error)) ([
 	}
 }
 
+// A Judged is a document of pincheck compare --reference: a result, or a file of the reference table.
+type Judged struct {
+	Result    *Result
+	Reference *reference.File
+}
+
+// ReadJudged reads the documents of a file, whose name is for messages.
+func ReadJudged(name string, r io.Reader) ([]Judged, error) {
+	return readEach(r, maxFile, func(raw []byte) (j Judged, err error) {
+		if reference.IsFile(raw) {
+			j.Reference, err = reference.Read(name, raw)
+		} else {
+			j.Result, err = Read(raw)
+		}
+		return j, err
+	})
+}
+
 // document returns the measurements of a result of pincheck or of nvbandwidth.
 func document(raw []byte) (compare.Document, error) {
 	var head struct {
@@ -80,6 +99,9 @@ func document(raw []byte) (compare.Document, error) {
 	if json.Unmarshal(raw, &head) == nil && head.NVBandwidth != nil {
 		return compare.ParseNVBandwidth(head.NVBandwidth)
 	}
+	if reference.IsFile(raw) {
+		return compare.Document{}, errors.New("a file of the reference table: compare --reference judges by it")
+	}
 	r, err := Read(raw)
 	if errors.Is(err, errForeign) {
 		return compare.Document{}, fmt.Errorf("not a result of nvbandwidth (--json), and %w", err)
@@ -87,6 +109,11 @@ func document(raw []byte) (compare.Document, error) {
 	if err != nil {
 		return compare.Document{}, err
 	}
+	return r.Document()
+}
+
+// Document returns the measurements of a result. A result without any is an error.
+func (r *Result) Document() (compare.Document, error) {
 	d := compare.Document{Tool: "pincheck", Host: r.HostName, Started: r.Started, Complete: r.Complete, Benches: r.Benches}
 	if r.Facts != nil && r.Simulated {
 		d.Notes = append(d.Notes, "a simulated GPU: its figures say nothing of the host")
