@@ -133,10 +133,10 @@ func (b *Batch) Field(f int) cudart.DevPtr {
 }
 
 // Host returns the bytes of field f in pinned memory, or in that of [NewHost]. It returns nil after
-// Release, and if there is no such field. The bytes must not be changed; those of a loader without a
+// Release, if there is no such field, and for a source of [Pinned], whose batches have no host memory. The bytes must not be changed; those of a loader without a
 // device may be, until Release.
 func (b *Batch) Host(f int) []byte {
-	if !b.has(f) || b.released.Load() {
+	if !b.has(f) || b.released.Load() || b.l.gather != nil {
 		return nil
 	}
 	from := b.l.layout.offsets[f]
@@ -144,10 +144,10 @@ func (b *Batch) Host(f int) []byte {
 }
 
 // Offset returns the place of field f in the loader's host memory, in bytes from its beginning: a
-// multiple of 256. It returns -1 if there is no such field. A process that maps the memory of
+// multiple of 256. It returns -1 if there is no such field or no host memory. A process that maps the memory of
 // [NewHost] finds the batch by it.
 func (b *Batch) Offset(f int) int {
-	if !b.has(f) {
+	if !b.has(f) || b.l.gather != nil {
 		return -1
 	}
 	return b.s.off + b.l.layout.offsets[f]

@@ -18,7 +18,8 @@
 // disks and networks belongs in its Read, which thousands of goroutines may call at once;
 // computing belongs in Transform, which one goroutine for each core calls. A
 // [BatchSource] reads many samples in one call; [Memory] returns one, of samples in memory
-// or in a mapped file.
+// or in a mapped file. Of samples in pinned memory ([Pinned]) the GPU gathers the batches itself, and
+// no goroutine copies.
 //
 // # Loops and epochs
 //

@@ -274,10 +274,13 @@ func (d *driver) orderAfterConsumer(ctx context.Context, slots []*slot) error {
 	return nil
 }
 
-// queue queues the copy of slots (cudaMemcpyAsync). One slot that is not full takes a copy
+// queue queues the copy of slots (cudaMemcpyAsync, or a gatherer's kernels). One slot that is not full takes a copy
 // for each field. Of several slots all bytes are copied.
 func (d *driver) queue(slots []*slot) error {
 	s, l := slots[0], d.l
+	if l.gather != nil {
+		return l.gather.queue(l, slots)
+	}
 	n := len(s.indices)
 	if len(slots) > 1 || n == l.layout.samples {
 		return l.buf.CopyToDevice(l.stream, s.mem, s.off, len(slots)*l.layout.bytes)

@@ -27,6 +27,7 @@ type sweep struct {
 	sim   *cudasim.Sim
 	dev   *cudart.Device
 	s     *cudart.Stream
+	src   Source // nil for one whose samples workers write
 
 	lives, failed, absorbed int
 }
@@ -42,7 +43,11 @@ func (w *sweep) live(shape func(*Options)) (err error) {
 	shape(&o)
 	ctx, cancel := context.WithTimeout(w.Context(), timeout)
 	defer cancel()
-	l, err := New(ctx, w.dev, numbered(18, fields...), o)
+	src := w.src
+	if src == nil {
+		src = numbered(18, fields...)
+	}
+	l, err := New(ctx, w.dev, src, o)
 	if err != nil {
 		return err
 	}
@@ -148,18 +153,8 @@ func (w *sweep) suffer(fn string, nth int, code cudart.Code, shape func(*Options
 	require.Empty(w, w.sim.Misuses())
 }
 
-// With PINNED_SOAK at every position, else at the first one of each call and every fourth.
-func TestEveryCallFailsAtEveryPosition(t *testing.T) {
-	t.Parallel()
-	// The link takes its time, so that small batches are copied together.
-	sim, dev := simulated(t, cudasim.Link{HostToDevice: late(50 * time.Microsecond)})
-	w := &sweep{T: t, outer: t, sim: sim, dev: dev, s: stream(t, dev)}
-	shapes := map[string]func(*Options){
-		"ordered":   func(*Options) {},
-		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
-		"small":     func(o *Options) { o.BatchSize, o.Prefetch = 1, 9 },
-		"blocks":    func(o *Options) { o.BatchSize, o.Prefetch, o.Workers = 1, 15, 3 }, // of 4 batches
-	}
+// sweep makes each call of lives of these shapes fail in turn.
+func (w *sweep) sweep(shapes map[string]func(*Options)) {
 	for _, name := range slices.Sorted(maps.Keys(shapes)) {
 		calls := w.count(shapes[name])
 		for _, fn := range slices.Sorted(maps.Keys(calls)) {
@@ -172,7 +167,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 				}
 				code := []cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrInvalidValue}[nth/4%2]
 				what := fmt.Sprintf("%s/%s #%d", name, fn, nth+1)
-				if !t.Run(what, func(t *testing.T) {
+				if !w.outer.Run(what, func(t *testing.T) {
 					w.T = t
 					defer func(outer *testing.T) { w.T = outer }(w.outer)
 					w.suffer(fn, nth+1, code, shapes[name])
@@ -182,6 +177,25 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			}
 		}
 	}
+}
+
+// With PINNED_SOAK at every position, else at the first one of each call and every fourth.
+func TestEveryCallFailsAtEveryPosition(t *testing.T) {
+	t.Parallel()
+	// The link takes its time, so that small batches are copied together.
+	sim, dev := simulated(t, cudasim.Link{HostToDevice: late(50 * time.Microsecond)})
+	w := &sweep{T: t, outer: t, sim: sim, dev: dev, s: stream(t, dev)}
+	shapes := map[string]func(*Options){
+		"ordered":   func(*Options) {},
+		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
+		"small":     func(o *Options) { o.BatchSize, o.Prefetch = 1, 9 },
+		"blocks":    func(o *Options) { o.BatchSize, o.Prefetch, o.Workers = 1, 15, 3 }, // of 4 batches
+	}
+	w.sweep(shapes)
+	// The GPU gathers: other memory, a kernel to load and to launch.
+	w.src, _ = pinnedOf(t, dev, 18, 5, 300)
+	shapes = map[string]func(*Options){"gathered": func(o *Options) { o.BatchSize = 5 }}
+	w.sweep(shapes)
 	require.NoError(t, w.s.Synchronize(t.Context()))
 	t.Logf("%d calls failed: %d lives reported it, %d went on all the same", w.lives, w.failed, w.absorbed)
 	assert.Greater(t, w.failed, 30)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,7 +69,8 @@ type spec struct {
 	batch     BatchSource // src, or nil
 	transform Transformer // src, or nil
 	o         Options
-	layout    layout
+	layout    layout // of a batch on the device
+	host      layout // of what workers write: the batch, or a gatherer's list of indices
 	order     string // see Position.Order
 }
 
@@ -90,13 +92,15 @@ func (sp *spec) sizeOf(batch int) int {
 // memory of the caller.
 type resources struct {
 	buf    *hostmem.Buffer
+	gather *gatherer // nil unless the GPU gathers the samples
 	mem    cudart.DevPtr
 	stream *cudart.Stream // for all copies
 	slots  []*slot        // in memory order
 }
 
 // New allocates all memory that the loader uses: pinned memory (cudaHostRegister) and device
-// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. The context bounds New
+// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. For a source of [Pinned] the pinned memory
+// has lists of indices, and New loads a kernel. The context bounds New
 // only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name an argument, an
 // option or a field of the source. After an error nothing stays allocated, unless the error
 // contains that. If ctx ends while a call into CUDA does not return, the memory is
@@ -180,17 +184,29 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	if src == nil {
 		return nil, errors.New("the source is nil")
 	}
+	pinned, gathers := src.(pinnedMemory)
+	gathers = gathers && dev != nil
+	if gathers && o.Workers == 0 {
+		o.Workers = min(gatherWorkers, runtime.GOMAXPROCS(0))
+	}
 	o, layout, err := o.resolve(src)
 	if err != nil {
 		return nil, err
 	}
 	l := &Loader{
-		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout},
+		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout, host: layout},
 		workers: make([]worker, o.Workers), created: time.Now(),
 	}
 	l.transforms.init(o.MaxTransforms, o.Workers)
 	l.batch, _ = src.(BatchSource)
-	if m, ok := src.(memory); ok && dev != nil && layout.bytes <= maxGPUOnly {
+	if gathers {
+		if l.gather, err = newGatherer(pinned); err != nil {
+			return nil, err
+		}
+		l.layout.block = max(1, min(maxCopy/layout.bytes, o.slots()/minBlocks))
+		l.host = l.layout.ofIndices()
+		l.batch = indexLists{pinned.memory}
+	} else if m, ok := src.(memory); ok && dev != nil && layout.bytes <= maxGPUOnly {
 		m.gpuOnly = true
 		l.batch = m
 	}
@@ -212,11 +228,15 @@ func (l *Loader) size() string {
 }
 
 func (l *Loader) allocate(ctx context.Context) (err error) {
-	n := l.o.slots() * l.layout.bytes
-	if l.buf, err = hostmem.Alloc(ctx, l.dev, n, hostmem.Options{Label: l.o.Label}); err != nil {
+	if l.buf, err = hostmem.Alloc(ctx, l.dev, l.o.slots()*l.host.bytes, hostmem.Options{Label: l.o.Label}); err != nil {
 		return fmt.Errorf("%s: %w", l.size(), err)
 	}
-	if l.mem, err = l.dev.Malloc(n); err != nil {
+	if l.gather != nil {
+		if err = l.gather.open(ctx, l.dev); err != nil {
+			return fmt.Errorf("gather by the GPU: %w", err)
+		}
+	}
+	if l.mem, err = l.dev.Malloc(l.o.slots() * l.layout.bytes); err != nil {
 		return fmt.Errorf("%s: %w", l.size(), err)
 	}
 	if l.stream, err = l.dev.NewStream(cudart.StreamOptions{}); err != nil {
@@ -229,10 +249,10 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 
 // divide divides the memory into slots.
 func (l *Loader) divide(host []byte) {
-	size := l.layout.bytes
-	for off := 0; off < len(host); off += size {
+	for i := range l.o.slots() {
+		from, off := i*l.host.bytes, i*l.layout.bytes
 		l.slots = append(l.slots, &slot{
-			host: host[off : off+size], off: off, mem: l.mem + cudart.DevPtr(off),
+			host: host[from : from+l.host.bytes], off: off, mem: l.mem + cudart.DevPtr(off),
 			indices: make([]int, l.layout.samples), skipped: make([]bool, l.layout.samples),
 		})
 	}
@@ -303,7 +323,7 @@ func (l *Loader) release(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, l.driver.meter.close())
+	errs = append(errs, l.driver.meter.close(), l.gather.close(ctx))
 	if l.stream != nil {
 		errs = append(errs, l.stream.Close())
 	}

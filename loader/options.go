@@ -109,6 +109,11 @@ func (l layout) sample() int {
 	return n
 }
 
+// ofIndices returns the layout of a batch of indices in place of samples.
+func (l layout) ofIndices() layout {
+	return layout{sizes: []int{indexBytes}, offsets: []int{0}, samples: l.samples, bytes: indexBytes * l.samples, block: l.block}
+}
+
 // claimSize returns the number of samples of a claim, in a block of batches: 1 if there are many
 // workers, and a share of the block if there are few, which would contend for each sample.
 func (l layout) claimSize(batches, workers int) int {

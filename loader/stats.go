@@ -108,7 +108,7 @@ func (l *Loader) Stats() Stats {
 		Skipped: int(c.skipped.Load()), Retried: int(c.retried.Load()),
 		Elapsed:    spent[starting] + spent[waiting] + spent[consuming] + spent[ending],
 		BatchWaits: spent[starting] + spent[waiting], FirstWaits: spent[starting], Consuming: spent[consuming],
-		PinnedBytes: l.o.slots() * l.layout.bytes, maxTransforms: l.o.MaxTransforms,
+		PinnedBytes: l.o.slots() * l.host.bytes, maxTransforms: l.o.MaxTransforms,
 	}
 	s.Copying, s.CopyWaits = l.driver.meter.times()
 	for i := range l.workers {

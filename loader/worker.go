@@ -49,7 +49,7 @@ const (
 )
 
 func (w *worker) init(l *Loader) {
-	n := len(l.layout.sizes)
+	n := len(l.host.sizes)
 	w.l = l
 	w.fields = make([][]byte, n, n+5) // a cache line longer
 	if l.batch != nil {
@@ -193,7 +193,7 @@ func (w *worker) guarded(ctx context.Context) (err error) {
 // source may change it.
 func (w *worker) readAll(ctx context.Context) error {
 	n := copy(w.list, w.s.indices[w.from:w.to])
-	w.s.samples(&w.l.layout, w.from, w.to, w.fields)
+	w.s.samples(&w.l.host, w.from, w.to, w.fields)
 	if err := w.l.batch.ReadBatch(ctx, w.list[:n], w.fields); err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (w *worker) try(ctx context.Context) error {
 		return nil
 	}
 	i := s.indices[w.at]
-	s.samples(&l.layout, w.at, w.at+1, w.fields)
+	s.samples(&l.host, w.at, w.at+1, w.fields)
 	if w.stage == reading || w.spoiled {
 		if err := l.src.Read(ctx, i, w.fields); err != nil {
 			return err
@@ -252,7 +252,7 @@ func (w *worker) finishClaim() (filled bool) {
 	if c.s.missing.Add(-int32(c.to-c.from)) > 0 {
 		return false
 	}
-	c.s.compact(&w.l.layout)
+	c.s.compact(&w.l.host)
 	w.e.filled <- c.s // never full
 	return true
 }

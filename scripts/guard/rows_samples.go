@@ -2,13 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/loader"
 )
 
 func init() {
-	register(row{name: "loader/own-source-past-caches/256", unit: "samples/s", target: 100 * time.Millisecond, prepare: load(256, 0, ownSourcePastCaches)})
+	const target = 100 * time.Millisecond
+	register(row{name: "loader/own-source-past-caches/256", unit: "samples/s", target: target, prepare: load(256, 0, ownSourcePastCaches)})
+	for _, batch := range []int{16, 256, 4096} {
+		register(row{name: fmt.Sprintf("loader/gathered/%d", batch), unit: "samples/s", target: target, twoCores: batch == 256, prepare: gathered(batch)})
+	}
 }
 
 // ownSourcePastCaches is ownSource that copies as the loader offers it.
@@ -18,4 +25,27 @@ func ownSourcePastCaches(f *fixture) (loader.Source, error) {
 		loader.Copy(sample[0], mem[i*sampleBytes:][:sampleBytes])
 		return nil
 	}), nil
+}
+
+// gathered is batches of pinned memory that the GPU gathers.
+func gathered(batch int) func(*fixture) (*task, error) {
+	return func(f *fixture) (*task, error) {
+		dev, err := f.device(0)
+		if err != nil {
+			return nil, err
+		}
+		pinned, err := hostmem.Alloc(f.ctx, dev, len(f.source()), hostmem.Options{})
+		if err != nil {
+			return nil, err
+		}
+		mem := pinned.Bytes()
+		inParallel(mem, func(part []byte, off int) { copy(part, f.source()[off:]) })
+		t, err := load(batch, 0, func(*fixture) (loader.Source, error) { return loader.Pinned([]int{sampleBytes}, mem) })(f)
+		if err != nil {
+			return nil, errors.Join(err, pinned.Close())
+		}
+		closeLoader := t.close
+		t.close = func() error { return errors.Join(closeLoader(), pinned.Close()) }
+		return t, nil
+	}
 }

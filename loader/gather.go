@@ -1,0 +1,136 @@
+package loader
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// Pinned returns a source as [Memory] does, of samples in pinned memory: bytes of a
+// [hostmem.Buffer], Registration, File or lease, which must stay open as long as the loader. Loaders of
+// [New] have the GPU gather their batches over the link, by a kernel on a few multiprocessors; the CPU
+// only writes lists of indices. So [Batch.Host] is nil, and [Batch.Offset] -1. Order, positions and all
+// else are those of other sources. Fields whose samples are a multiple of 16 bytes, and begin at
+// such an address, are quickest.
+//
+// The errors are those of Memory. New refuses memory that is not pinned by package hostmem, more
+// than 2^32 samples, and devices that cannot access host memory by its address
+// ([cudart.ErrUnsupported]). An epoch fails if the memory was closed meanwhile. With [NewHost], and within
+// a source that has methods of its own, it is like Memory.
+func Pinned(fields []int, data ...[]byte) (BatchSource, error) {
+	m, err := Memory(fields, data...)
+	if err != nil {
+		return nil, err
+	}
+	return pinnedMemory{m.(memory)}, nil
+}
+
+type pinnedMemory struct{ memory }
+
+// A gatherer launches the kernels that copy batches from pinned memory. Host memory of its loader has
+// lists of indices in place of samples.
+type gatherer struct {
+	data   []pinnedField
+	kernel *kernel.Blocks
+}
+
+// A pinnedField is a field of all samples.
+type pinnedField struct {
+	owner hostmem.Pinned
+	at    cudart.DevPtr
+}
+
+const (
+	// gatherProcessors is the number of multiprocessors of a kernel: four fill the link of an H200.
+	gatherProcessors = 4
+	// gatherWorkers write lists, each of some tens of millions of indices a second.
+	gatherWorkers = 2
+	indexBytes    = 4
+)
+
+// newGatherer finds the owners of the memory.
+func newGatherer(m pinnedMemory) (*gatherer, error) {
+	if m.Len() > math.MaxUint32 {
+		return nil, fmt.Errorf("the source has %d samples: the GPU gathers from at most %d", m.Len(), math.MaxUint32)
+	}
+	g := &gatherer{}
+	for f, data := range m.data {
+		owner, _, ok := hostmem.Find(data)
+		if !ok {
+			return nil, fmt.Errorf("field %d of the source: its %d bytes are not pinned, or not by package hostmem: hostmem.Register pins them, Memory takes them as they are", f, len(data))
+		}
+		g.data = append(g.data, pinnedField{owner, cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(data))))})
+	}
+	return g, nil
+}
+
+// open loads the kernel.
+func (g *gatherer) open(ctx context.Context, dev *cudart.Device) (err error) {
+	sameAddress, err := dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
+	if err != nil {
+		return err
+	}
+	if sameAddress == 0 {
+		return fmt.Errorf("%v cannot access host memory by its address: %w", dev, cudart.ErrUnsupported)
+	}
+	g.kernel, err = kernel.NewBlocks(ctx, dev)
+	return err
+}
+
+func (g *gatherer) close(ctx context.Context) error {
+	if g == nil || g.kernel == nil {
+		return nil
+	}
+	return g.kernel.CloseContext(ctx)
+}
+
+// queue queues the kernels that copy batches to slots, which are neighbours in memory. Full batches
+// without padding between them take one launch.
+func (g *gatherer) queue(l *Loader, slots []*slot) error {
+	together := len(l.layout.sizes) == 1 && l.layout.bytes == l.layout.samples*l.layout.sizes[0]
+	for len(slots) > 0 {
+		s, n := slots[0], 1
+		count := len(s.indices)
+		for together && count == n*l.layout.samples && n < len(slots) {
+			count += len(slots[n].indices)
+			n++
+		}
+		for f, size := range l.layout.sizes {
+			dst := kernel.BlockList{Base: s.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size}
+			src := kernel.BlockList{Base: g.data[f].at, Stride: size, Index: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(s.host))))}
+			err := l.buf.Use(l.stream, false, func() error {
+				return g.data[f].owner.Use(l.stream, false, func() error {
+					return g.kernel.Copy(l.stream, dst, src, size, count, gatherProcessors)
+				})
+			})
+			if err != nil {
+				return err
+			}
+		}
+		slots = slots[n:]
+	}
+	return nil
+}
+
+// indexLists is the BatchSource of the workers of a gatherer's loader: it writes the indices.
+type indexLists struct{ memory }
+
+var errIndices = errors.New("loader: memory for another number of indices")
+
+func (indexLists) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
+	list := samples[0]
+	if len(list) != indexBytes*len(indices) {
+		return errIndices
+	}
+	for at, i := range indices {
+		binary.NativeEndian.PutUint32(list[indexBytes*at:], uint32(i))
+	}
+	return nil
+}
