@@ -205,7 +205,7 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 		}
 		l.layout.block = max(1, min(maxCopy/layout.bytes, o.slots()/minBlocks))
 		l.host = l.layout.ofIndices()
-		l.batch = indexLists{pinned.memory}
+		l.batch = indexLists(pinned)
 	} else if m, ok := src.(memory); ok && dev != nil && layout.bytes <= maxGPUOnly {
 		m.gpuOnly = true
 		l.batch = m

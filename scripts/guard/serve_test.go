@@ -104,7 +104,7 @@ func TestRowsAboutFirstCallsAreMeasured(t *testing.T) {
 	}
 }
 
-// idle is a library whose copies and prefetches do nothing, and report success: all but cudaMemcpy, by which rows
+// idle is a library whose copies, prefetches and kernels do nothing, and report success: all but cudaMemcpy, by which rows
 // look at the bytes.
 type idle struct {
 	*cudasim.Sim
@@ -113,7 +113,7 @@ type idle struct {
 
 func (l idle) Symbol(name string) uintptr {
 	switch name {
-	case "cudaMemcpyAsync", "cudaMemcpyPeerAsync", "cudaMemcpyBatchAsync", "cudaMemPrefetchAsync", "cudaMemPrefetchBatchAsync":
+	case "cudaMemcpyAsync", "cudaMemcpyPeerAsync", "cudaMemcpyBatchAsync", "cudaMemPrefetchAsync", "cudaMemPrefetchBatchAsync", "cuLaunchKernel":
 		return l.noop
 	}
 	return l.Sim.Symbol(name)
