@@ -23,6 +23,8 @@ type benchFlags struct {
 	duration time.Duration
 	sizes    sizes
 	pid      int
+	watch    time.Duration
+	frames   frameFlags
 }
 
 func newBench(o *options, sys system) *cobra.Command {
@@ -77,6 +79,7 @@ this one. docs/reference.md says how to add it to the table.
 	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1MiB,4G: K, M and G are powers of 1024 (default: those of the experiment)")
 	flags.IntVar(&f.pid, "pid", 0, "process to read (memory only)")
 	named(flags, "pid", "number")
+	f.frames.register(cmd)
 	for _, name := range []string{"duration", "sizes", "pid"} {
 		complete(cmd, name)
 	}
@@ -102,7 +105,8 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 			return measure.Options{}, usagef("--pid is for pincheck bench %s alone", memoryExperiment)
 		}
 	}
-	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes}, nil
+	frames, err := f.frames.validate(cmd, chosen)
+	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, Frames: frames}, err
 }
 
 func experimentNames(all []measure.Experiment) []string {

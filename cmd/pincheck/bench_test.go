@@ -215,7 +215,7 @@ func TestBenchWrongUsage(t *testing.T) {
 		args string
 		says string
 	}{
-		{"bandwith", `unknown experiment "bandwith"; did you mean bandwidth? (experiments are bandwidth, memory and all)`},
+		{"bandwith", `unknown experiment "bandwith"; did you mean bandwidth? (experiments are bandwidth, memory, frames and all)`},
 		{"bandwidth nonsense", `unknown experiment "nonsense" (experiments are`},
 		{"bandwidth --sizes 0", `"0": must be at least 1 byte`},
 		{"bandwidth --sizes 64KB", `unknown unit "KB": units are`},
@@ -235,10 +235,27 @@ func TestBenchWrongUsage(t *testing.T) {
 		{"memory --pid 0", "--pid 0: must be the number of a process"},
 		{"bandwidth --device 0,7", "--device 7: there is no such GPU"},
 		{"bandwidth --device GPU-ffffffff", "--device GPU-ffffffff: there is no such GPU"},
+		{"bandwidth --batch 2", "--batch is for pincheck bench frames alone"},
+		{"frames memory --warmup 0", "--warmup is for pincheck bench frames alone"},
+		{"frames --batch 0", "--batch 0: must be at least 1"},
+		{"frames --batch -1", "--batch -1: must be at least 1"},
+		{"frames --batch many", `--batch "many": want a whole number`},
+		{"frames --shape 3x0", "--shape: want dimensions from 1 on, such as 3x3840x2160"},
+		{"frames --shape 3,3840,2160", "--shape: want dimensions from 1 on"},
+		{"frames --shape=", "--shape: want dimensions from 1 on"},
+		{"frames --shape 2147483647x2147483647x2147483647", "--shape 2147483647x2147483647x2147483647 of float32: a frame must be at most 1 TiB"},
+		{"frames --dtype float", "--dtype float: want uint8, int8"},
+		{"frames --batch 12000", "--batch 12000 of frames of 3x3840x2160 float32: must be at most 1 TiB"},
+		{"frames --repeats 0", "--repeats 0: must be from 1 to 100000"},
+		{"frames --warmup -1", "--warmup -1: must be from 0"},
+		{"frames --repeats 3 --duration 1s", "--repeats and --duration exclude each other"},
+		{"frames --batch 3 --sizes 4K", "--sizes excludes --batch, --shape and --dtype"},
 		{"--format json", "the list of experiments is text"},
 	} {
 		measuredNothing := true
-		got := call(t, benches(t, func() { measuredNothing = false }), append([]string{"bench"}, strings.Fields(c.args)...)...)
+		sys := benches(t, func() { measuredNothing = false })
+		sys.experiments = append(sys.experiments, counting("frames", func() { measuredNothing = false }))
+		got := call(t, sys, append([]string{"bench"}, strings.Fields(c.args)...)...)
 		assert.Equal(t, exitUsage, got.code, c.args)
 		assert.Contains(t, got.stderr, c.says, c.args)
 		assert.True(t, measuredNothing, c.args)
@@ -265,6 +282,32 @@ func TestBenchWrongUsage(t *testing.T) {
 	got = call(t, sys, "bench", "all")
 	assert.Equal(t, exitProblems, got.code)
 	assert.Regexp(t, `(?s)bandwidth\nAsked.*memory\nAsked.*Error +large: it takes`, got.stdout)
+}
+
+// The flags of frames reach the experiment; those that are not given leave it its own.
+func TestBenchFramesOfAShape(t *testing.T) {
+	t.Parallel()
+	none := 0
+	for args, want := range map[string]measure.Frames{
+		"":                  {},
+		"--batch 50":        {Batch: 50, Bytes: 3 * 3840 * 2160 * 4},
+		"--shape 3x224x224": {Bytes: 3 * 224 * 224 * 4},
+		"--dtype uint8":     {Bytes: 3 * 3840 * 2160},
+		"--batch 10 --shape 3x2x2 --dtype bfloat16 --repeats 100 --warmup 0": {Batch: 10, Bytes: 24, Repeats: 100, WarmUp: &none},
+	} {
+		var got measure.Frames
+		e := counting("frames", func() {})
+		plan := e.Plan
+		e.Plan = func(env measure.Env) ([]measure.Group, error) {
+			got = env.Frames
+			return plan(env)
+		}
+		sys := benches(t, func() {})
+		sys.experiments = []measure.Experiment{e}
+		out := call(t, sys, append([]string{"bench", "frames"}, strings.Fields(args)...)...)
+		assert.Equal(t, exitOK, out.code, "%s: %s", args, out.stderr)
+		assert.Equal(t, want, got, args)
+	}
 }
 
 func TestDeviceNames(t *testing.T) {

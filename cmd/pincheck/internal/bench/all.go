@@ -10,7 +10,7 @@ func All() []measure.Experiment {
 		memory,
 		alloc,
 		overlap(wall()),
-		frames(wall()),
+		frames(wall(), mapLocked),
 		loading(fullGrid, quickGrid),
 		files,
 		Calls(),

@@ -1,5 +1,6 @@
-// The experiment frames times a step that sends a batch of frames to a device and back, in four methods from
-// allocating everything anew to overlapped halves.
+// The experiment frames times a step that sends a batch of frames to a device and back, in methods from
+// allocating everything anew to overlapped halves. Memory that mlock and MAP_LOCKED keep resident is among them: it
+// is not pinned for CUDA.
 //
 //   - Clock: the host's, around the whole step.
 //   - round_trip: the batch's bytes in both directions, 2n, by that time.
@@ -8,6 +9,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,9 +34,14 @@ const (
 const (
 	framesAnew       = "allocated_anew"
 	framesPinned     = "pinned_source"
+	framesPageable   = "reused_pageable"
+	framesMlock      = "reused_mlock"
+	framesMapLocked  = "reused_map_locked"
 	framesReused     = "reused"
 	framesOverlapped = "overlapped"
 )
+
+var framesMethods = []string{framesAnew, framesPinned, framesPageable, framesMlock, framesMapLocked, framesReused, framesOverlapped}
 
 // framesStage is the key of the parts of a step.
 const framesStage = "stage"
@@ -56,11 +63,11 @@ const (
 )
 
 // frames sends batches of frames to the GPU and back, first as programs do that were not
-// written for speed, then better and better.
-func frames(now clock) measure.Experiment {
+// written for speed, then better and better. lock maps memory that stays resident, as mapLocked does.
+func frames(now clock, lock locker) measure.Experiment {
 	return measure.Experiment{
 		Name:     "frames",
-		Short:    "batches of frames to the GPU and back: allocated anew, pinned, reused, overlapped",
+		Short:    "batches of frames to the GPU and back: allocated anew, pinned, mlocked, reused, overlapped",
 		Question: "How fast does a batch of frames get to the GPU and back, and what makes it slow?",
 		Views: []result.View{
 			{Title: "Bytes both ways by wall time", Series: roundTrip, X: result.Method, Lines: []string{result.Device, result.Size}},
@@ -73,7 +80,7 @@ func frames(now clock) measure.Experiment {
 			var groups []measure.Group
 			for _, dev := range env.Devices {
 				for _, n := range batches(env, dev) {
-					groups = append(groups, framesGroups(env, dev, n, now)...)
+					groups = append(groups, framesGroups(env, dev, n, now, lock)...)
 				}
 			}
 			return groups, nil
@@ -82,33 +89,40 @@ func frames(now clock) measure.Experiment {
 	}
 }
 
+// frameOf returns the bytes of a frame.
+func frameOf(env measure.Env) int { return cmp.Or(env.Frames.Bytes, frameBytes) }
+
 // batches returns the bytes of the batches: those that were asked for, in whole frames if
 // they hold one, or as many frames as half of the memory has room for; less on a simulated
 // device.
 func batches(env measure.Env, dev *cudart.Device) []int {
+	frame := frameOf(env)
+	if env.Frames.Batch > 0 {
+		return []int{env.Frames.Batch * frame}
+	}
 	if len(env.Sizes) > 0 {
 		sizes := slices.Sorted(slices.Values(env.Sizes))
 		for i, n := range sizes {
-			if n > frameBytes {
-				sizes[i] = n / frameBytes * frameBytes
+			if n > frame {
+				sizes[i] = n / frame * frame
 			}
 		}
 		return slices.Compact(sizes)
 	}
 	if isSimulated(env) {
-		return []int{maxSimulated}
+		return []int{cmp.Or(env.Frames.Bytes, maxSimulated)}
 	}
 	count := batchFrames
 	if env.Quick {
 		count = quickFrames
 	}
 	if available, ok := hostmem.Available(); ok {
-		count = min(count, available/2/(2*frameBytes))
+		count = min(count, available/2/(2*frame))
 	}
 	if free, _, err := dev.MemInfo(); err == nil {
-		count = min(count, free/2/frameBytes)
+		count = min(count, free/2/frame)
 	}
-	return []int{max(count, 1) * frameBytes}
+	return []int{max(count, 1) * frame}
 }
 
 // A trip takes a batch to the GPU and back in one of the methods.
@@ -116,6 +130,7 @@ type trip struct {
 	resources
 	method string
 	n      int
+	lock   locker
 	up     *cudart.Stream
 	spent  map[string]time.Duration // in each part of the last step
 
@@ -136,26 +151,48 @@ func (t *trip) stages() []string {
 		return []string{stageDeviceAlloc, stageUpload, stageHostAlloc, stageDownload, stageRelease}
 	case framesPinned:
 		return []string{stageDeviceAlloc, stageUpload, stageHostAlloc, stageDownload, stageHostCopy, stageRelease}
-	case framesReused:
-		return []string{stageUpload, stageDownload}
+	case framesOverlapped:
+		return nil // they are not apart
 	}
-	return nil // they are not apart
+	return []string{stageUpload, stageDownload}
 }
 
 // reuses reports whether all memory is allocated once.
-func (t *trip) reuses() bool { return t.method == framesReused || t.method == framesOverlapped }
+func (t *trip) reuses() bool { return t.method != framesAnew && t.method != framesPinned }
+
+// kind returns the kind of the memory at both ends, or of the source alone if the other end is allocated anew.
+func (t *trip) kind() hostKind {
+	locked := func(way string) hostKind {
+		return hostKind{name: t.method, open: func(_ context.Context, w *resources, n int) (hostMemory, error) {
+			b, unmap, err := t.lock(n, way)
+			if err != nil {
+				return nil, err
+			}
+			w.onClose(unmap)
+			return asyncMemory(b), nil
+		}}
+	}
+	switch t.method {
+	case framesAnew, framesPageable:
+		return unpinnedAsync
+	case framesMlock:
+		return locked(byMlock)
+	case framesMapLocked:
+		return locked(byMapLocked)
+	}
+	return registered
+}
 
 func (t *trip) footprint() measure.Footprint {
-	footprint := measure.Footprint{Pinned: t.n, Device: t.n}
-	switch {
-	case t.method == framesAnew:
-		footprint = measure.Footprint{Pageable: 2 * t.n, Device: t.n}
-	case t.reuses():
-		footprint.Pinned *= 2
-	default:
-		footprint.Pageable = t.n
+	ends := measure.Footprint{Device: t.n}
+	for _, pinned := range []bool{t.kind().pinned, t.kind().pinned && t.reuses()} {
+		if pinned {
+			ends.Pinned += t.n
+		} else {
+			ends.Pageable += t.n
+		}
 	}
-	return footprint
+	return ends
 }
 
 // node returns the NUMA node of the pinned memory.
@@ -169,10 +206,7 @@ func (t *trip) node() (int, bool) {
 
 func (t *trip) open(ctx context.Context) (err error) {
 	t.onClose(t.releaseAnew)
-	kind := registered
-	if t.method == framesAnew {
-		kind = unpinnedAsync
-	}
+	kind := t.kind()
 	if t.source, err = kind.open(ctx, &t.resources, t.n); err != nil {
 		return err
 	}
@@ -188,7 +222,7 @@ func (t *trip) open(ctx context.Context) (err error) {
 	if t.mem, err = t.device(t.n); err != nil {
 		return err
 	}
-	if t.returned, err = registered.open(ctx, &t.resources, t.n); err != nil {
+	if t.returned, err = kind.open(ctx, &t.resources, t.n); err != nil {
 		return err
 	}
 	if err = t.up.Memset(t.mem, poison, t.n); err != nil {
@@ -246,14 +280,14 @@ func (t *trip) copy(ctx context.Context, direction string, m hostMemory) error {
 
 func (t *trip) step(ctx context.Context) error {
 	t.spent = make(map[string]time.Duration)
-	switch t.method {
-	case framesReused:
+	switch {
+	case t.method == framesOverlapped:
+		return t.overlapped(ctx)
+	case t.reuses():
 		if err := t.in(stageUpload, func() error { return t.copy(ctx, result.HostToDevice, t.source) }); err != nil {
 			return err
 		}
 		return t.in(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.returned) })
-	case framesOverlapped:
-		return t.overlapped(ctx)
 	}
 	return t.anew(ctx)
 }
@@ -341,17 +375,17 @@ func (t *trip) verify(ctx context.Context) error {
 
 // framesGroups are the methods on a batch of n bytes: a group each, because each has
 // memory of its own.
-func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups []measure.Group) {
+func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock, lock locker) (groups []measure.Group) {
 	// About what a step takes, at the few GB/s of new memory, or else of the link.
 	slow, fast := time.Duration(2*n/3), time.Duration(2*n/20)
-	for _, method := range []string{framesAnew, framesPinned, framesReused, framesOverlapped} {
-		t := &trip{resources: resources{dev: dev, now: now}, method: method, n: n}
+	for _, method := range framesMethods {
+		t := &trip{resources: resources{dev: dev, now: now}, method: method, n: n, lock: lock}
 		if method == framesOverlapped && n < 2 {
 			continue // there are no halves
 		}
 		labels := append(labelsOf(dev), result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
 		step := slow
-		if t.reuses() {
+		if t.reuses() && t.kind().pinned {
 			step = fast
 		}
 		c := measure.Case{
@@ -366,8 +400,14 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups
 			},
 			Verify: t.verify,
 		}
-		if method != framesAnew {
+		if t.kind().pinned {
 			c.Node = t.node
+		}
+		if repeats := env.Frames.Repeats; repeats > 0 {
+			c.MinSamples, c.Samples, c.Budget = repeats, repeats, time.Duration(repeats)*step
+		}
+		if env.Frames.WarmUp != nil {
+			c.WarmUp = *env.Frames.WarmUp
 		}
 		for _, stage := range t.stages() {
 			c.Also = append(c.Also, measure.Also{
@@ -376,36 +416,36 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock) (groups
 			})
 		}
 		groups = append(groups, measure.Group{
-			Name:      fmt.Sprintf("%s, %s, on device %d", batchText(n), strings.ReplaceAll(method, "_", " "), dev.Ordinal()),
-			Footprint: t.footprint(), Setup: setupTime(n) + step, Open: t.open, Close: t.close, Cases: []measure.Case{c},
+			Name:      fmt.Sprintf("%s, %s, on device %d", batchText(n, frameOf(env)), strings.ReplaceAll(method, "_", " "), dev.Ordinal()),
+			Footprint: t.footprint(), Setup: setupTime(n) + time.Duration(c.WarmUp)*step, Open: t.open, Close: t.close, Cases: []measure.Case{c},
 		})
 	}
 	return groups
 }
 
-// batchText describes a batch: 50 frames (4.98 GB).
-func batchText(n int) string {
+// batchText describes a batch of n bytes: 50 frames (4.98 GB).
+func batchText(n, frame int) string {
 	switch {
-	case n == frameBytes:
+	case n == frame:
 		return fmt.Sprintf("1 frame (%s)", units.Data(n))
-	case n%frameBytes == 0:
-		return fmt.Sprintf("%s (%s)", units.Things(n/frameBytes, "frame", "frames"), units.Data(n))
+	case n%frame == 0:
+		return fmt.Sprintf("%s (%s)", units.Things(n/frame, "frame", "frames"), units.Data(n))
 	}
 	return units.Bytes(n)
 }
 
 // explainFrames explains each gain, for the largest batch of each device.
-func explainFrames(_ measure.Env, b *result.Bench) []string {
-	return eachDevice(b, roundTrip, explainGains)
+func explainFrames(env measure.Env, b *result.Bench) []string {
+	return eachDevice(b, roundTrip, func(b *result.Bench) []string { return explainGains(b, frameOf(env)) })
 }
 
-func explainGains(b *result.Bench) (out []string) {
+func explainGains(b *result.Bench, frame int) (out []string) {
 	one := largestOf(b, roundTrip)
 	if one == nil {
 		return nil
 	}
 	by := make(map[string]*result.Series)
-	for _, method := range []string{framesAnew, framesPinned, framesReused, framesOverlapped} {
+	for _, method := range framesMethods {
 		by[method] = other(b, one, roundTrip, result.Method, method)
 	}
 	rate := func(s *result.Series) string { return units.Rate(s.Median) }
@@ -428,7 +468,7 @@ func explainGains(b *result.Bench) (out []string) {
 		return part / max(all, 1e-9)
 	}
 	if s := by[framesAnew]; s != nil {
-		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s.Labels)), rate(s))
+		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s.Labels), frame), rate(s))
 		if down, up := share(s, stageDownload), share(s, stageUpload); down > 0 && up > 0 {
 			text += fmt.Sprintf(" %s of the time is the download, whose target has no pages yet, %s the upload; CUDA stages both.", units.Share(down), units.Share(up))
 		}
@@ -440,6 +480,14 @@ func explainGains(b *result.Bench) (out []string) {
 			text += fmt.Sprintf(" The download still goes to new pageable memory (%s of the time), and from there the CPU copies it to the pinned one (%s).", units.Share(down), units.Share(copied))
 		}
 		out = append(out, text)
+	}
+	if s := by[framesPageable]; s != nil {
+		out = append(out, fmt.Sprintf("With pageable buffers at both ends that are used again it is %s%s: CUDA still stages every copy.", rate(s), gain(s, by[framesAnew])))
+	}
+	for _, locked := range []struct{ method, name string }{{framesMlock, "mlock"}, {framesMapLocked, "MAP_LOCKED"}} {
+		if s := by[locked.method]; s != nil {
+			out = append(out, fmt.Sprintf("With memory of %s in their place it is %s%s: it stays resident, but it is not pinned for CUDA, which stages its copies.", locked.name, rate(s), gain(s, by[framesPageable])))
+		}
 	}
 	if s := by[framesReused]; s != nil {
 		out = append(out, fmt.Sprintf("With pinned buffers at both ends that are used again, and so the device memory, it is %s%s: nothing is allocated, and nothing is staged.", rate(s), gain(s, by[framesPinned])))

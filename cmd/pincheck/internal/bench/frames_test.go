@@ -15,14 +15,20 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
+// lockedFreely maps memory as on a host without a limit of locked memory.
+func lockedFreely(n int, _ string) ([]byte, func() error, error) { return fresh(n) }
+
 func TestFramesMeasuresTheLinkModel(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
 	const n = 4 << 20
-	b := runAll(t, frames(simClock(t, dev)), short(dev, n))
+	b := runAll(t, frames(simClock(t, dev), lockedFreely), short(dev, n))
 	for method, rate := range map[string]float64{
 		framesAnew:       2 / (1.0/5 + 1.0/4),
 		framesPinned:     2 / (1.0/20 + 1.0/4),
+		framesPageable:   2 / (1.0/5 + 1.0/4),
+		framesMlock:      2 / (1.0/5 + 1.0/4),
+		framesMapLocked:  2 / (1.0/5 + 1.0/4),
 		framesReused:     2 / (1.0/20 + 1.0/10),
 		framesOverlapped: 2 / (1.0 / 10), // the slower direction, always busy
 	} {
@@ -37,22 +43,25 @@ func TestFramesMeasuresTheLinkModel(t *testing.T) {
 		}
 		assert.Equal(t, method == framesPinned, b.Find(stageTime, s.Labels.With(framesStage, stageHostCopy)...) != nil, method)
 	}
-	require.Len(t, b.Answers, 5)
+	require.Len(t, b.Answers, 8)
 	assert.Contains(t, b.Answers[0], "A batch of 4 MiB gets to the GPU and back at 4.4")
 	assert.Contains(t, b.Answers[0], " of the time is the download, whose target has no pages yet, ")
 	assert.Contains(t, b.Answers[1], "1.5 times as fast as allocated anew. The download still goes to new pageable memory (")
-	assert.Contains(t, b.Answers[2], " 2.0 times as fast as pinned source")
-	assert.Contains(t, b.Answers[3], "1.5 times as fast as reused: the link carries both directions at once.")
-	assert.Contains(t, b.Answers[4], "From the first to the last that is ")
+	assert.Contains(t, b.Answers[2], "With pageable buffers at both ends that are used again it is 4.4")
+	assert.Contains(t, b.Answers[3], "With memory of mlock in their place it is 4.4")
+	assert.Contains(t, b.Answers[4], "1.0 times as fast as reused pageable: it stays resident, but it is not pinned for CUDA, which stages its copies.")
+	assert.Contains(t, b.Answers[5], " 2.0 times as fast as pinned source")
+	assert.Contains(t, b.Answers[6], "1.5 times as fast as reused: the link carries both directions at once.")
+	assert.Contains(t, b.Answers[7], "From the first to the last that is ")
 }
 
 // What each method allocates in a step: the point of the experiment.
 func TestFramesAllocatesWhereItSays(t *testing.T) {
 	t.Parallel()
-	for method, mallocs := range map[string]int{framesAnew: 1, framesPinned: 1, framesReused: 0, framesOverlapped: 0} {
+	for method, mallocs := range map[string]int{framesAnew: 1, framesPinned: 1, framesPageable: 0, framesMlock: 0, framesReused: 0, framesOverlapped: 0} {
 		t.Run(method, func(t *testing.T) {
 			sim, dev := slowSim(t)
-			f := &trip{resources: resources{dev: dev, now: wall()}, method: method, n: 100_001}
+			f := &trip{resources: resources{dev: dev, now: wall()}, method: method, n: 100_001, lock: lockedFreely}
 			defer func() {
 				assert.NoError(t, f.close())
 				assert.Zero(t, sim.Outstanding().DeviceAllocs)
@@ -104,7 +113,7 @@ func TestOverlappedHalvesKeepTheirOrder(t *testing.T) {
 
 func TestFramesInterruptedAnywhere(t *testing.T) {
 	t.Parallel()
-	interruptAnywhere(t, func(*cudart.Device) measure.Experiment { return frames(wall()) }, 5000)
+	interruptAnywhere(t, func(*cudart.Device) measure.Experiment { return frames(wall(), lockedFreely) }, 5000)
 }
 
 func TestBatchesFitTheMemory(t *testing.T) {
@@ -120,15 +129,49 @@ func TestBatchesFitTheMemory(t *testing.T) {
 	assert.Equal(t, []int{1, frameBytes - 1, frameBytes, 3 * frameBytes},
 		batches(measure.Env{Options: measure.Options{Sizes: []int{1, frameBytes, 3 * frameBytes, 4*frameBytes - 1, frameBytes - 1}}}, dev))
 	for n, want := range map[int]string{frameBytes: "1 frame (99.5 MB)", 50 * frameBytes: "50 frames (4.98 GB)", 1 << 20: "1 MiB"} {
-		assert.Equal(t, want, batchText(n))
+		assert.Equal(t, want, batchText(n, frameBytes))
 	}
-	e := frames(wall())
+	e := frames(wall(), lockedFreely)
 	_, footprint, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{1 << 20}}})
 	require.NoError(t, err)
 	assert.Equal(t, measure.Footprint{Pinned: 2 << 20, Pageable: 2 << 20, Device: 1 << 20}, footprint)
 	full, _, err := measure.Estimate(e, measure.Env{Devices: []*cudart.Device{dev}, Options: measure.Options{Sizes: []int{frameBytes}}})
 	require.NoError(t, err)
-	assert.Less(t, full, time.Second)
+	assert.Less(t, full, 2*time.Second)
+}
+
+func TestFramesAreOfTheAskedShape(t *testing.T) {
+	t.Parallel()
+	_, dev := slowSim(t)
+	none := 0
+	env := short(dev)
+	env.Frames = measure.Frames{Batch: 3, Bytes: 1000, Repeats: 5, WarmUp: &none}
+	b := runAll(t, frames(wall(), lockedFreely), env)
+	all := b.Select(result.View{Series: roundTrip})
+	require.Len(t, all, len(framesMethods))
+	for _, s := range all {
+		assert.Equal(t, 3000, sizeOf(s.Labels))
+		assert.Len(t, s.Samples, 5)
+		assert.True(t, s.Verified)
+	}
+	assert.Contains(t, b.Answers[0], "A batch of 3 frames (3 kB)")
+
+	env.Frames = measure.Frames{Bytes: 12345}
+	assert.Equal(t, []int{12345}, batches(env, dev), "a simulated device copies one frame")
+	assert.Equal(t, []int{12345 * 2}, batches(measure.Env{Options: measure.Options{Sizes: []int{30000}, Frames: env.Frames}}, dev))
+	env.Frames.Batch = 1 << 40 / 12345
+	_, _, err := measure.Estimate(frames(wall(), lockedFreely), env)
+	require.ErrorContains(t, err, "of host memory, and")
+
+	// The calls that a series takes are those that were asked for.
+	sim, dev := slowSim(t)
+	env.Devices, env.Frames = []*cudart.Device{dev}, measure.Frames{Batch: 1, Bytes: 4096, Repeats: 2, WarmUp: &none}
+	groups := framesGroups(env, dev, 4096, wall(), lockedFreely)
+	before := sim.Calls("cudaMalloc")
+	one := frames(wall(), lockedFreely)
+	one.Plan = func(measure.Env) ([]measure.Group, error) { return groups[:1], nil }
+	runAll(t, one, env)
+	assert.Equal(t, 2, sim.Calls("cudaMalloc")-before, "each sample allocates once, and none was discarded")
 }
 
 func TestFramesExplainsOnlyWhatIsThere(t *testing.T) {

@@ -221,3 +221,13 @@ func (m prefetchedMemory) CopyToDevice(_ context.Context, s *cudart.Stream, _ cu
 func (m prefetchedMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, _ cudart.DevPtr, off, n int) error {
 	return m.prefetch(s, off, n, cudart.Location{Kind: cudart.LocationHost})
 }
+
+// A locker maps n bytes that the kernel keeps resident in one of two ways. Where RLIMIT_MEMLOCK forbids it, the
+// error wraps errors.ErrUnsupported.
+type locker func(n int, way string) (b []byte, unmap func() error, err error)
+
+// The ways of a locker, named as the calls are.
+const (
+	byMlock     = "mlock"
+	byMapLocked = "mmap with MAP_LOCKED"
+)

@@ -3,11 +3,15 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/units"
 )
 
 // mapPlain maps n bytes of ordinary memory, none of them resident, on base pages (mmap,
@@ -19,6 +23,42 @@ func mapPlain(n int) (b []byte, unmap func() error, err error) {
 	}
 	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE) // kernels without huge pages refuse it
 	return b, func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }, nil
+}
+
+// mapLocked maps n bytes of ordinary memory that the kernel keeps resident: see locker.
+func mapLocked(n int, way string) (b []byte, unmap func() error, err error) {
+	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	if way == byMapLocked {
+		flags |= unix.MAP_LOCKED
+	}
+	b, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, flags)
+	if err != nil {
+		return nil, nil, lockFailed(way, err)
+	}
+	unmap = func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }
+	if way == byMlock {
+		if err = unix.Mlock(b); err != nil {
+			return nil, nil, errors.Join(lockFailed(way, err), unmap())
+		}
+	}
+	return b, unmap, nil
+}
+
+// lockFailed is the error of memory that was not locked. It wraps errors.ErrUnsupported where RLIMIT_MEMLOCK is finite: these
+// errors of the kernel are those of the limit then (ENOMEM, EAGAIN, EPERM).
+func lockFailed(way string, err error) error {
+	var limit unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) // it fails for invalid arguments only
+	return lockLimited(way, err, limit.Cur)
+}
+
+func lockLimited(way string, err error, limit uint64) error {
+	limited := errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EPERM)
+	if !limited || limit >= math.MaxInt { // unlimited
+		return fmt.Errorf("%s: %w", way, err)
+	}
+	return fmt.Errorf("%s: %w: RLIMIT_MEMLOCK is %s: raise it (ulimit -l), or take a smaller batch (--batch, --shape): %w",
+		way, err, units.Bytes(int(limit)), errors.ErrUnsupported)
 }
 
 // mapForReading maps a file's first n bytes (mmap, MAP_PRIVATE), as most loaders of weights

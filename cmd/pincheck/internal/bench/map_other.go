@@ -9,6 +9,8 @@ import (
 
 func mapPlain(int) ([]byte, func() error, error) { return nil, nil, errors.ErrUnsupported }
 
+func mapLocked(int, string) ([]byte, func() error, error) { return nil, nil, errors.ErrUnsupported }
+
 func mapForReading(*os.File, int) ([]byte, func() error, error) {
 	return nil, nil, errors.ErrUnsupported
 }

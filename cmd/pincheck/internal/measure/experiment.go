@@ -42,6 +42,16 @@ type Options struct {
 	Duration time.Duration
 	// Sizes replace the plan's sizes of copies, in bytes.
 	Sizes []int
+	// Frames shape batches of frames.
+	Frames Frames
+}
+
+// Frames are batches of frames, and how often each is copied. Zeros keep those of the plan.
+type Frames struct {
+	Batch   int  // frames of a batch
+	Bytes   int  // of a frame
+	Repeats int  // samples
+	WarmUp  *int // samples to discard first
 }
 
 // A Group is a list of cases that share memory. One group is open at a time.
