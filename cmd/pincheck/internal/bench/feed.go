@@ -1,5 +1,6 @@
 // Feeds of the experiment loader: a data set whose samples wait, compute or are in memory, and the two ways to
-// bring its batches to a device: package loader, and a plain reader with goroutines and a channel, as DataLoader has it.
+// bring its batches to a device or to host memory: package loader, and a plain reader, as DataLoader has it: goroutines
+// and a channel, or the loop itself.
 
 package bench
 
@@ -70,14 +71,14 @@ func floats(b []byte) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }
 
-// A feed brings batches of samples to the device.
+// A feed brings batches of samples to the device, or to host memory alone.
 type feed interface {
 	// next brings the next batch to the device, for work that is queued on the stream
 	// from now on, and returns how long the caller waited for it. The batch before
 	// the last one must be done with.
 	next(ctx context.Context) (time.Duration, error)
-	// last returns where on the device the last batch is, and its samples.
-	last() (p cudart.DevPtr, indices []int)
+	// read copies the last batch from where it was brought, and returns its samples.
+	read(to []byte) (indices []int, err error)
 	// waited counts time in which the caller waited for copies that next had queued.
 	waited(time.Duration)
 	// bound returns the stage that the others wait for, and the share of the time so
@@ -86,34 +87,39 @@ type feed interface {
 	close(ctx context.Context) error
 }
 
-// A pinnedFeed is a loader.
-type pinnedFeed struct {
-	l        *loader.Loader
-	pull     func() (*loader.Batch, error, bool)
-	stop     func()
-	now      clock
-	stream   *cudart.Stream
-	blocking bool
-	batch    *loader.Batch
-	copying  time.Duration // in which the caller waited for copies
+// A loaderFeed is a loader.
+type loaderFeed struct {
+	resources // the memory of a loader without a device
+	l         *loader.Loader
+	pull      func() (*loader.Batch, error, bool)
+	stop      func()
+	stream    *cudart.Stream
+	copies    string
+	batch     *loader.Batch
+	copying   time.Duration // in which the caller waited for copies
 }
 
-// newPinnedFeed starts a loader, until ctx ends or the feed is closed.
-func newPinnedFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (*pinnedFeed, error) {
-	l, err := loader.New(ctx, w.dev, src, loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: pinnedAhead, Label: "bench"})
-	if err != nil {
-		return nil, err
+// newLoaderFeed starts a loader, until ctx ends or the feed is closed.
+func newLoaderFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (f *loaderFeed, err error) {
+	f = &loaderFeed{resources: resources{dev: w.dev, now: w.now}, stream: stream, copies: s.copies}
+	o := loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: s.prefetch, Label: "bench"}
+	if s.copies == noCopies {
+		f.l, err = loader.NewHost(src, o, func(n int) ([]byte, error) { return f.pageable(n) })
+	} else {
+		f.l, err = loader.New(ctx, w.dev, src, o)
 	}
-	f := &pinnedFeed{l: l, now: w.now, stream: stream, blocking: !s.nonBlocking}
-	f.pull, f.stop = iter.Pull2(l.Batches(ctx))
+	if err != nil {
+		return nil, errors.Join(err, f.resources.close())
+	}
+	f.pull, f.stop = iter.Pull2(f.l.Batches(ctx))
 	return f, nil
 }
 
-// pinnedAhead is the number of batches that a loader fills ahead of the loop, as many as it does by
+// defaultPrefetch is the number of batches that a loader fills ahead of the loop, as many as it does by
 // itself for batches of a MiB.
-const pinnedAhead = 64
+const defaultPrefetch = 64
 
-func (f *pinnedFeed) next(ctx context.Context) (time.Duration, error) {
+func (f *loaderFeed) next(ctx context.Context) (time.Duration, error) {
 	began := f.now()
 	b, err, ok := f.pull()
 	switch {
@@ -123,10 +129,13 @@ func (f *pinnedFeed) next(ctx context.Context) (time.Duration, error) {
 		return 0, errors.New("the loader has no more batches")
 	}
 	f.batch = b
+	if f.copies == noCopies {
+		return f.now() - began, nil
+	}
 	if err := b.Use(f.stream); err != nil {
 		return 0, err
 	}
-	if f.blocking {
+	if f.copies == blockingText {
 		requestedAt := f.now()
 		if err := b.Wait(ctx); err != nil {
 			return 0, err
@@ -136,12 +145,19 @@ func (f *pinnedFeed) next(ctx context.Context) (time.Duration, error) {
 	return f.now() - began, nil
 }
 
-func (f *pinnedFeed) last() (cudart.DevPtr, []int) { return f.batch.Field(0), f.batch.Indices() }
-func (f *pinnedFeed) waited(d time.Duration)       { f.copying += d }
+func (f *loaderFeed) read(to []byte) ([]int, error) {
+	if f.copies == noCopies {
+		copy(to, f.batch.Host(0))
+		return f.batch.Indices(), nil
+	}
+	return f.batch.Indices(), f.dev.CopyToHost(unsafe.Pointer(&to[0]), f.batch.Field(0), len(to))
+}
+
+func (f *loaderFeed) waited(d time.Duration) { f.copying += d }
 
 // bound is the loader's bottleneck, except that the loop's body is not the consumer while
 // it waits for copies.
-func (f *pinnedFeed) bound() (loader.Stage, float64) {
+func (f *loaderFeed) bound() (loader.Stage, float64) {
 	st := f.l.Stats()
 	share := func(d time.Duration) float64 {
 		return min(d.Seconds()/max(st.Elapsed, 1).Seconds(), 1)
@@ -158,56 +174,60 @@ func (f *pinnedFeed) bound() (loader.Stage, float64) {
 	}
 }
 
-func (f *pinnedFeed) close(ctx context.Context) error {
+func (f *loaderFeed) close(ctx context.Context) error {
 	f.stop()
-	return f.l.CloseContext(ctx)
+	if err := f.l.CloseContext(ctx); err != nil {
+		return err
+	}
+	return f.resources.close()
 }
 
-// A plainFeed is what programs do without a loader: goroutines fill batches in memory
-// that is not pinned, a channel brings them to the loop, and the loop copies them.
+// A plainFeed is what programs do without a loader: goroutines fill batches, a channel brings them
+// to the loop, and the loop copies them. Without goroutines the loop fills them, too.
 type plainFeed struct {
 	resources
-	src      loader.Source
-	batch    int // samples
-	blocking bool
-	stream   *cudart.Stream
+	setting
+	src    loader.Source
+	batch  int // samples
+	stream *cudart.Stream
 
+	mem                   hostMemory // of all batches
 	free, full            chan *plainBatch
 	claimed               atomic.Int64 // samples
 	reading, transforming atomic.Int64 // ns
-	workers               sync.WaitGroup
+	running               sync.WaitGroup
 	cancel                context.CancelFunc
 
 	halves  [2]turn // in turn
 	at      int     // of turns, the last one
 	began   time.Duration
-	waiting time.Duration // for the workers
+	waiting time.Duration // for samples
 	copying time.Duration
 }
 
-// A plainBatch is host memory of a batch.
+// A plainBatch is a part of the host memory.
 type plainBatch struct {
-	mem  asyncMemory
+	off  int // bytes
 	from int // its first sample
 }
 
 // A turn is a batch on the device.
 type turn struct {
-	mem   cudart.DevPtr
-	batch *plainBatch // that it was copied from, or nil
+	mem   cudart.DevPtr // nil without copies
+	batch *plainBatch   // that it was copied from, or nil
 }
 
 // newPlainFeed starts the workers. After an error the feed is closed.
-func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (*plainFeed, error) {
+func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (f *plainFeed, err error) {
 	count := plainBatches(s.workers)
-	f := &plainFeed{
-		resources: resources{dev: w.dev, now: w.now}, src: src, batch: batch, blocking: !s.nonBlocking, stream: stream,
+	f = &plainFeed{
+		resources: resources{dev: w.dev, now: w.now}, setting: s, src: src, batch: batch, stream: stream,
 		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
 	}
 	n := batch * oneSample
-	mem, err := f.pageable(count * n)
+	f.mem, err = s.kind().open(ctx, &f.resources, count*n)
 	for i := range f.halves {
-		if err == nil {
+		if err == nil && s.copies != noCopies {
 			f.halves[i].mem, err = f.device(n)
 		}
 	}
@@ -215,11 +235,11 @@ func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *
 		return nil, errors.Join(err, f.resources.close())
 	}
 	for i := range count {
-		f.free <- &plainBatch{mem: mem[i*n : (i+1)*n]}
+		f.free <- &plainBatch{off: i * n}
 	}
 	ctx, f.cancel = context.WithCancel(ctx)
 	for range s.workers {
-		f.workers.Go(func() { f.work(ctx) })
+		f.running.Go(func() { f.work(ctx) })
 	}
 	return f, nil
 }
@@ -233,7 +253,6 @@ func plainBatches(workers int) int { return ahead(workers) + workers + 2 }
 
 // work fills batches until ctx ends.
 func (f *plainFeed) work(ctx context.Context) {
-	transform, _ := f.src.(loader.Transformer)
 	for {
 		var b *plainBatch
 		select {
@@ -241,18 +260,8 @@ func (f *plainFeed) work(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		b.from = int(f.claimed.Add(int64(f.batch))) - f.batch
-		began := time.Now()
-		if f.each(ctx, b, f.src.Read) != nil {
+		if f.fill(ctx, b) != nil {
 			return
-		}
-		read := time.Now()
-		f.reading.Add(int64(read.Sub(began)))
-		if transform != nil {
-			if f.each(ctx, b, transform.Transform) != nil {
-				return
-			}
-			f.transforming.Add(int64(time.Since(read)))
 		}
 		select {
 		case f.full <- b:
@@ -262,20 +271,40 @@ func (f *plainFeed) work(ctx context.Context) {
 	}
 }
 
+// fill reads the next samples, and transforms them.
+func (f *plainFeed) fill(ctx context.Context, b *plainBatch) error {
+	b.from = int(f.claimed.Add(int64(f.batch))) - f.batch
+	began := time.Now()
+	if err := f.each(ctx, b, f.src.Read); err != nil {
+		return err
+	}
+	read := time.Now()
+	f.reading.Add(int64(read.Sub(began)))
+	transform, ok := f.src.(loader.Transformer)
+	if !ok {
+		return nil
+	}
+	err := f.each(ctx, b, transform.Transform)
+	f.transforming.Add(int64(time.Since(read)))
+	return err
+}
+
 // each calls do for each sample of a batch, until ctx ends.
 func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Context, int, [][]byte) error) error {
 	var sample [1][]byte
 	for i := range f.batch {
-		if err := ctx.Err(); err != nil {
+		if err := bounded.Ended(ctx); err != nil {
 			return err
 		}
-		sample[0] = b.mem[i*oneSample : (i+1)*oneSample]
+		sample[0] = f.bytes(b)[i*oneSample : (i+1)*oneSample]
 		if err := do(ctx, b.from+i, sample[:]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+func (f *plainFeed) bytes(b *plainBatch) []byte { return f.mem.Bytes()[b.off:][:f.batch*oneSample] }
 
 func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 	f.at = 1 - f.at
@@ -285,20 +314,25 @@ func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 		t.batch = nil
 	}
 	began := f.now()
-	select {
-	case t.batch = <-f.full:
-	case <-ctx.Done():
-		return 0, bounded.Ended(ctx)
-	}
-	got := f.now()
-	from := t.batch.mem
-	var err error
-	if f.blocking {
-		if err = f.stream.CopyPageableToDevice(t.mem, unsafe.Pointer(&from[0]), len(from)); err == nil {
-			err = f.stream.SynchronizeBlocking()
+	if f.workers == 0 {
+		t.batch = <-f.free
+		if err := f.fill(ctx, t.batch); err != nil {
+			return 0, err
 		}
 	} else {
-		err = from.CopyToDevice(ctx, f.stream, t.mem, 0, len(from))
+		select {
+		case t.batch = <-f.full:
+		case <-ctx.Done():
+			return 0, bounded.Ended(ctx)
+		}
+	}
+	got := f.now()
+	var err error
+	if f.copies != noCopies {
+		err = f.mem.CopyToDevice(ctx, f.stream, t.mem, t.batch.off, f.batch*oneSample)
+	}
+	if err == nil && f.copies == blockingText {
+		err = f.stream.SynchronizeBlocking()
 	}
 	done := f.now()
 	f.waiting += got - began
@@ -306,13 +340,17 @@ func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 	return done - began, err
 }
 
-func (f *plainFeed) last() (cudart.DevPtr, []int) {
+func (f *plainFeed) read(to []byte) ([]int, error) {
 	t := f.halves[f.at]
 	indices := make([]int, f.batch)
 	for i := range indices {
 		indices[i] = t.batch.from + i
 	}
-	return t.mem, indices
+	if f.copies == noCopies {
+		copy(to, f.bytes(t.batch))
+		return indices, nil
+	}
+	return indices, f.dev.CopyToHost(unsafe.Pointer(&to[0]), t.mem, len(to))
 }
 
 func (f *plainFeed) waited(d time.Duration) { f.copying += d }
@@ -336,12 +374,12 @@ func (f *plainFeed) bound() (loader.Stage, float64) {
 // close ends the workers. The stream must be done with the copies.
 func (f *plainFeed) close(context.Context) error {
 	f.cancel()
-	f.workers.Wait()
+	f.running.Wait()
 	return f.resources.close()
 }
 
 var (
-	_ feed               = (*pinnedFeed)(nil)
+	_ feed               = (*loaderFeed)(nil)
 	_ feed               = (*plainFeed)(nil)
 	_ loader.Transformer = computed{}
 )

@@ -1,5 +1,6 @@
-// The experiment loader times a training loop that consumes batches of samples: by workers, pinned or pageable
-// memory, blocking copies, and work of the GPU, for sources in memory, that wait, and that compute.
+// The experiment loader times a training loop that consumes batches of samples, for sources in memory, that compute, and
+// that wait as well. Series differ in one factor: workers, pinned or pageable memory, package loader or a plain reader,
+// copies that block, do not, or are left out, work of the GPU, and batches filled ahead.
 //
 //   - Clock: the host's, from the first batch of a window until the stream has completed the last one.
 //   - samples: samples of all batches by that time. waited_share: time in which the loop waited for a batch on the
@@ -10,7 +11,6 @@ package bench
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,11 +33,14 @@ const (
 	waitedShare   = "waited_share" // of the loop's time, for a batch on the device
 	cpuPerMillion = "cpu_per_million_samples"
 	boundBy       = "bound_by" // share of the time for which the stage accounts
+	prefetchRate  = "samples_by_prefetch"
 )
 
 // Keys and values of the labels of loader.
 const (
 	sourceKey    = "source"
+	readerKey    = "reader"
+	prefetchKey  = "prefetch"
 	workersKey   = "workers"
 	copiesKey    = "copies"
 	gpuWorkKey   = "gpu_work"
@@ -45,19 +48,23 @@ const (
 	stageKey     = "stage"
 	blockingText = "blocking"
 	nonBlocking  = "non_blocking"
+	noCopies     = "none" // the batches stay in host memory
+
+	byLoader = "loader" // package loader
+	byPlain  = "plain"
 
 	fromMemory = "memory"
-	fromIO     = "io"
 	fromCPU    = "cpu"
 	fromBoth   = "io_and_cpu"
 )
 
 // A grid has the settings that are measured, and their times.
 type grid struct {
-	workers        []int
+	workers        []int // 0: the loop reads for itself
+	prefetch       []int // batches ahead of the loop
 	sources        []string
 	dataBytes      int
-	batch, ioBatch int           // samples; those that wait come in small batches, so that one takes no longer than the others
+	batch, ioBatch int           // samples; ioBatch of those that wait
 	delay          time.Duration // of a sample that waits
 	window         time.Duration // of a sample of the measurement, or a batch of each worker
 	budget         time.Duration // of a setting
@@ -65,26 +72,37 @@ type grid struct {
 
 var (
 	fullGrid = grid{
-		workers: []int{1, 2, 4, 8}, sources: []string{fromMemory, fromIO, fromCPU, fromBoth}, dataBytes: 256 << 20,
-		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 160 * time.Millisecond,
+		workers: []int{0, 2, 4, 8}, prefetch: []int{1, 4, 16, 64}, sources: []string{fromMemory, fromCPU, fromBoth}, dataBytes: 256 << 20,
+		batch: 256, ioBatch: 256, delay: 2 * time.Millisecond, window: 20 * time.Millisecond, budget: 160 * time.Millisecond,
 	}
 	quickGrid = grid{
-		workers: []int{1, 4}, sources: []string{fromMemory, fromBoth}, dataBytes: 64 << 20,
-		batch: 256, ioBatch: 8, delay: 2 * time.Millisecond, window: 10 * time.Millisecond, budget: 100 * time.Millisecond,
+		workers: []int{0, 4}, prefetch: []int{1, 64}, sources: []string{fromMemory, fromBoth}, dataBytes: 64 << 20,
+		batch: 256, ioBatch: 16, delay: 2 * time.Millisecond, window: 10 * time.Millisecond, budget: 100 * time.Millisecond,
 	}
 )
 
 // A setting is a point of the grid.
 type setting struct {
-	workers              int
-	memory               string
-	nonBlocking, gpuWork bool
+	workers        int
+	reader, memory string
+	copies         string
+	gpuWork        bool
+	prefetch       int // of package loader
 }
 
-// loading measures batches of samples on their way to the GPU: the grid of settings of
-// PyTorch's DataLoader. Pinned memory is that of package loader, the rest of a plain
-// reader. DataLoader's 0 workers, by which the loop itself reads, has no counterpart: 1
-// is the nearest.
+// kind returns the kind of a plain reader's memory.
+func (s setting) kind() hostKind {
+	switch {
+	case s.memory == inPinned:
+		return registered
+	case s.copies == blockingText:
+		return unpinned
+	}
+	return unpinnedAsync
+}
+
+// loading measures batches of samples on their way to the GPU, in settings of PyTorch's DataLoader.
+// With 0 workers the loop itself reads, which package loader has no counterpart of.
 func loading(full, quick grid) measure.Experiment {
 	var views []result.View
 	for _, q := range []struct{ title, series string }{
@@ -93,16 +111,17 @@ func loading(full, quick grid) measure.Experiment {
 	} {
 		for _, source := range full.sources {
 			v := result.View{Title: q.title + ", " + sourceTexts[source], Series: q.series, Where: result.Labels{{Key: sourceKey, Value: source}},
-				X: workersKey, Lines: []string{result.Memory, copiesKey, gpuWorkKey}}
+				X: workersKey, Lines: []string{readerKey, result.Memory, copiesKey, gpuWorkKey}}
 			if q.series == boundBy {
 				v.Lines = append(v.Lines, stageKey)
 			}
 			views = append(views, v)
 		}
 	}
+	views = append(views, result.View{Title: "Samples a second by batches ahead of the loop, " + sourceTexts[fromMemory], Series: prefetchRate, X: prefetchKey})
 	return measure.Experiment{
 		Name:     "loader",
-		Short:    "batches of samples: workers, pinned memory, non-blocking copies, GPU work, I/O and CPU work",
+		Short:    "batches of samples: workers, pinned memory, non-blocking copies, GPU work, prefetch, I/O and CPU work",
 		Question: "How many samples a second reach the GPU, and which of workers, pinned memory and non-blocking copies matters when?",
 		Views:    views,
 		Plan: func(env measure.Env) ([]measure.Group, error) {
@@ -117,20 +136,25 @@ func loading(full, quick grid) measure.Experiment {
 			for _, source := range g.sources {
 				groups = append(groups, g.group(env.Devices[0], source))
 			}
-			groups[0].Notes = onFirst(env, "a loader feeds one GPU, and others are no different")
+			groups[0].Notes = both(onFirst(env, "a loader feeds one GPU, and others are no different"), persistent)
 			return groups, nil
 		},
 		Explain: explainLoading,
 	}
 }
 
+// persistent says why there is no factor of persistent workers.
+func persistent() []string {
+	return []string{"persistent workers are no factor: those of package loader are goroutines that live as long as the loader, and an epoch starts none"}
+}
+
 var sourceTexts = map[string]string{
-	fromMemory: "samples in memory", fromIO: "samples that wait for I/O", fromCPU: "samples that are computed", fromBoth: "samples that wait for I/O and are computed",
+	fromMemory: "samples in memory", fromCPU: "samples that are computed", fromBoth: "samples that wait for I/O and are computed",
 }
 
 // waits reports whether a source's samples wait, and computes whether they are computed.
-func waits(source string) bool    { return source == fromIO || source == fromBoth }
-func computes(source string) bool { return source == fromCPU || source == fromBoth }
+func waits(source string) bool    { return source == fromBoth }
+func computes(source string) bool { return source != fromMemory }
 
 // batchOf returns the samples of a source's batches.
 func (g *grid) batchOf(source string) int {
@@ -140,17 +164,31 @@ func (g *grid) batchOf(source string) int {
 	return g.batch
 }
 
-// settings returns all places of the grid.
-func (g *grid) settings() (all []setting) {
-	for _, gpuWork := range []bool{false, true} {
-		for _, memory := range []string{inPageable, inPinned} {
-			for _, nonBlocking := range []bool{false, true} {
-				for _, workers := range g.workers {
-					all = append(all, setting{workers, memory, nonBlocking, gpuWork})
-				}
+// settings returns the settings for a source: those of samples in memory differ in every factor, since it
+// is there that they matter.
+func (g *grid) settings(source string) (all []setting) {
+	add := func(reader, memory, copies string, gpuWork bool) {
+		for _, workers := range g.workers {
+			if workers > 0 || reader == byPlain {
+				all = append(all, setting{workers, reader, memory, copies, gpuWork, defaultPrefetch})
 			}
 		}
 	}
+	if source != fromMemory {
+		add(byPlain, inPinned, nonBlocking, false)
+		add(byLoader, inPinned, nonBlocking, false)
+		add(byLoader, inPageable, noCopies, false)
+		return all
+	}
+	for _, gpuWork := range []bool{false, true} {
+		for _, copies := range []string{blockingText, nonBlocking} {
+			add(byPlain, inPageable, copies, gpuWork)
+			add(byPlain, inPinned, copies, gpuWork)
+			add(byLoader, inPinned, copies, gpuWork)
+		}
+	}
+	add(byPlain, inPageable, noCopies, false)
+	add(byLoader, inPageable, noCopies, false)
 	return all
 }
 
@@ -241,9 +279,9 @@ func (l *loop) set(ctx context.Context, s setting) error {
 		return err
 	}
 	var err error
-	if s.memory == inPinned {
-		var f *pinnedFeed
-		if f, err = newPinnedFeed(ctx, &l.resources, l.src(), l.stream, s, l.batch); err == nil {
+	if s.reader == byLoader {
+		var f *loaderFeed
+		if f, err = newLoaderFeed(ctx, &l.resources, l.src(), l.stream, s, l.batch); err == nil {
 			l.feed = f
 		}
 	} else {
@@ -290,7 +328,7 @@ func (l *loop) sample(ctx context.Context, s setting) (float64, error) {
 	cpu, ok := measure.CPUTime()
 	var waited time.Duration
 	batches := 0
-	for ; batches < max(2, s.workers) || l.now()-began < l.grid.window; batches++ {
+	for ; batches < max(1, s.workers) || l.now()-began < l.grid.window; batches++ {
 		d, err := l.turn(ctx)
 		if err != nil {
 			return 0, err
@@ -345,9 +383,9 @@ func (l *loop) verify(ctx context.Context) error {
 	if err := l.stream.Synchronize(ctx); err != nil {
 		return err
 	}
-	p, indices := l.feed.last()
-	got, want := make([]byte, len(indices)*oneSample), make([]byte, oneSample)
-	if err := l.dev.CopyToHost(unsafe.Pointer(&got[0]), p, len(got)); err != nil {
+	got, want := make([]byte, l.batch*oneSample), make([]byte, oneSample)
+	indices, err := l.feed.read(got)
+	if err != nil {
 		return err
 	}
 	for at, i := range indices {
@@ -358,7 +396,7 @@ func (l *loop) verify(ctx context.Context) error {
 			}
 		}
 		if !bytes.Equal(want, got[at*oneSample:(at+1)*oneSample]) {
-			return fmt.Errorf("%w: sample %d, in place %d of a batch, is not on the device", measure.ErrMismatch, i, at)
+			return fmt.Errorf("%w: sample %d, in place %d of a batch, has not arrived", measure.ErrMismatch, i, at)
 		}
 	}
 	return nil
@@ -366,15 +404,12 @@ func (l *loop) verify(ctx context.Context) error {
 
 // labels are the conditions of a setting's series.
 func (l *loop) labels(s setting) result.Labels {
-	copies, work := blockingText, "no"
-	if s.nonBlocking {
-		copies = nonBlocking
-	}
+	work := "no"
 	if s.gpuWork {
 		work = "yes"
 	}
 	return append(labelsOf(l.dev), result.Labels{
-		{Key: sourceKey, Value: l.source}, {Key: gpuWorkKey, Value: work}, {Key: result.Memory, Value: s.memory}, {Key: copiesKey, Value: copies},
+		{Key: sourceKey, Value: l.source}, {Key: gpuWorkKey, Value: work}, {Key: readerKey, Value: s.reader}, {Key: result.Memory, Value: s.memory}, {Key: copiesKey, Value: s.copies},
 		{Key: workersKey, Value: strconv.Itoa(s.workers)}, {Key: batchKey, Value: strconv.Itoa(l.batch)},
 	}...)
 }
@@ -387,25 +422,25 @@ func stages() []loader.Stage {
 // group is the settings for one source.
 func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	l := &loop{resources: resources{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
-	largest := slices.Max(g.workers)
 	size := l.batch * oneSample
-	warmUp := g.window
+	warmUp, budget := g.window, g.budget
 	if waits(source) {
-		warmUp += 2 * time.Duration(l.batch) * g.delay
+		filled := time.Duration(l.batch) * g.delay // a batch by each worker
+		warmUp, budget = warmUp+2*filled, max(budget, 2*filled)
 	}
 	out := measure.Group{
 		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
 		Footprint: measure.Footprint{
-			Pinned: (pinnedAhead + 1) * size, Pageable: g.dataBytes + plainBatches(largest)*size,
-			Device: (pinnedAhead+1)*size + size,
+			Pinned: (defaultPrefetch + 1) * size, Pageable: g.dataBytes + (defaultPrefetch+1)*size,
+			Device: (defaultPrefetch+1)*size + size,
 		},
 		Setup: setupTime(g.dataBytes), Open: l.open, Close: l.close,
 	}
-	for _, s := range g.settings() {
+	for _, s := range g.settings(source) {
 		labels := l.labels(s)
 		c := measure.Case{
 			Series: result.Series{Name: samplesRate, Labels: labels, Unit: result.PerSecond, Better: result.Higher},
-			WarmUp: 1, MinSamples: 2, Budget: g.budget,
+			WarmUp: 1, MinSamples: 2, Budget: budget,
 			Sample: func(ctx context.Context) (float64, error) { return l.sample(ctx, s) },
 			Verify: l.verify,
 			Also: []measure.Also{
@@ -422,18 +457,36 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 		out.Setup += warmUp
 		out.Cases = append(out.Cases, c)
 	}
+	if source == fromMemory {
+		out.Cases = append(out.Cases, l.prefetches()...)
+	}
 	return out
+}
+
+// prefetches are the cases of batches ahead of the loop, with the most workers.
+func (l *loop) prefetches() (cases []measure.Case) {
+	for _, n := range l.grid.prefetch {
+		s := setting{slices.Max(l.grid.workers), byLoader, inPinned, nonBlocking, false, n}
+		cases = append(cases, measure.Case{
+			Series: result.Series{Name: prefetchRate, Labels: l.labels(s).With(prefetchKey, strconv.Itoa(n)), Unit: result.PerSecond, Better: result.Higher},
+			WarmUp: 1, MinSamples: 2, Budget: l.grid.budget,
+			Sample: func(ctx context.Context) (float64, error) { return l.sample(ctx, s) },
+			Verify: l.verify,
+		})
+	}
+	return cases
 }
 
 // explainLoading compares settings that differ in one thing.
 func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	for _, source := range []string{fromMemory, fromCPU, fromIO, fromBoth} {
-		all := b.Select(result.View{Series: samplesRate, Where: result.Labels{{Key: sourceKey, Value: source}}})
-		if len(all) == 0 {
+	is := func(key, value string) result.Label { return result.Label{Key: key, Value: value} }
+	sources := []string{fromMemory, fromCPU, fromBoth}
+	for _, source := range sources {
+		best := fastest(b, func(l result.Labels) bool { return l.Get(sourceKey) == source && l.Get(copiesKey) != noCopies })
+		if best == nil {
 			continue
 		}
-		best := slices.MaxFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
 		text := fmt.Sprintf("Of %s at most %s a second reach the GPU (%s)", sourceTexts[source], units.Number(best.Median, 3), settingText(best.Labels))
 		if stage := boundOf(b, best); stage != "" {
 			text += ": " + stage + " bounds"
@@ -443,15 +496,23 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 		}
 		out = append(out, text+".")
 	}
-	for _, source := range []string{fromMemory, fromCPU, fromIO, fromBoth} {
-		if gain, n := gainOf(b, samplesRate, workersKey, minWorkers(b), maxWorkers(b), result.Label{Key: sourceKey, Value: source}); n > 0 && minWorkers(b) != maxWorkers(b) {
-			add("%s workers in place of %s bring %s the rate of %s.", maxWorkers(b), minWorkers(b), units.Times(gain), sourceTexts[source])
+	first, last := endsOf(b, samplesRate, workersKey)
+	for _, source := range sources {
+		if gain, n := gainOf(b, samplesRate, workersKey, first, last, is(sourceKey, source)); n > 0 && first != last {
+			fewest := first
+			if first == "0" {
+				fewest = "0, with which the loop reads for itself,"
+			}
+			add("%s workers in place of %s bring %s the rate of %s.", last, fewest, units.Times(gain), sourceTexts[source])
 		}
 	}
-	inMemory := result.Label{Key: sourceKey, Value: fromMemory}
-	if gain, n := gainOf(b, samplesRate, result.Memory, inPageable, inPinned, inMemory); n > 0 {
-		text := fmt.Sprintf("Pinned memory, with package loader, brings %s as many samples in memory as a plain reader with pageable memory", units.Times(gain))
-		if cpu, n := gainOf(b, cpuPerMillion, result.Memory, inPageable, inPinned, inMemory); n > 0 {
+	inMemory := is(sourceKey, fromMemory)
+	if gain, n := gainOf(b, samplesRate, result.Memory, inPageable, inPinned, inMemory, is(readerKey, byPlain)); n > 0 {
+		add("Pinned memory in place of pageable memory, and nothing else changed, brings a plain reader %s the samples in memory.", units.Times(gain))
+	}
+	if gain, n := gainOf(b, samplesRate, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned)); n > 0 {
+		text := fmt.Sprintf("Package loader in place of a plain reader, both with pinned memory, brings %s as many samples in memory", units.Times(gain))
+		if cpu, n := gainOf(b, cpuPerMillion, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned)); n > 0 {
 			text += fmt.Sprintf(", for %s the CPU time a sample", units.Times(cpu))
 		}
 		out = append(out, text+".")
@@ -459,7 +520,7 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 	for _, work := range []string{"no", "yes"} {
 		var parts []string
 		for _, memory := range []string{inPinned, inPageable} {
-			if gain, n := gainOf(b, samplesRate, copiesKey, blockingText, nonBlocking, inMemory, result.Label{Key: gpuWorkKey, Value: work}, result.Label{Key: result.Memory, Value: memory}); n > 0 {
+			if gain, n := gainOf(b, samplesRate, copiesKey, blockingText, nonBlocking, inMemory, is(gpuWorkKey, work), is(result.Memory, memory)); n > 0 {
 				parts = append(parts, fmt.Sprintf("%s with %s memory", units.Number(gain, 2), memory))
 			}
 		}
@@ -468,7 +529,32 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 			add("%s GPU work, copies that do not block bring this many times the samples of those that do: %s.", with, strings.Join(parts, ", "))
 		}
 	}
+	if gain, n := gainOf(b, samplesRate, copiesKey, nonBlocking, noCopies, inMemory); n > 0 {
+		text := fmt.Sprintf("With the CPU as the target, so without a copy to the GPU, a plain reader with pageable memory brings %s the samples in memory", units.Times(gain))
+		host := fastest(b, func(l result.Labels) bool {
+			return l.Get(sourceKey) == fromMemory && l.Get(copiesKey) == noCopies && l.Get(readerKey) == byLoader
+		})
+		if host != nil {
+			text += fmt.Sprintf("; package loader then brings %s a second", units.Number(host.Median, 3))
+		}
+		out = append(out, text+".")
+	}
+	if first, last := endsOf(b, prefetchRate, prefetchKey); first != last {
+		if gain, n := gainOf(b, prefetchRate, prefetchKey, first, last); n > 0 {
+			add("%s batches ahead of the loop in place of %s bring %s the samples in memory.", last, first, units.Times(gain))
+		}
+	}
 	return out
+}
+
+// fastest returns the series of samples with the highest median of those that are chosen, or nil.
+func fastest(b *result.Bench, chosen func(result.Labels) bool) (best *result.Series) {
+	for _, s := range b.Select(result.View{Series: samplesRate}) {
+		if chosen(s.Labels) && (best == nil || s.Median > best.Median) {
+			best = s
+		}
+	}
+	return best
 }
 
 // gainOf returns the median of how many times a value is that of another, between
@@ -483,19 +569,17 @@ func gainOf(b *result.Bench, name, key, before, after string, where ...result.La
 	return result.Summarize(gains).Median, len(gains)
 }
 
-// minWorkers and maxWorkers return the ends of the grid, as labels have them.
-func minWorkers(b *result.Bench) string { return strconv.Itoa(workersOf(b)[0]) }
-func maxWorkers(b *result.Bench) string { return strconv.Itoa(workersOf(b)[1]) }
-
-func workersOf(b *result.Bench) (ends [2]int) {
-	for i, s := range b.Select(result.View{Series: samplesRate}) {
-		n, _ := strconv.Atoi(s.Labels.Get(workersKey))
-		if i == 0 {
-			ends = [2]int{n, n}
-		}
-		ends = [2]int{min(ends[0], n), max(ends[1], n)}
+// endsOf returns the lowest and the highest number of a label among the series of a name, "0" if there are none.
+func endsOf(b *result.Bench, name, key string) (lowest, highest string) {
+	var all []int
+	for _, s := range b.Select(result.View{Series: name}) {
+		n, _ := strconv.Atoi(s.Labels.Get(key))
+		all = append(all, n)
 	}
-	return ends
+	if len(all) == 0 {
+		return "0", "0"
+	}
+	return strconv.Itoa(slices.Min(all)), strconv.Itoa(slices.Max(all))
 }
 
 // boundOf returns the stage that bounded most samples of a setting, "" if it is not known.
@@ -510,13 +594,13 @@ func boundOf(b *result.Bench, s *result.Series) string {
 }
 
 func settingText(l result.Labels) string {
+	reader := map[string]string{byLoader: "package loader", byPlain: "a plain reader"}[l.Get(readerKey)]
+	if l.Get(copiesKey) == noCopies {
+		return fmt.Sprintf("%s workers, %s, no copies", l.Get(workersKey), reader)
+	}
 	work := "without GPU work"
 	if l.Get(gpuWorkKey) == "yes" {
 		work = "with GPU work"
 	}
-	plural := "s"
-	if l.Get(workersKey) == "1" {
-		plural = ""
-	}
-	return fmt.Sprintf("%s worker%s, %s memory, %s copies, %s", l.Get(workersKey), plural, l.Get(result.Memory), strings.ReplaceAll(l.Get(copiesKey), "_", "-"), work)
+	return fmt.Sprintf("%s workers, %s, %s memory, %s copies, %s", l.Get(workersKey), reader, l.Get(result.Memory), strings.ReplaceAll(l.Get(copiesKey), "_", "-"), work)
 }

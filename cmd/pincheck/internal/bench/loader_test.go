@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,7 +22,7 @@ import (
 
 // tiny is a grid that takes no time.
 var tiny = grid{
-	workers: []int{1, 3}, sources: fullGrid.sources, dataBytes: 16 * oneSample,
+	workers: []int{0, 3}, prefetch: []int{1, 5}, sources: fullGrid.sources, dataBytes: 16 * oneSample,
 	batch: 4, ioBatch: 3, delay: 50 * time.Microsecond, window: 1, budget: 1,
 }
 
@@ -31,7 +31,8 @@ func TestLoaderMeasuresTheGrid(t *testing.T) {
 	_, dev := slowSim(t)
 	b := runAll(t, loading(tiny, tiny), measure.Env{Devices: []*cudart.Device{dev, dev}})
 	all := b.Select(result.View{Series: samplesRate})
-	require.Len(t, all, 4*2*2*2*2, "source, workers, memory, copies, GPU work")
+	// In memory: plain readers with two kinds of memory and a loader, by copies and GPU work, and both without copies.
+	require.Len(t, all, (2*2+1)*2*2+2+1+2*(2+1+1))
 	seen := make(map[string]bool)
 	for _, s := range all {
 		text := s.Labels.Get(sourceKey) + settingText(s.Labels)
@@ -54,10 +55,17 @@ func TestLoaderMeasuresTheGrid(t *testing.T) {
 		}
 		assert.Equal(t, len(s.Samples), bounds, "one stage bounds each sample: %s", text)
 	}
-	require.Len(t, b.Answers, 4+4+1+2)
-	for i, want := range []string{"Of samples in memory at most ", "Of samples that are computed", "Of samples that wait for I/O at", "Of samples that wait for I/O and are computed", "3 workers in place of 1 bring"} {
+	assert.Len(t, b.Select(result.View{Series: prefetchRate}), 2)
+	require.Len(t, b.Answers, 12)
+	for i, want := range []string{
+		"Of samples in memory at most ", "Of samples that are computed", "Of samples that wait for I/O and are computed",
+		"3 workers in place of 0, with which the loop reads for itself, bring", "3 workers", "3 workers",
+		"Pinned memory in place of pageable memory, and nothing else changed", "Package loader in place of a plain reader, both with pinned memory",
+		"Without GPU work, copies", "With GPU work, copies", "With the CPU as the target", "5 batches ahead of the loop in place of 1 bring",
+	} {
 		assert.Contains(t, b.Answers[i], want)
 	}
+	assert.Contains(t, strings.Join(b.Notes, "\n"), "persistent workers are no factor")
 }
 
 // newLoop opens a loop on samples in memory, or on others.
@@ -72,7 +80,7 @@ func newLoop(t *testing.T, dev *cudart.Device, source string) *loop {
 
 func TestLoaderCopiesAsItSays(t *testing.T) {
 	t.Parallel()
-	for _, s := range tiny.settings() {
+	for _, s := range tiny.settings(fromMemory) {
 		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) { copiesAsItSays(t, s) })
 	}
 }
@@ -88,9 +96,11 @@ func copiesAsItSays(t *testing.T, s setting) {
 	}
 	waits, async, works = sim.Calls("cudaStreamSynchronize")-waits, sim.Calls("cudaMemcpyAsync")-async, sim.Calls("cuLaunchKernel")-works
 	switch {
-	case s.memory == inPinned:
+	case s.copies == noCopies:
+		assert.Equal(t, []int{0, 0}, []int{waits, async})
+	case s.reader == byLoader:
 		assert.Positive(t, async)
-	case s.nonBlocking:
+	case s.copies == nonBlocking:
 		assert.Equal(t, []int{0, 5}, []int{waits, async})
 	default:
 		assert.Equal(t, []int{5, 5}, []int{waits, async})
@@ -102,7 +112,7 @@ func copiesAsItSays(t *testing.T, s setting) {
 	}
 	require.NoError(t, l.verify(t.Context()))
 	l.data = &samples{data: make([]float32, features)}
-	assert.ErrorContains(t, l.verify(t.Context()), "is not on the device", "other samples")
+	assert.ErrorContains(t, l.verify(t.Context()), "has not arrived", "other samples")
 }
 
 // A batch that does not block its caller is handed over while no copy can run; one that
@@ -111,7 +121,7 @@ func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
 	t.Parallel()
 	sim, dev := slowSim(t)
 	l := newLoop(t, dev, fromMemory)
-	s := setting{workers: 1, memory: inPinned, nonBlocking: true}
+	s := setting{workers: 1, reader: byLoader, memory: inPinned, copies: nonBlocking, prefetch: 3}
 	require.NoError(t, l.set(t.Context(), s))
 	sim.Hold()
 	for range 2 {
@@ -124,15 +134,14 @@ func TestLoaderBlocksOnlyWhereItSays(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	l = newLoop(t, dev, fromMemory)
-	s.nonBlocking = false
+	s.copies = blockingText
 	require.NoError(t, l.set(t.Context(), s))
 	_, err = l.turn(t.Context())
 	require.NoError(t, err)
-	p, indices := l.feed.last()
-	want := make([]byte, oneSample)
+	got, want := make([]byte, l.batch*oneSample), make([]byte, oneSample)
+	indices, err := l.feed.read(got)
+	require.NoError(t, err)
 	l.data.copy(indices[len(indices)-1], want)
-	got := make([]byte, len(indices)*oneSample)
-	require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), p, len(got)))
 	assert.Equal(t, want, got[len(got)-oneSample:])
 }
 
@@ -164,7 +173,7 @@ func TestLoaderRateHasTheTimeWaited(t *testing.T) {
 	l := newLoop(t, dev, fromMemory)
 	l.now, l.grid.window = func() time.Duration { return now }, 100*time.Millisecond
 	f := &timedFeed{now: &now, took: 20 * time.Millisecond, waits: 15 * time.Millisecond}
-	l.feed, l.setting = f, setting{workers: 1, memory: inPinned}
+	l.feed, l.setting = f, setting{workers: 1}
 	rate, err := l.sample(t.Context(), l.setting)
 	require.NoError(t, err)
 	assert.Equal(t, 5, f.batches)
@@ -176,15 +185,18 @@ func TestLoaderRateHasTheTimeWaited(t *testing.T) {
 func TestLoaderSaysWhatBounds(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
-	l := newLoop(t, dev, fromIO)
+	l := newLoop(t, dev, fromMemory)
 	l.data.delay = 20 * time.Millisecond // the largest part of the time on a busy machine, too
-	for _, memory := range []string{inPageable, inPinned} {
-		_, err := l.sample(t.Context(), setting{workers: 1, memory: memory, nonBlocking: true})
+	for _, s := range []setting{
+		{1, byPlain, inPageable, nonBlocking, false, 0}, {0, byPlain, inPinned, nonBlocking, false, 0}, {1, byPlain, inPageable, noCopies, false, 0},
+		{1, byLoader, inPinned, nonBlocking, false, 3}, {1, byLoader, inPageable, noCopies, false, 3},
+	} {
+		_, err := l.sample(t.Context(), s)
 		require.NoError(t, err)
-		assert.Equal(t, loader.StageSource, l.stage, memory)
+		assert.Equal(t, loader.StageSource, l.stage, "%+v", s)
 		for _, share := range []float64{l.waited, l.share} {
-			assert.Greater(t, share, 0.1, memory)
-			assert.LessOrEqual(t, share, 1.0, memory)
+			assert.Greater(t, share, 0.1, "%+v", s)
+			assert.LessOrEqual(t, share, 1.0, "%+v", s)
 		}
 	}
 
@@ -228,7 +240,7 @@ func TestLoaderStaysWithinItsTime(t *testing.T) {
 func TestLoaderInterruptedAnywhere(t *testing.T) {
 	t.Parallel()
 	small := tiny
-	small.workers, small.sources, small.delay = []int{2}, []string{fromMemory}, 0
+	small.workers, small.prefetch, small.sources, small.delay = []int{2}, []int{1}, []string{fromMemory}, 0
 	interruptAnywhere(t, func(*cudart.Device) measure.Experiment { return loading(small, small) }, 4096)
 }
 
@@ -236,12 +248,14 @@ func TestLoaderInterruptedAnywhere(t *testing.T) {
 func TestLoaderLeavesNoWorkers(t *testing.T) {
 	_, dev := slowSim(t)
 	l := newLoop(t, dev, fromMemory)
-	_, err := l.sample(t.Context(), setting{workers: 1, memory: inPageable})
+	plain := setting{workers: 1, reader: byPlain, memory: inPageable, copies: blockingText}
+	_, err := l.sample(t.Context(), plain)
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
 	for range 3 {
-		for _, memory := range []string{inPinned, inPageable} {
-			_, err := l.sample(t.Context(), setting{workers: 8, memory: memory})
+		for _, s := range tiny.settings(fromMemory) {
+			s.workers += 5
+			_, err := l.sample(t.Context(), s)
 			require.NoError(t, err)
 		}
 	}
@@ -250,8 +264,10 @@ func TestLoaderLeavesNoWorkers(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = l.sample(ctx, setting{workers: 1, memory: inPageable})
-	assert.ErrorIs(t, err, context.Canceled)
+	for _, plain.workers = range []int{1, 0} {
+		_, err = l.sample(ctx, plain)
+		assert.ErrorIs(t, err, context.Canceled)
+	}
 }
 
 func TestLoaderExplainsOnlyWhatIsThere(t *testing.T) {
@@ -265,19 +281,27 @@ func TestLoaderExplainsOnlyWhatIsThere(t *testing.T) {
 		return explainLoading(measure.Env{}, &result.Bench{Series: series})
 	}
 	assert.Empty(t, explain())
-	conditions := func(memory, copies string) []result.Label {
-		return []result.Label{label(result.Memory, memory), label(copiesKey, copies), label(gpuWorkKey, "yes")}
+	conditions := func(reader, memory, copies string) []result.Label {
+		return []result.Label{label(readerKey, reader), label(result.Memory, memory), label(copiesKey, copies), label(gpuWorkKey, "yes")}
 	}
-	pinned := conditions(inPinned, nonBlocking)
-	bound := at(boundBy, 0.9, 1, append(pinned, label(stageKey, "copy"))...)
-	assert.Equal(t, []string{"Of samples in memory at most 1,234,567 a second reach the GPU (1 worker, pinned memory, non-blocking copies, with GPU work): copy bounds; the loop waits 25 % of the time."},
-		explain(at(samplesRate, 1234567, 1, pinned...), at(waitedShare, 0.25, 1, pinned...), bound))
-	got := explain(at(samplesRate, 100, 1, pinned...), at(samplesRate, 50, 1, conditions(inPinned, blockingText)...), at(samplesRate, 20, 1, conditions(inPageable, nonBlocking)...),
-		at(samplesRate, 300, 4, pinned...), at(cpuPerMillion, 1, 1, pinned...), at(cpuPerMillion, 2, 1, conditions(inPageable, nonBlocking)...))
+	pinned := conditions(byLoader, inPinned, nonBlocking)
+	plain := conditions(byPlain, inPinned, nonBlocking)
+	pageable := conditions(byPlain, inPageable, nonBlocking)
+	bound := at(boundBy, 0.9, 2, append(pinned, label(stageKey, "copy"))...)
+	assert.Equal(t, []string{"Of samples in memory at most 1,234,567 a second reach the GPU (2 workers, package loader, pinned memory, non-blocking copies, with GPU work): copy bounds; the loop waits 25 % of the time."},
+		explain(at(samplesRate, 1234567, 2, pinned...), at(waitedShare, 0.25, 2, pinned...), bound))
+	host := conditions(byPlain, inPageable, noCopies)
+	got := explain(at(samplesRate, 100, 4, pinned...), at(samplesRate, 50, 4, conditions(byLoader, inPinned, blockingText)...), at(samplesRate, 40, 4, plain...),
+		at(samplesRate, 20, 4, pageable...), at(samplesRate, 5, 0, pageable...), at(samplesRate, 900, 4, host...),
+		at(samplesRate, 1000, 4, conditions(byLoader, inPageable, noCopies)...),
+		at(cpuPerMillion, 1, 4, pinned...), at(cpuPerMillion, 2, 4, plain...), at(prefetchRate, 1, 4, label(prefetchKey, "1")), at(prefetchRate, 3, 4, label(prefetchKey, "64")))
 	assert.Equal(t, []string{
-		"Of samples in memory at most 300 a second reach the GPU (4 workers, pinned memory, non-blocking copies, with GPU work).",
-		"4 workers in place of 1 bring 3.0 times the rate of samples in memory.",
-		"Pinned memory, with package loader, brings 5.0 times as many samples in memory as a plain reader with pageable memory, for 0.50 times the CPU time a sample.",
+		"Of samples in memory at most 100 a second reach the GPU (4 workers, package loader, pinned memory, non-blocking copies, with GPU work).",
+		"4 workers in place of 0, with which the loop reads for itself, bring 4.0 times the rate of samples in memory.",
+		"Pinned memory in place of pageable memory, and nothing else changed, brings a plain reader 2.0 times the samples in memory.",
+		"Package loader in place of a plain reader, both with pinned memory, brings 2.5 times as many samples in memory, for 0.50 times the CPU time a sample.",
 		"With GPU work, copies that do not block bring this many times the samples of those that do: 2.0 with pinned memory.",
+		"With the CPU as the target, so without a copy to the GPU, a plain reader with pageable memory brings 45 times the samples in memory; package loader then brings 1,000 a second.",
+		"64 batches ahead of the loop in place of 1 bring 3.0 times the samples in memory.",
 	}, got)
 }
