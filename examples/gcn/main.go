@@ -19,6 +19,14 @@
 //
 //	go run ./examples/gcn -nodes 100000 -write graph.bin -json losses.json
 //	python3 examples/gcn/gcn.py graph.bin --losses losses.json
+//
+// -scale prints a table over 1, 2, 3 and 10 million nodes, or those of -scale=N,N: the time of an epoch and the
+// memory on the card, with all memory on the card, with unified memory, and with a budget (-budget, or 0.25).
+// Rows that do not fit what the card has free are not begun. With -python PyTorch and
+// torch_geometric have rows, too, and PyTorch one with no more memory than the budget:
+//
+//	go run ./examples/gcn -scale
+//	go run ./examples/gcn -scale=1000000,2000000 -python python3
 package main
 
 import (
@@ -51,6 +59,8 @@ type options struct {
 	chunk   int
 	write   string
 	json    string
+	scale   scale
+	python  string
 	verbose bool
 	source  cudart.Source // nil for the machine's CUDA
 }
@@ -77,6 +87,8 @@ func main() {
 	flag.IntVar(&o.panel, "panel", 0, "columns of the features that are in memory at a time; 0 chooses")
 	flag.StringVar(&o.write, "write", "", "write the graph and the first weights to this file, for gcn.py")
 	flag.StringVar(&o.json, "json", "", "write losses and times to this file")
+	flag.Var(&o.scale, "scale", "print a table over these numbers of nodes (-scale=1000000,2000000); alone over 1, 2, 3 and 10 million")
+	flag.StringVar(&o.python, "python", "", "with -scale, a Python with PyTorch, such as python3, whose rows the table has, too")
 	flag.BoolVar(&o.verbose, "v", false, "log allocations")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -95,6 +107,9 @@ type outcome struct {
 func run(ctx context.Context, o options, out io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
+	}
+	if len(o.scale) > 0 {
+		return runScale(ctx, o, out)
 	}
 	began := time.Now()
 	g := newGraph(o.graph)
@@ -125,8 +140,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 
 func (o *options) check() error {
 	g := o.graph
+	for _, n := range o.scale {
+		g.Nodes = max(g.Nodes, n)
+	}
 	switch {
-	case min(g.Nodes, g.Features, g.Hidden, g.Classes) < 1 || g.EdgesPerNode < 0 || o.epochs < 1:
+	case min(o.graph.Nodes, g.Features, g.Hidden, g.Classes) < 1 || g.EdgesPerNode < 0 || o.epochs < 1:
 		return errors.New("nodes, features, hidden, classes and epochs must be positive")
 	case g.Nodes > 1<<31 || g.Classes > g.Features:
 		return errors.New("at most 2^31 nodes, and as many classes as features")
@@ -134,7 +152,11 @@ func (o *options) check() error {
 		return errors.New("at most 2^20 edges a node, features, and hidden")
 	case !(o.budget >= 0 && o.budget <= 1): // NaN too
 		return errors.New("-budget is a share, from 0 to 1")
-	case o.budget > 0 && !o.managed:
+	case len(o.scale) > 0 && (o.cpu || o.managed || o.write != "" || o.json != ""):
+		return errors.New("-scale chooses the memory, and excludes -cpu, -managed, -write and -json")
+	case len(o.scale) == 0 && o.python != "":
+		return errors.New("-python needs -scale")
+	case o.budget > 0 && !o.managed && len(o.scale) == 0:
 		return errors.New("-budget needs -managed: plain device memory stays where it is")
 	case o.panel < 0 || o.panel > 0 && g.Features%o.panel != 0:
 		return fmt.Errorf("-panel must divide the %d features", g.Features)

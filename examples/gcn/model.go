@@ -118,6 +118,15 @@ const blockRows = 1 << 15
 
 // newModel allocates and fills everything.
 func newModel(ctx context.Context, g *graph, b backend, width int, staged bool) (*model, error) {
+	m, err := allocateModel(ctx, g, b, width, staged)
+	if err != nil {
+		return nil, err
+	}
+	return m, m.fill(ctx)
+}
+
+// allocateModel allocates everything. Of the graph it needs the sizes.
+func allocateModel(ctx context.Context, g *graph, b backend, width int, staged bool) (*model, error) {
 	m := &model{graph: g, b: b, width: width}
 	var err error
 	alloc := func(label string, n int, small bool) *memory {
@@ -136,7 +145,7 @@ func newModel(ctx context.Context, g *graph, b backend, width int, staged bool) 
 	for range g.Features / width {
 		m.x, m.mean = append(m.x, table("features", g.Nodes, width, false)), append(m.mean, table("mean", g.Nodes, width, false))
 	}
-	m.from, m.to, m.weight = alloc("edges' sources", len(g.from), false), alloc("edges' targets", len(g.to), false), alloc("edges' weights", len(g.weight), false)
+	m.from, m.to, m.weight = alloc("edges' sources", g.edges(), false), alloc("edges' targets", g.edges(), false), alloc("edges' weights", g.edges(), false)
 	m.mixed, m.logits = table("second layer", g.Nodes, g.Classes, false), table("logits", g.Nodes, g.Classes, false)
 	rows := min(g.Nodes, blockRows)
 	if staged {
@@ -146,10 +155,7 @@ func newModel(ctx context.Context, g *graph, b backend, width int, staged bool) 
 	m.labels = alloc("labels", g.Nodes, true)
 	m.w1, m.w1Gradient = table("weights", g.Features, g.Hidden, true), table("weights' gradients", g.Features, g.Hidden, true)
 	m.w2, m.w2Gradient = table("weights", g.Hidden, g.Classes, true), table("weights' gradients", g.Hidden, g.Classes, true)
-	if err != nil {
-		return nil, err
-	}
-	return m, m.fill(ctx)
+	return m, err
 }
 
 func (m *model) fill(ctx context.Context) error {
