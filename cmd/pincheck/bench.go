@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/bench"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 )
@@ -55,7 +56,7 @@ this one. docs/reference.md says how to add it to the table.
 			}
 			do := func(ctx context.Context, s *session) error {
 				if f.pid > 0 {
-					return s.readMemory(f.pid)
+					return s.readMemory(ctx, f.pid, f.watch)
 				}
 				return s.bench(ctx, chosen, options, all)
 			}
@@ -79,8 +80,10 @@ this one. docs/reference.md says how to add it to the table.
 	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1MiB,4G: K, M and G are powers of 1024 (default: those of the experiment)")
 	flags.IntVar(&f.pid, "pid", 0, "process to read (memory only)")
 	named(flags, "pid", "number")
+	flags.DurationVar(&f.watch, "watch", 0, "with --pid, count for this time how often it pins and unpins, such as 30s")
+	named(flags, "watch", "time")
 	f.frames.register(cmd)
-	for _, name := range []string{"duration", "sizes", "pid"} {
+	for _, name := range []string{"duration", "sizes", "pid", "watch"} {
 		complete(cmd, name)
 	}
 	return cmd
@@ -93,6 +96,12 @@ const memoryExperiment = "memory"
 // longer, as the estimate says.
 const shortestDuration = 100 * time.Millisecond
 
+// A process is watched for so long that some looks differ, and not for ever.
+const (
+	shortestWatch = time.Second
+	longestWatch  = 24 * time.Hour
+)
+
 func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (measure.Options, error) {
 	if cmd.Flags().Changed("duration") && f.duration < shortestDuration {
 		return measure.Options{}, usagef("--duration %v: must be at least %v", f.duration, shortestDuration)
@@ -104,6 +113,13 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 		case len(chosen) != 1 || chosen[0].Name != memoryExperiment:
 			return measure.Options{}, usagef("--pid is for pincheck bench %s alone", memoryExperiment)
 		}
+	}
+	switch {
+	case !cmd.Flags().Changed("watch"):
+	case f.pid == 0:
+		return measure.Options{}, usagef("--watch needs --pid")
+	case f.watch < shortestWatch || f.watch > longestWatch:
+		return measure.Options{}, usagef("--watch %v: must be from %v to %v", f.watch, shortestWatch, longestWatch)
 	}
 	frames, err := f.frames.validate(cmd, chosen)
 	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, Frames: frames}, err
@@ -191,14 +207,21 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// readMemory reads a running process. It takes no GPU.
-func (s *session) readMemory(pid int) error {
-	b, err := bench.ReadMemory(s.sys.root, pid)
-	if err != nil {
-		return err
+// readMemory reads a running process, and watches it for a time unless that is 0. It takes no GPU.
+func (s *session) readMemory(ctx context.Context, pid int, watch time.Duration) error {
+	read := func() (*result.Bench, error) { return bench.ReadMemory(s.sys.root, pid) }
+	if watch > 0 {
+		after := s.sys.after
+		if after == nil {
+			after = time.After
+		}
+		read = func() (*result.Bench, error) { return bench.WatchMemory(ctx, s.sys.root, pid, watch, after) }
 	}
-	s.change(func(r *report.Result) { r.Benches = append(r.Benches, *b) })
-	return nil
+	b, err := read()
+	if b != nil {
+		s.change(func(r *report.Result) { r.Benches = append(r.Benches, *b) })
+	}
+	return err
 }
 
 // bench runs the experiments. If one cannot run as planned, that is wrong usage and nothing is

@@ -204,6 +204,9 @@ func TestBenchWithoutGPU(t *testing.T) {
 	assert.Nil(t, r.Facts)
 	require.Len(t, r.Benches, 1)
 	assert.Contains(t, r.Benches[0].Question, fmt.Sprintf("process %d ", os.Getpid()))
+	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(os.Getpid()), "--watch", "1h", "--timeout", "100ms")
+	assert.Equal(t, exitIncomplete, got.code)
+	assert.Regexp(t, `In \d\.\d s \(\d+ looks?\) it pinned`, strings.Join(strings.Fields(got.stdout), " ")) // tests beside it may pin
 	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(math.MaxInt32))
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "no such process")
@@ -233,6 +236,9 @@ func TestBenchWrongUsage(t *testing.T) {
 		{"bandwidth --pid 7", "--pid is for pincheck bench memory alone"},
 		{"memory bandwidth --pid 7", "--pid is for pincheck bench memory alone"},
 		{"memory --pid 0", "--pid 0: must be the number of a process"},
+		{"memory --watch 5s", "--watch needs --pid"},
+		{"memory --pid 1 --watch 999ms", "--watch 999ms: must be from 1s to 24h0m0s"},
+		{"memory --pid 1 --watch 25h", "--watch 25h0m0s: must be from 1s"},
 		{"bandwidth --device 0,7", "--device 7: there is no such GPU"},
 		{"bandwidth --device GPU-ffffffff", "--device GPU-ffffffff: there is no such GPU"},
 		{"bandwidth --batch 2", "--batch is for pincheck bench frames alone"},

@@ -628,7 +628,7 @@ func TestCompletion(t *testing.T) {
 	assert.Contains(t, got.stdout, "text\njson\njsonl\nprometheus\ncsv\n")
 	got = call(t, sys, "__complete", "devices", "--device", "")
 	assert.Equal(t, "all\n:4\n", got.stdout)
-	for _, flag := range []string{"--timeout", "--duration", "--sizes", "--pid"} {
+	for _, flag := range []string{"--timeout", "--duration", "--sizes", "--pid", "--watch", "--batch", "--shape"} {
 		assert.Equal(t, ":4\n", call(t, sys, "__complete", "bench", flag, "").stdout, "no files for %s", flag)
 	}
 	assert.NotContains(t, call(t, sys, "__complete", "bench", "-").stdout, "`")

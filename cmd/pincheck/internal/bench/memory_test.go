@@ -3,12 +3,16 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -201,6 +205,66 @@ func TestReadMemoryOfThisProcess(t *testing.T) {
 	b, err := ReadMemory(os.DirFS("/"), os.Getpid())
 	require.NoError(t, err)
 	assert.NotEmpty(t, b.Answers)
+}
+
+// A process that pins anew for every batch, looked at while it does.
+func TestWatchMemory(t *testing.T) {
+	t.Parallel()
+	maps := func(inode int) *fstest.MapFile {
+		return &fstest.MapFile{Data: fmt.Appendf(nil, "7e1000000000-7e1000400000 r-xp 00000000 00:01 9 /usr/lib/libcuda.so.580\n"+
+			"7f0000000000-7f0000400000 rw-s 00000000 00:01 %d /dev/zero (deleted)\n", inode)}
+	}
+	process := func() fstest.MapFS {
+		return fstest.MapFS{"proc/7/status": {Data: []byte("Name:\tpython3\nState:\tS (sleeping)\n")}, "proc/7/smaps": {Data: []byte(running)}, "proc/7/maps": maps(1), "proc/self": {Mode: fs.ModeDir}}
+	}
+	value := func(b *result.Bench, name, change string) float64 {
+		return b.Find(name, result.Label{Key: changeLabel, Value: change}).Median
+	}
+	synctest.Test(t, func(t *testing.T) {
+		root := process()
+		looks := 0
+		began := time.Now()
+		b, err := WatchMemory(t.Context(), root, 7, 2*time.Second, func(d time.Duration) <-chan time.Time {
+			looks++
+			root["proc/7/maps"] = maps(1 + looks/4) // each is there at four looks
+			return time.After(d)
+		})
+		require.NoError(t, err)
+		assert.Equal(t, 2*time.Second, time.Since(began))
+		assert.True(t, b.Complete)
+		assert.Equal(t, 20, looks)
+		for _, change := range []string{"appeared", "vanished"} {
+			assert.InDelta(t, 5, value(b, changesName, change), 0)
+			assert.InDelta(t, 20<<20, value(b, changedName, change), 0)
+		}
+		assert.Contains(t, b.Answers, "In 2.0 s (21 looks) it pinned 5 blocks (20 MiB) and unpinned 5 blocks (20 MiB), 5.0 a second.")
+		assert.Contains(t, strings.Join(b.Notes, "\n"), "mappings are compared every 100ms")
+		for _, v := range b.Views {
+			assert.NotEmpty(t, b.Select(v), v.Title)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // nothing changes, and then it is interrupted
+		ctx, cancel := context.WithCancelCause(t.Context())
+		stop := errors.New("stop")
+		time.AfterFunc(550*time.Millisecond, func() { cancel(stop) })
+		b, err := WatchMemory(ctx, process(), 7, time.Hour, time.After)
+		require.ErrorIs(t, err, stop)
+		assert.False(t, b.Complete)
+		assert.Contains(t, b.Answers, "In 0.6 s (6 looks) it pinned and unpinned nothing that shows: it uses its pinned memory again, or registers memory of its own.")
+	})
+	synctest.Test(t, func(t *testing.T) { // it ends
+		root := process()
+		b, err := WatchMemory(t.Context(), root, 7, time.Hour, func(d time.Duration) <-chan time.Time {
+			delete(root, "proc/7/maps")
+			delete(root, "proc/7/status")
+			return time.After(d)
+		})
+		require.NoError(t, err)
+		assert.True(t, b.Complete)
+		assert.Contains(t, b.Notes, "the process ended after 100ms")
+	})
+	_, err := WatchMemory(t.Context(), process(), 8, time.Hour, time.After)
+	require.ErrorContains(t, err, "memory of process 8: ")
 }
 
 func TestFactors(t *testing.T) {

@@ -4,6 +4,8 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/procmem"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -45,12 +48,81 @@ func ReadMemory(root fs.FS, pid int) (*result.Bench, error) {
 	return b, nil
 }
 
+const (
+	changesName = "pinned_blocks"
+	changedName = "pinned_bytes"
+	changeLabel = "change"
+	// lookEvery is the time between two looks of WatchMemory.
+	lookEvery = 100 * time.Millisecond
+)
+
+// WatchMemory is ReadMemory, and counts then for a time how often the process pins and unpins. It
+// ends earlier with the process, or with ctx, whose error it returns with what it has seen. after is [time.After].
+func WatchMemory(ctx context.Context, root fs.FS, pid int, duration time.Duration, after func(time.Duration) <-chan time.Time) (*result.Bench, error) {
+	b, err := ReadMemory(root, pid)
+	if err != nil {
+		return nil, err
+	}
+	changes := procmem.NewChanges(root, pid)
+	began, looks := time.Now(), 0
+	for {
+		if err = changes.Look(); err != nil {
+			break
+		}
+		looks++
+		if time.Since(began) >= duration {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			err = bounded.Ended(ctx)
+		case <-after(min(lookEvery, duration-time.Since(began))):
+		}
+		if err != nil {
+			break
+		}
+	}
+	watched := time.Since(began)
+	if errors.Is(err, fs.ErrNotExist) && looks > 0 {
+		b.Notes, err = append(b.Notes, fmt.Sprintf("the process ended after %v", watched.Round(lookEvery))), nil
+	}
+	b.Complete = err == nil
+	b.Seconds += watched.Seconds()
+	for _, c := range []struct {
+		name string
+		procmem.Blocks
+	}{{"appeared", changes.Appeared}, {"vanished", changes.Vanished}} {
+		b.Series = append(b.Series, oneValue(changesName, changeLabel, c.name, float64(c.Count), result.Count),
+			oneValue(changedName, changeLabel, c.name, float64(c.Bytes), result.Bytes))
+	}
+	b.Views = append(b.Views, result.View{Title: "Blocks that the process pinned and unpinned", Series: changesName, X: changeLabel},
+		result.View{Title: "Bytes that it pinned and unpinned", Series: changedName, X: changeLabel})
+	b.Answers = append(b.Answers, changesAnswer(changes, watched, looks))
+	b.Notes = append(b.Notes, fmt.Sprintf("mappings are compared every %v: a block that comes and goes between two looks does not count, and memory of cudaHostRegister does not show, except hostmem's", lookEvery))
+	return b, err
+}
+
+func changesAnswer(c *procmem.Changes, watched time.Duration, looks int) string {
+	within := fmt.Sprintf("In %.1f s (%s)", watched.Seconds(), units.Things(looks, "look", "looks"))
+	if c.Appeared.Count+c.Vanished.Count == 0 {
+		return within + " it pinned and unpinned nothing that shows: it uses its pinned memory again, or registers memory of its own."
+	}
+	return fmt.Sprintf("%s it pinned %s (%s) and unpinned %s (%s), %s a second.", within,
+		units.Things(c.Appeared.Count, "block", "blocks"), units.Bytes(c.Appeared.Bytes),
+		units.Things(c.Vanished.Count, "block", "blocks"), units.Bytes(c.Vanished.Bytes),
+		units.Number(float64(c.Appeared.Count+c.Vanished.Count)/max(watched, lookEvery).Seconds(), 2))
+}
+
+// oneValue returns a series of one sample.
+func oneValue(name, key, value string, sample float64, unit result.Unit) result.Series {
+	samples := []float64{sample}
+	return result.Series{Name: name, Labels: result.Labels{{Key: key, Value: value}}, Unit: unit, Samples: samples, Stats: result.Summarize(samples)}
+}
+
 func processSeries(p *procmem.Process) []result.Series {
 	series := []result.Series{}
 	add := func(name, key, value string, bytes int) {
-		samples := []float64{float64(bytes)}
-		series = append(series, result.Series{Name: name, Labels: result.Labels{{Key: key, Value: value}}, Unit: result.Bytes,
-			Samples: samples, Stats: result.Summarize(samples)})
+		series = append(series, oneValue(name, key, value, float64(bytes), result.Bytes))
 	}
 	smallest, largest := p.Pinned()
 	add(processName, kindLabel, "resident", p.Resident)

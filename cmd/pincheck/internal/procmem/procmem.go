@@ -65,6 +65,12 @@ const smallBlock = 2 << 20
 // are stacks and heaps.
 const largePrivate = 1 << 20
 
+// The names of mappings of pinned memory: of this module's, and of cudaHostAlloc's where a CUDA driver is in use.
+const (
+	bufferMapping    = "[anon:pinned]"
+	hostAllocMapping = "/dev/zero (deleted)"
+)
+
 // mallocHeader is the page that glibc's malloc maps beside large memory.
 const mallocHeader = 4096
 
@@ -95,7 +101,7 @@ func readProcess(root fs.FS, pid int) (*Process, error) {
 	err = linux.ReadProcessSMaps(root, pid, func(m linux.Mapping, s linux.SMaps) { maps = append(maps, mapped{m, s}) })
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("%w (run as the user of the process, or as root; in a container with the capability SYS_PTRACE)", err)
+		return nil, errPermission(err)
 	case err != nil && !ended(root, pid):
 		return nil, err
 	case ended(root, pid):
@@ -108,6 +114,10 @@ func readProcess(root fs.FS, pid int) (*Process, error) {
 	p.readEnviron(root)
 	p.count(maps)
 	return p, nil
+}
+
+func errPermission(err error) error {
+	return fmt.Errorf("%w (run as the user of the process, or as root; in a container with the capability SYS_PTRACE)", err)
 }
 
 // readEnviron takes the variables that shape pinned memory, if they can be read.
@@ -177,9 +187,9 @@ func (p *Process) count(maps []mapped) {
 		p.Resident += resident
 		p.Hugetlb += m.account.Hugetlb
 		switch {
-		case m.Name == "[anon:pinned]":
+		case m.Name == bufferMapping:
 			p.Buffers += resident
-		case p.Driver && m.Shared && m.Name == "/dev/zero (deleted)":
+		case p.Driver && m.Shared && m.Name == hostAllocMapping:
 			p.HostAllocated += resident
 			if m.size() > smallBlock {
 				p.Blocks = append(p.Blocks, Block{m.size(), resident, powerOfTwo(m.size())})
