@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ type benchFlags struct {
 	sizes    sizes
 	pid      int
 	watch    time.Duration
+	python   string
 	frames   frameFlags
 }
 
@@ -82,6 +84,8 @@ this one. docs/reference.md says how to add it to the table.
 	named(flags, "pid", "number")
 	flags.DurationVar(&f.watch, "watch", 0, "with --pid, count for this time how often it pins and unpins, such as 30s")
 	named(flags, "watch", "time")
+	flags.StringVar(&f.python, "python", "", "Python with PyTorch, such as python3, that is started for rows of PyTorch and DeepSpeed (memory only)")
+	named(flags, "python", "path")
 	f.frames.register(cmd)
 	for _, name := range []string{"duration", "sizes", "pid", "watch"} {
 		complete(cmd, name)
@@ -121,8 +125,19 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 	case f.watch < shortestWatch || f.watch > longestWatch:
 		return measure.Options{}, usagef("--watch %v: must be from %v to %v", f.watch, shortestWatch, longestWatch)
 	}
+	if cmd.Flags().Changed("python") {
+		if len(chosen) != 1 || chosen[0].Name != memoryExperiment || f.pid > 0 {
+			return measure.Options{}, usagef("--python is for pincheck bench %s alone, without --pid", memoryExperiment)
+		}
+		if cmd.Flags().Changed("sim") {
+			return measure.Options{}, usagef("--python and --sim exclude each other: PyTorch has no simulated GPU")
+		}
+		if _, err := exec.LookPath(f.python); err != nil {
+			return measure.Options{}, usagef("--python: %w", err)
+		}
+	}
 	frames, err := f.frames.validate(cmd, chosen)
-	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, Frames: frames}, err
+	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, Frames: frames, Python: f.python}, err
 }
 
 func experimentNames(all []measure.Experiment) []string {

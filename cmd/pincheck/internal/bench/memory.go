@@ -79,7 +79,7 @@ func roundedUp(n int) int { return 1 << bits.Len(uint(n-1)) }
 // takes returns the bytes that an allocator pins for a request, about.
 func takes(allocator string, n int) int {
 	switch allocator {
-	case powerOfTwo:
+	case powerOfTwo, byTorch, byDeepSpeed:
 		return roundedUp(n)
 	case pooled:
 		return n + n/8
@@ -104,11 +104,24 @@ func planMemory(env measure.Env) ([]measure.Group, error) {
 		}
 	}
 	var groups []measure.Group
-	for _, allocator := range allocators {
-		k := &keeper{dev: dev, allocator: allocator}
+	ways := allocators
+	if env.Python != "" {
+		ways = append(slices.Clone(ways), byTorch, byDeepSpeed)
+	}
+	for _, allocator := range ways {
+		k := &keeper{dev: dev, allocator: allocator, sizes: sizes, run: inChild, startTime: processTime, samples: maxProcesses}
+		if env.Quick {
+			k.samples = 1
+		}
+		if allocator == byTorch || allocator == byDeepSpeed {
+			k.run, k.startTime, k.samples = inPython(env.Python), pythonTime, 1
+			if len(env.Sizes) == 0 {
+				k.sizes = quickMemorySizes
+			}
+		}
 		g := measure.Group{Name: allocator, Open: k.open, Close: func() error { return nil }, Notes: func() []string { return k.notes }}
-		for _, n := range sizes {
-			g.Cases = append(g.Cases, k.retained(n, env.Quick))
+		for _, n := range k.sizes {
+			g.Cases = append(g.Cases, k.retained(n))
 			g.Footprint.Pinned = max(g.Footprint.Pinned, blocksOf(n)*takes(allocator, n))
 			g.Footprint.Device = max(g.Footprint.Device, min(n, piece))
 		}
@@ -139,14 +152,33 @@ func simulatedTables() []string {
 type keeper struct {
 	dev       *cudart.Device
 	allocator string
+	sizes     []int
+	run       func(ctx context.Context, limit time.Duration, r keepRequest) (keepReply, error)
+	startTime time.Duration // of a process
+	samples   int
 	notes     []string
 }
 
-func (k *keeper) open(context.Context) error {
+// inChild keeps memory in a child of this program.
+func inChild(ctx context.Context, limit time.Duration, r keepRequest) (keepReply, error) {
+	return child.Run[keepReply](ctx, limit, keepChild, r)
+}
+
+func (k *keeper) open(ctx context.Context) error {
 	if _, err := linux.ReadSMapsRollup(os.DirFS("/")); err != nil {
 		return fmt.Errorf("the kernel does not report what a process keeps: %w: %w", err, errors.ErrUnsupported)
 	}
-	return nil
+	if k.allocator != byTorch && k.allocator != byDeepSpeed {
+		return nil
+	}
+	_, err := k.run(ctx, processLimit, k.request(0, 0)) // whether it has them
+	return err
+}
+
+// request asks for so many blocks of n bytes.
+func (k *keeper) request(n, count int) keepRequest {
+	library := k.dev.Runtime().Library()
+	return keepRequest{Library: library.Path, Simulated: library.Simulated, Device: k.dev.Ordinal(), Allocator: k.allocator, Size: n, Count: count}
 }
 
 // What a process takes to start and to open CUDA, and the least rate of pinning, for
@@ -162,23 +194,16 @@ const (
 func secondsAt(bytes int, rate float64) time.Duration { return time.Duration(float64(bytes) / rate) }
 
 // retained is the case of one size. A second process hardly ever differs.
-func (k *keeper) retained(n int, quick bool) measure.Case {
-	samples := maxProcesses
-	if quick {
-		samples = 1
-	}
+func (k *keeper) retained(n int) measure.Case {
 	count := blocksOf(n)
 	pinned := count * takes(k.allocator, n)
 	mismatch := ""
 	return measure.Case{
 		Series: result.Series{Name: retainedName, Unit: result.Ratio, Better: result.Lower,
 			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
-		MinSamples: 1, Samples: samples, Budget: processTime + secondsAt(pinned, slowPin),
+		MinSamples: 1, Samples: k.samples, Budget: k.startTime + secondsAt(pinned, slowPin),
 		Sample: func(ctx context.Context) (float64, error) {
-			library := k.dev.Runtime().Library()
-			reply, err := child.Run[keepReply](ctx, processLimit+secondsAt(pinned, slowestRate), keepChild, keepRequest{
-				Library: library.Path, Simulated: library.Simulated, Device: k.dev.Ordinal(), Allocator: k.allocator, Size: n, Count: count,
-			})
+			reply, err := k.run(ctx, processLimit+secondsAt(pinned, slowestRate), k.request(n, count))
 			if err != nil {
 				return 0, err
 			}
@@ -360,6 +385,8 @@ func explainMemory(_ measure.Env, b *result.Bench) []string {
 		{pooled, "A pool (hostmem/pool)"},
 		{cudas, "cudaHostAlloc"},
 		{powerOfTwo, "An allocator that rounds up to powers of two, as PyTorch's does by default,"},
+		{byTorch, "PyTorch (Tensor.pin_memory)"},
+		{byDeepSpeed, "DeepSpeed (its accelerator's pin_memory)"},
 	} {
 		worst := maxMedianOf(b, retainedName, a.method)
 		if worst == nil {

@@ -44,6 +44,8 @@ type Options struct {
 	Sizes []int
 	// Frames shape batches of frames.
 	Frames Frames
+	// Python is a Python interpreter with PyTorch; "" for none.
+	Python string
 }
 
 // Frames are batches of frames, and how often each is copied. Zeros keep those of the plan.
