@@ -423,10 +423,9 @@ func stages() []loader.Stage {
 func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	l := &loop{resources: resources{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
 	size := l.batch * oneSample
-	warmUp, budget := g.window, g.budget
-	if waits(source) {
-		filled := time.Duration(l.batch) * g.delay // a batch by each worker
-		warmUp, budget = warmUp+2*filled, max(budget, 2*filled)
+	warmUp := g.window
+	if waits(source) { // the fewest samples take longer than the budget: a batch by each worker, for each
+		warmUp += 3 * time.Duration(l.batch) * g.delay
 	}
 	out := measure.Group{
 		Name: fmt.Sprintf("%s, on device %d", sourceTexts[source], dev.Ordinal()),
@@ -440,7 +439,7 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 		labels := l.labels(s)
 		c := measure.Case{
 			Series: result.Series{Name: samplesRate, Labels: labels, Unit: result.PerSecond, Better: result.Higher},
-			WarmUp: 1, MinSamples: 2, Budget: budget,
+			WarmUp: 1, MinSamples: 2, Budget: g.budget,
 			Sample: func(ctx context.Context) (float64, error) { return l.sample(ctx, s) },
 			Verify: l.verify,
 			Also: []measure.Also{

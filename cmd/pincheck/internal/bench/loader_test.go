@@ -88,7 +88,9 @@ func TestLoaderCopiesAsItSays(t *testing.T) {
 func copiesAsItSays(t *testing.T, s setting) {
 	sim, dev := slowSim(t)
 	l := newLoop(t, dev, fromMemory)
+	registered := sim.Calls("cudaHostRegister")
 	require.NoError(t, l.set(t.Context(), s))
+	assert.Equal(t, s.memory == inPinned, sim.Calls("cudaHostRegister") > registered)
 	waits, async, works := sim.Calls("cudaStreamSynchronize"), sim.Calls("cudaMemcpyAsync"), sim.Calls("cuLaunchKernel")
 	for range 5 {
 		_, err := l.turn(t.Context())

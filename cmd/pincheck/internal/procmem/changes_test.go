@@ -42,6 +42,7 @@ func TestChangesCountsBlocks(t *testing.T) {
 		"another in its place":                   {before: []string{a}, now: []string{another}, appeared: Blocks{1, 4 << 20}, vanished: Blocks{1, 4 << 20}},
 		"one and another":                        {before: []string{a}, now: []string{ours}, appeared: Blocks{1, 8192}, vanished: Blocks{1, 4 << 20}},
 		"a mapping that is split is no change":   {before: []string{ours}, now: []string{lower, upper}},
+		"a block of two mappings":                {now: []string{lower, upper}, appeared: Blocks{1, 8192}},
 		"a mapping that grows":                   {before: []string{ours}, now: []string{longer}, appeared: Blocks{1, 3 * 4096}},
 		"a mapping that shrinks":                 {before: []string{ours}, now: []string{upper}, vanished: Blocks{1, 4096}},
 		"parts of one mapping":                   {before: []string{longer}, now: []string{parts}, vanished: Blocks{3, 3 * 4096}},
