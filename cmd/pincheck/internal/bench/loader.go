@@ -594,9 +594,6 @@ func boundOf(b *result.Bench, s *result.Series) string {
 
 func settingText(l result.Labels) string {
 	reader := map[string]string{byLoader: "package loader", byPlain: "a plain reader"}[l.Get(readerKey)]
-	if l.Get(copiesKey) == noCopies {
-		return fmt.Sprintf("%s workers, %s, no copies", l.Get(workersKey), reader)
-	}
 	work := "without GPU work"
 	if l.Get(gpuWorkKey) == "yes" {
 		work = "with GPU work"
