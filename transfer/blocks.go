@@ -98,15 +98,24 @@ func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (b *Blo
 		b.processors = DefaultProcessors
 	}
 	b.batches.New, b.seen.New = func() any { return new(cudart.CopyBatch) }, func() any { return new(bitSet) }
-	if err = b.open(ctx); err != nil {
-		return nil, errors.Join(err, b.release(ctx))
+	_, err = bounded.Do(ctx, bounded.Call[struct{}]{
+		Run: func() (none struct{}, err error) {
+			if err = b.open(ctx); err != nil {
+				err = errors.Join(err, lifetime.Undo(ctx, b.release))
+			}
+			return none, err
+		},
+		Late: func(struct{}, error) { _ = lifetime.Undo(ctx, b.release) },
+	})
+	if err != nil {
+		return nil, err
 	}
 	return b, nil
 }
 
 // open loads the kernel where it can be used, and measures.
 func (b *Blocks) open(ctx context.Context) error {
-	sameAddress, err := bounded.Do(ctx, bounded.Call[int]{Run: func() (int, error) { return b.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem) }})
+	sameAddress, err := b.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -331,6 +332,31 @@ func TestEveryCallOfBlocksCanFail(t *testing.T) {
 			b, err := NewBlocks(t.Context(), dev, BlocksOptions{})
 			if err != nil {
 				require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
+				return
+			}
+			require.NoError(t, b.Close())
+		})
+	}
+}
+
+// Whenever its context ends, NewBlocks leaves nothing behind.
+func TestNewBlocksInterruptedAnywhere(t *testing.T) {
+	t.Parallel()
+	for k := 1; k <= 200; k += 1 + k/20 {
+		t.Run(fmt.Sprint(k), func(t *testing.T) {
+			sim, rt := testgpu.Sim(t, cudasim.Config{})
+			dev := rt.Devices()[0]
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var calls atomic.Int64
+			sim.OnCall(func(string, int) {
+				if calls.Add(1) == int64(k) {
+					cancel()
+				}
+			})
+			b, err := NewBlocks(ctx, dev, BlocksOptions{})
+			if err != nil {
+				require.ErrorIs(t, err, context.Canceled)
 				return
 			}
 			require.NoError(t, b.Close())

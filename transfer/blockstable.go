@@ -10,7 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // A blocksTable has how long copies of blocks take, by direction, size and variant, as was measured
@@ -105,36 +105,21 @@ func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
 	if err != nil {
 		return t, err
 	}
-	defer func() { err = errors.Join(err, buf.CloseContext(ctx)) }()
-	type memory struct {
-		s *cudart.Stream
-		p cudart.DevPtr
-	}
-	m, err := bounded.Do(ctx, bounded.Call[memory]{Run: func() (m memory, err error) {
-		if m.p, err = b.dev.Malloc(measureBytes + 16); err == nil {
-			if m.s, err = b.dev.NewStream(cudart.StreamOptions{}); err != nil {
-				err = errors.Join(err, b.dev.Free(m.p))
-			}
-		}
-		return m, err
-	}, Late: func(m memory, err error) {
-		if err == nil {
-			_ = errors.Join(m.s.Close(), b.dev.Free(m.p))
-		}
-	}})
+	defer func() { err = errors.Join(err, lifetime.Undo(ctx, buf.CloseContext)) }()
+	p, err := b.dev.Malloc(measureBytes + 16)
 	if err != nil {
 		return t, err
 	}
-	defer func() {
-		// Free waits for the device: copies of a measurement that was interrupted are done then.
-		_, closed := bounded.Do(ctx, bounded.Call[struct{}]{Run: func() (struct{}, error) {
-			return struct{}{}, errors.Join(b.dev.Free(m.p), m.s.Close())
-		}})
-		err = errors.Join(err, closed)
-	}()
+	// Free waits for the device: copies of a measurement that was interrupted are done then.
+	defer func() { err = errors.Join(err, b.dev.Free(p)) }()
+	s, err := b.dev.NewStream(cudart.StreamOptions{})
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
 	err = t.fill(func(variant blocksVariant, down bool, size, count int) (time.Duration, error) {
-		return b.timed(ctx, m.s, buf, m.p, variant, down, size, count)
+		return b.timed(ctx, s, buf, p, variant, down, size, count)
 	}, func() bool { return time.Since(began) < measureTime })
 	if err != nil {
 		return t, fmt.Errorf("measure: %w", err)
