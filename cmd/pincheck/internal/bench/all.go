@@ -13,6 +13,7 @@ func All() []measure.Experiment {
 		frames(wall(), mapLocked),
 		loading(fullGrid, quickGrid),
 		files,
+		blocks(),
 		Calls(),
 		managedMemory,
 	}

@@ -54,8 +54,11 @@ func (p pattern) each(ctx context.Context, b []byte, off int, do func(b, want []
 }
 
 // fill writes the pattern.
-func (p pattern) fill(ctx context.Context, b []byte) error {
-	return p.each(ctx, b, 0, func(b, want []byte, _ int) error {
+func (p pattern) fill(ctx context.Context, b []byte) error { return p.fillFrom(ctx, b, 0) }
+
+// fillFrom writes the pattern from byte off of it on.
+func (p pattern) fillFrom(ctx context.Context, b []byte, off int) error {
+	return p.each(ctx, b, off, func(b, want []byte, _ int) error {
 		copy(b, want)
 		return nil
 	})

@@ -18,6 +18,9 @@ type Experiment struct {
 	Views    []result.View
 	// Plan returns the groups to measure. It neither measures nor allocates.
 	Plan func(Env) ([]Group, error)
+	// Derive returns series that follow from those that were measured, of which it may find any missing.
+	// nil for none.
+	Derive func(*result.Bench) []result.Series
 	// Explain returns the answers. The Bench may lack series, as some cases fail or are not
 	// reached. nil for no answers.
 	Explain func(Env, *result.Bench) (answers []string)

@@ -50,6 +50,11 @@ func Run(ctx context.Context, e Experiment, env Env, progress func(Progress)) (*
 	}
 	r.Complete = err == nil
 	r.Seconds = time.Since(r.began).Seconds()
+	if e.Derive != nil {
+		for _, s := range e.Derive(r.Bench) {
+			r.add(s)
+		}
+	}
 	if e.Explain != nil {
 		r.Answers = append(r.Answers, e.Explain(env, r.Bench)...)
 	}

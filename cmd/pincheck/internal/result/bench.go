@@ -93,6 +93,7 @@ const (
 	Size      = "size_bytes"
 	Memory    = "memory"
 	Method    = "method"
+	Blocks    = "blocks" // number of blocks of one call
 )
 
 // Values of Direction.

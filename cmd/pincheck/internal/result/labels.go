@@ -18,6 +18,10 @@ func (l Label) Text() string {
 			return units.Bytes(n)
 		case l.Key == Device:
 			return "GPU " + l.Value
+		case l.Key == Blocks && n == 1:
+			return "1 block"
+		case l.Key == Blocks:
+			return units.Count(n) + " blocks"
 		}
 	}
 	switch l.Value {

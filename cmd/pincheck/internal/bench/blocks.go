@@ -1,0 +1,699 @@
+// The experiment blocks times transfer.Blocks on random blocks of a pool of pinned memory: by size, number and
+// direction, by the method that it chooses, by its kernel alone and by copy engines alone, beside one copy of as
+// many bytes and a copy each.
+//
+//   - Clock of rates: two events around one call on an idle stream, so that what the call does before its copies
+//     begin counts. Both directions begin at one event, each called from a goroutine of its own.
+//   - blocks_bandwidth: bytes of all blocks by that time, of both directions together for "both". blocks: their
+//     number by that time.
+//   - blocks_latency: the host's clock, from before the call to the end of SynchronizeBlocking.
+//   - engines_quicker_from: the smallest size that was measured from which on the engines' median rate is above the
+//     kernel's, by direction and number of blocks.
+
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/units"
+	"github.com/gopinned/pinned/transfer"
+)
+
+// The series of blocks.
+const (
+	seriesBlocks       = "blocks_bandwidth"
+	seriesBlockRate    = "blocks" // a second
+	seriesBlockLatency = "blocks_latency"
+	seriesEnginesFrom  = "engines_quicker_from"
+)
+
+// Values of result.Method of blocks, beside the names of transfer's methods.
+const (
+	byOneCopy    = "one_copy"  // of as many bytes, in a row on both sides
+	byCopies     = "copy_each" // queued by one call a block
+	engineKernel = "engine_up_kernel_down"
+	kernelEngine = "kernel_up_engine_down"
+)
+
+var (
+	byQuickest = transfer.QuickestMethod.String()
+	byKernel   = transfer.KernelMethod.String()
+	byEngine   = transfer.EngineMethod.String()
+)
+
+// A blockPlan has the sizes and numbers of blocks that are measured, and the times.
+type blockPlan struct {
+	sizes, counts []int
+	latencies     []int // numbers of blocks of which the latency is measured
+	budget        time.Duration
+}
+
+var (
+	fullBlocks = blockPlan{
+		sizes:  []int{512, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20},
+		counts: []int{1, 16, 128, 1024, 10_000, 100_000}, latencies: []int{16, 1024, 10_000}, budget: 40 * time.Millisecond,
+	}
+	quickBlocks = blockPlan{
+		sizes: []int{1 << 10, 4 << 10, 64 << 10}, counts: []int{16, 1024, 10_000}, latencies: []int{16, 1024, 10_000}, budget: 10 * time.Millisecond,
+	}
+)
+
+const (
+	blockPool      = 4 << 30   // pinned host memory of which blocks are taken
+	blockWindow    = 640 << 20 // device memory of either direction: 10,000 blocks of 64 KiB
+	simulatedPool  = 4 * maxSimulated
+	usualBlock     = 4 << 10 // of latencies, and of both directions at once
+	maxCopiesEach  = 10_000  // blocks that are copied by a call each: more take too long
+	latenciesTaken = 200     // samples of a latency
+)
+
+// blocks measures transfer.Blocks.
+func blocks() measure.Experiment {
+	e := measure.Experiment{
+		Name:     "blocks",
+		Short:    "many small blocks between pinned memory and the device: by size, number, direction and method",
+		Question: "How fast are many small blocks copied, and from which size on are copy engines quicker than a kernel?",
+		Views: []result.View{{Title: "Random blocks by the method that transfer.Blocks chooses", Series: seriesBlocks,
+			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}}},
+		Plan:    planBlocks,
+		Derive:  enginesFrom,
+		Explain: explainBlocks,
+	}
+	for _, q := range []struct{ title, series string }{{"Random blocks", seriesBlocks}, {"Blocks a second", seriesBlockRate}} {
+		for _, direction := range bothDirections {
+			for _, count := range fullBlocks.counts {
+				labels := result.Labels{{Key: result.Direction, Value: direction}, {Key: result.Blocks, Value: strconv.Itoa(count)}}
+				e.Views = append(e.Views, result.View{Title: fmt.Sprintf("%s %s, %s", q.title, directionText(direction), labels[1].Text()),
+					Series: q.series, Where: labels, X: result.Size, Lines: []string{result.Device, result.Method}})
+			}
+		}
+	}
+	e.Views = append(e.Views, result.View{Title: "Both directions at once, sum", Series: seriesBlocks, Where: result.Labels{{Key: result.Direction, Value: result.Both}},
+		X: result.Method, Lines: []string{result.Device, result.Size, result.Blocks}})
+	for _, direction := range bothDirections {
+		e.Views = append(e.Views, result.View{Title: "From the call to the end, " + directionText(direction), Series: seriesBlockLatency,
+			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Blocks, Lines: []string{result.Device, result.Size, result.Method}})
+	}
+	e.Views = append(e.Views, result.View{Title: "Smallest size from which on engines are quicker than the kernel", Series: seriesEnginesFrom,
+		X: result.Blocks, Lines: []string{result.Device, result.Direction}})
+	return e
+}
+
+func planBlocks(env measure.Env) ([]measure.Group, error) {
+	if len(env.Devices) == 0 {
+		return nil, errNoDevice
+	}
+	p := fullBlocks
+	if env.Quick {
+		p = quickBlocks
+	}
+	usual := usualBlock
+	if len(env.Sizes) > 0 {
+		p.sizes = slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
+		usual = p.sizes[0]
+	}
+	var groups []measure.Group
+	for _, dev := range env.Devices {
+		f := &blocksFixture{resources: resources{dev: dev}, pool: blockPool, window: blockWindow}
+		if isSimulated(env) {
+			f.pool, f.window = simulatedPool, maxSimulated
+		}
+		wanted := f.pool
+		if available, ok := hostmem.Available(); ok {
+			f.pool = min(f.pool, available/2&^(piece-1))
+		}
+		if free, _, err := dev.MemInfo(); err == nil {
+			f.window = min(f.window, free/4)
+		}
+		f.window = min(f.window, f.pool/2)
+		if largest := max(p.sizes[len(p.sizes)-1], usual); f.window < largest {
+			return nil, fmt.Errorf("blocks of %s: the memory that is available admits %s at most", units.Bytes(largest), units.Bytes(f.window))
+		}
+		methods := []string{byQuickest, byKernel, byEngine, byOneCopy, byCopies}
+		mixed := []string{engineKernel, kernelEngine}
+		sameAddress, err := dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
+		if f.kernel = err != nil || sameAddress != 0; !f.kernel { // Open reports an error
+			methods, mixed = slices.DeleteFunc(methods, func(m string) bool { return m == byKernel }), nil
+			groups = append(groups, notMeasured(fmt.Sprintf("GPU %d, blocks by the kernel", dev.Ordinal()), "the device cannot access host memory by its address"))
+		}
+		var cases []measure.Case
+		for _, size := range p.sizes {
+			for _, count := range f.counts(size, p.counts) {
+				for _, direction := range bothDirections {
+					for _, method := range methods {
+						if method != byCopies || count <= maxCopiesEach {
+							cases = append(cases, f.rate(direction, method, size, count, p.budget))
+						}
+					}
+				}
+			}
+		}
+		counts := f.counts(usual, p.counts)
+		for _, method := range slices.Concat(methods, mixed) {
+			if count := counts[len(counts)-1]; method != byCopies || count <= maxCopiesEach {
+				cases = append(cases, f.rate(result.Both, method, usual, count, p.budget))
+			}
+		}
+		for _, count := range f.counts(usual, p.latencies) {
+			for _, direction := range bothDirections {
+				for _, method := range methods {
+					if method != byOneCopy {
+						cases = append(cases, f.latency(direction, method, usual, count, p.budget))
+					}
+				}
+			}
+		}
+		g := measure.Group{
+			Name:      fmt.Sprintf("GPU %d", dev.Ordinal()),
+			Footprint: measure.Footprint{Pinned: f.pool + min(f.window, checkBytes), Device: 2 * f.window},
+			Setup:     f.setup(cases), Open: f.open, Close: f.close, Cases: cases,
+		}
+		if f.pool < wanted {
+			got := f.pool
+			g.Notes = func() []string {
+				return []string{fmt.Sprintf("blocks are of %s of pinned memory, not of %s: that is half of what is available", units.Bytes(got), units.Bytes(wanted))}
+			}
+		}
+		groups = append(groups, g)
+	}
+	return groups, nil
+}
+
+// counts returns the numbers of blocks of a size that the device memory holds, or if it holds none of them as
+// many as it holds.
+func (f *blocksFixture) counts(size int, all []int) []int {
+	held := slices.DeleteFunc(slices.Clone(all), func(count int) bool { return count > f.window/size })
+	if len(held) == 0 {
+		held = []int{f.window / size}
+	}
+	return held
+}
+
+// setup is about how long open takes, and what overwrites and compares blocks.
+func (f *blocksFixture) setup(cases []measure.Case) time.Duration {
+	const memory = 3.0 // GB/s, of blocks at random
+	took := setupTime(f.pool)
+	for i := range cases {
+		took += secondsAt(2*cases[i].BytesPerSample, memory)
+	}
+	return took
+}
+
+// A blocksFixture has the memory on both sides, and what copies blocks. All of the host memory has the pattern
+// uploaded, except where the last case copied to; in has whatever was uploaded last, out the pattern
+// downloaded.
+type blocksFixture struct {
+	resources
+	pool, window int  // bytes of the host memory, and of in and of out
+	kernel       bool // can be used
+
+	host     *hostmem.Buffer
+	in, out  cudart.DevPtr // the target of uploads, the source of downloads
+	up, down *cudart.Stream
+	span     *measure.Span
+	check    *hostmem.Buffer // the device's bytes, to compare
+	by       map[string]*transfer.Blocks
+	lists    map[int][]uint32 // by size: numbers of blocks of the host memory, at random, none twice
+	written  blockList        // what downloads wrote to, if anything
+}
+
+// A blockList is blocks of the host memory, which lie one after the other on the device.
+type blockList struct {
+	size, count int
+	index       []uint32 // nil for blocks in a row, from byte base on
+	base        int
+}
+
+// at returns where in the host memory block i lies.
+func (l *blockList) at(i int) int {
+	if l.index != nil {
+		return int(l.index[i]) * l.size
+	}
+	return l.base + i*l.size
+}
+
+func (f *blocksFixture) open(ctx context.Context) (err error) {
+	for _, s := range []**cudart.Stream{&f.up, &f.down} {
+		if *s, err = f.stream(); err != nil {
+			return err
+		}
+	}
+	if f.span, err = f.resources.span(); err != nil {
+		return err
+	}
+	for _, p := range []*cudart.DevPtr{&f.in, &f.out} {
+		if *p, err = f.device(f.window); err != nil {
+			return err
+		}
+	}
+	if f.host, err = f.pinned(ctx, f.pool); err != nil {
+		return err
+	}
+	if f.check, err = f.pinned(ctx, min(f.window, checkBytes)); err != nil {
+		return err
+	}
+	for off := 0; off < f.window; off += f.check.Len() {
+		b := f.check.Bytes()[:min(f.check.Len(), f.window-off)]
+		if err := downloaded.fillFrom(ctx, b, off); err != nil {
+			return err
+		}
+		if err := f.check.CopyToDevice(f.up, f.out+cudart.DevPtr(off), 0, len(b)); err != nil {
+			return err
+		}
+		if err := f.up.Synchronize(ctx); err != nil {
+			return err
+		}
+	}
+	if err := uploaded.fill(ctx, f.host.Bytes()); err != nil {
+		return err
+	}
+	f.by, f.lists = map[string]*transfer.Blocks{}, map[int][]uint32{}
+	for _, m := range []transfer.BlocksMethod{transfer.QuickestMethod, transfer.KernelMethod, transfer.EngineMethod} {
+		if m == transfer.KernelMethod && !f.kernel {
+			continue
+		}
+		b, err := transfer.NewBlocks(ctx, f.dev, transfer.BlocksOptions{Method: m})
+		if err != nil {
+			return err
+		}
+		f.undo = append(f.undo, b.CloseContext)
+		f.by[m.String()] = b
+	}
+	return nil
+}
+
+func (f *blocksFixture) close() error {
+	err := f.resources.close()
+	*f = blocksFixture{resources: resources{dev: f.dev, now: f.now}, pool: f.pool, window: f.window, kernel: f.kernel}
+	return err
+}
+
+func (f *blocksFixture) node() (int, bool) { return nodeOfMemory(f.dev, f.host.Bytes()) }
+
+// random returns count numbers of blocks for uploads, and as many others for downloads.
+func (f *blocksFixture) random(size, count int) (up, down []uint32) {
+	total := f.pool / size
+	if list := f.lists[size]; len(list) < 2*count {
+		r, moved := rand.New(rand.NewPCG(1, uint64(size))), map[int]uint32{}
+		at := func(i int) uint32 {
+			if v, ok := moved[i]; ok {
+				return v
+			}
+			return uint32(i)
+		}
+		list = make([]uint32, 2*count)
+		for i := range list { // of Fisher and Yates, for the first ones
+			j := i + r.IntN(total-i)
+			list[i], moved[j] = at(j), at(i)
+		}
+		f.lists[size] = list
+	}
+	return f.lists[size][:count], f.lists[size][count : 2*count]
+}
+
+// A blockCase copies blocks in one way.
+type blockCase struct {
+	*blocksFixture
+	direction, method string
+	upload, download  blockList
+	prepared          bool
+}
+
+func (f *blocksFixture) newCase(direction, method string, size, count int) *blockCase {
+	return &blockCase{blocksFixture: f, direction: direction, method: method, upload: blockList{size: size, count: count}, download: blockList{size: size, count: count}}
+}
+
+func (c *blockCase) labels() result.Labels {
+	return append(labelsOf(c.dev), result.Labels{{Key: result.Direction, Value: c.direction}, {Key: result.Method, Value: c.method},
+		{Key: result.Size, Value: strconv.Itoa(c.upload.size)}, {Key: result.Blocks, Value: strconv.Itoa(c.upload.count)}}...)
+}
+
+// rate is the case of how many bytes, and blocks, are copied a second.
+func (f *blocksFixture) rate(direction, method string, size, count int, budget time.Duration) measure.Case {
+	c := f.newCase(direction, method, size, count)
+	count *= len(directionsOf(direction))
+	var watch measure.Stopwatch
+	var blocks float64
+	return measure.Case{
+		Series: result.Series{Name: seriesBlocks, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: size * count, Labels: c.labels()},
+		WarmUp: 1, Budget: budget, CPU: watch.CPU,
+		Sample: func(ctx context.Context) (float64, error) {
+			if err := c.prepare(ctx); err != nil {
+				return 0, err
+			}
+			watch.Start()
+			defer watch.Stop()
+			took, err := c.time(ctx)
+			blocks = float64(count) / took.Seconds()
+			return float64(size*count) / float64(took.Nanoseconds()), err
+		},
+		Also: []measure.Also{{Series: result.Series{Name: seriesBlockRate, Unit: result.PerSecond, Better: result.Higher, Labels: c.labels()},
+			Last: func() (float64, bool) { return blocks, true }}},
+		Verify: c.verify, Node: f.node,
+	}
+}
+
+// latency is the case of the time from the call to the end of the copies.
+func (f *blocksFixture) latency(direction, method string, size, count int, budget time.Duration) measure.Case {
+	c := f.newCase(direction, method, size, count)
+	return measure.Case{
+		Series: result.Series{Name: seriesBlockLatency, Unit: result.Seconds, Better: result.Lower, Labels: c.labels()},
+		WarmUp: 2, Budget: budget, Samples: latenciesTaken,
+		Sample: func(ctx context.Context) (float64, error) {
+			if err := c.prepare(ctx); err != nil {
+				return 0, err
+			}
+			began := c.blocksFixture.time()
+			if err := c.queue(ctx, direction); err != nil {
+				return 0, err
+			}
+			err := c.main(direction).SynchronizeBlocking()
+			return (c.blocksFixture.time() - began).Seconds(), cmp.Or(err, bounded.Ended(ctx))
+		},
+		Verify: c.verify,
+	}
+}
+
+func (f *blocksFixture) main(direction string) *cudart.Stream {
+	if direction == result.DeviceToHost {
+		return f.down
+	}
+	return f.up
+}
+
+// prepare chooses the blocks, once, and overwrites where they are copied to.
+func (c *blockCase) prepare(ctx context.Context) error {
+	if c.prepared {
+		return nil
+	}
+	if c.method == byOneCopy {
+		c.download.base = c.pool / 2
+	} else {
+		c.upload.index, c.download.index = c.random(c.upload.size, c.upload.count)
+	}
+	if err := errors.Join(c.up.Synchronize(ctx), c.down.Synchronize(ctx)); err != nil {
+		return err
+	}
+	written := c.written
+	c.written = blockList{}
+	err := written.each(ctx, func(i, at int) error { return uploaded.fillFrom(ctx, c.host.Bytes()[at:at+written.size], at) })
+	if err != nil {
+		return err
+	}
+	for _, direction := range directionsOf(c.direction) {
+		if direction == result.HostToDevice {
+			err = c.up.Memset(c.in, poison, c.upload.size*c.upload.count)
+		} else {
+			c.written = c.download
+			err = c.written.each(ctx, func(_, at int) error {
+				clear(c.host.Bytes()[at : at+c.written.size])
+				return nil
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	c.prepared = true
+	return c.up.Synchronize(ctx)
+}
+
+// each calls do with the blocks and where in the host memory they lie, until ctx ends.
+func (l *blockList) each(ctx context.Context, do func(i, at int) error) error {
+	for i := range l.count {
+		if i%1024 == 0 {
+			if err := bounded.Ended(ctx); err != nil {
+				return err
+			}
+		}
+		if err := do(i, l.at(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verify compares what arrived.
+func (c *blockCase) verify(ctx context.Context) error {
+	var errs []error
+	for _, direction := range directionsOf(c.direction) {
+		if direction == result.HostToDevice {
+			errs = append(errs, c.compareUploaded(ctx))
+			continue
+		}
+		errs = append(errs, c.download.each(ctx, func(i, at int) error {
+			return downloaded.compare(ctx, c.host.Bytes()[at:at+c.download.size], i*c.download.size)
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// compareUploaded compares the device's memory with the blocks of the host memory.
+func (c *blockCase) compareUploaded(ctx context.Context) error {
+	n := c.upload.size * c.upload.count
+	for off := 0; off < n; off += c.check.Len() {
+		got := c.check.Bytes()[:min(c.check.Len(), n-off)]
+		if err := c.check.CopyFromDevice(c.up, c.in+cudart.DevPtr(off), 0, len(got)); err != nil {
+			return err
+		}
+		if err := c.up.Synchronize(ctx); err != nil {
+			return err
+		}
+		for at := off; len(got) > 0; { // a block, or what of it is there
+			in := at % c.upload.size
+			m := min(c.upload.size-in, len(got))
+			if err := uploaded.compare(ctx, got[:m], c.upload.at(at/c.upload.size)+in); err != nil {
+				return err
+			}
+			got, at = got[m:], at+m
+		}
+	}
+	return nil
+}
+
+// queue queues the copies of one direction.
+func (c *blockCase) queue(ctx context.Context, direction string) error {
+	s, p, l := c.up, c.in, &c.upload
+	copied := c.host.CopyToDevice
+	if direction == result.DeviceToHost {
+		s, p, l, copied = c.down, c.out, &c.download, c.host.CopyFromDevice
+	}
+	switch c.method {
+	case byOneCopy:
+		return copied(s, p, l.base, l.size*l.count)
+	case byCopies:
+		return l.each(ctx, func(i, at int) error { return copied(s, p+cudart.DevPtr(i*l.size), at, l.size) })
+	}
+	method := c.method
+	if method == engineKernel || method == kernelEngine {
+		method = byKernel
+		if (c.method == engineKernel) == (direction == result.HostToDevice) {
+			method = byEngine
+		}
+	}
+	do := c.by[method].Upload
+	if direction == result.DeviceToHost {
+		do = c.by[method].Download
+	}
+	_, err := do(ctx, s, transfer.BlockCopy{Host: c.host.Bytes(), Device: p, DeviceLen: c.window, HostIndex: l.index, Size: l.size, Count: l.count})
+	return err
+}
+
+// time returns the device's time of the copies, from the event after which they may begin.
+func (c *blockCase) time(ctx context.Context) (time.Duration, error) {
+	if c.direction != result.Both {
+		return c.span.Time(ctx, c.main(c.direction), func() error { return c.queue(ctx, c.direction) })
+	}
+	return c.span.Time(ctx, c.up, func() error {
+		if err := c.down.WaitPoint(c.up.Point()); err != nil {
+			return err
+		}
+		queued := make(chan error, 1)
+		go func() { queued <- c.queue(ctx, result.DeviceToHost) }()
+		err := c.queue(ctx, result.HostToDevice)
+		if err = errors.Join(err, <-queued); err != nil {
+			return err
+		}
+		return c.up.WaitPoint(c.down.Point())
+	})
+}
+
+// enginesFrom returns for each direction and number of blocks from which size on the engines are quicker, where
+// that is so of any.
+func enginesFrom(b *result.Bench) (out []result.Series) {
+	for _, kernels := range rowsBySize(b) {
+		from := 0
+		for _, s := range kernels {
+			switch engine := other(b, s, seriesBlocks, result.Method, byEngine); {
+			case engine == nil:
+			case engine.Median <= s.Median:
+				from = 0
+			case from == 0:
+				from = sizeOf(s.Labels)
+			}
+		}
+		if from > 0 {
+			out = append(out, result.Series{Name: seriesEnginesFrom, Unit: result.Bytes, Labels: conditionsOf(kernels[0]), Samples: []float64{float64(from)}})
+		}
+	}
+	return out
+}
+
+// rowsBySize returns the kernel's series of each device, direction and number of blocks, by size.
+func rowsBySize(b *result.Bench) (rows [][]*result.Series) {
+	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: result.Labels{{Key: result.Method, Value: byKernel}}}) {
+		i := slices.IndexFunc(rows, func(row []*result.Series) bool { return slices.Equal(conditionsOf(row[0]), conditionsOf(s)) })
+		switch {
+		case s.Labels.Get(result.Direction) == result.Both:
+		case i < 0:
+			rows = append(rows, []*result.Series{s})
+		default:
+			rows[i] = append(rows[i], s)
+		}
+	}
+	for _, row := range rows {
+		slices.SortFunc(row, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
+	}
+	return rows
+}
+
+// conditionsOf returns the labels of a row of sizes.
+func conditionsOf(s *result.Series) result.Labels {
+	var out result.Labels
+	for _, key := range []string{result.Device, result.Direction, result.Blocks} {
+		out = append(out, result.Label{Key: key, Value: s.Labels.Get(key)})
+	}
+	return out
+}
+
+func explainBlocks(env measure.Env, b *result.Bench) []string {
+	return eachDevice(b, "", func(b *result.Bench) (out []string) {
+		all := []string{explainCrossovers(b), explainBlockRates(b, result.HostToDevice), explainBlockRates(b, result.DeviceToHost),
+			explainBlockRates(b, result.Both), explainBlockLatencies(b)}
+		if !isSimulated(env) { // of which NewBlocks measures the host's time
+			all = append(all, explainChoice(b))
+		}
+		return slices.DeleteFunc(all, func(text string) bool { return text == "" })
+	})
+}
+
+// explainCrossovers says from which size on engines are quicker, in one line.
+func explainCrossovers(b *result.Bench) string {
+	var parts []string
+	for _, direction := range bothDirections {
+		var counts []string
+		for _, row := range rowsBySize(b) {
+			if row[0].Labels.Get(result.Direction) != direction || other(b, row[0], seriesBlocks, result.Method, byEngine) == nil {
+				continue
+			}
+			text := "at no size up to " + units.Bytes(sizeOf(row[len(row)-1].Labels))
+			if s := b.Find(seriesEnginesFrom, conditionsOf(row[0])...); s != nil {
+				text = "from " + units.Bytes(int(s.Median)) + " on"
+			}
+			counts = append(counts, text+" ("+result.Label{Key: result.Blocks, Value: row[0].Labels.Get(result.Blocks)}.Text()+")")
+		}
+		if len(counts) > 0 {
+			parts = append(parts, directionText(direction)+" "+strings.Join(counts, ", "))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "Copy engines are quicker than the kernel: " + strings.Join(parts, "; ") + "."
+}
+
+// methodTexts are the methods in sentences, in their order.
+var methodTexts = []struct{ method, text string }{
+	{byQuickest, "by the method that is chosen"}, {byKernel, "by the kernel"}, {byEngine, "by engines"}, {engineKernel, "by engines up and the kernel down"},
+	{kernelEngine, "by the kernel up and engines down"}, {byCopies, "by a copy each"}, {byOneCopy, "in one copy"},
+}
+
+// explainBlockRates says how fast the largest number of blocks of the usual size is, or of the smallest one.
+func explainBlockRates(b *result.Bench, direction string) string {
+	var at *result.Series
+	distance := func(s *result.Series) float64 { return math.Abs(math.Log2(float64(sizeOf(s.Labels)) / usualBlock)) }
+	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: result.Labels{{Key: result.Direction, Value: direction}, {Key: result.Method, Value: byQuickest}}}) {
+		if at == nil || distance(s) < distance(at) || distance(s) == distance(at) && blocksOfSeries(s) > blocksOfSeries(at) {
+			at = s
+		}
+	}
+	if at == nil {
+		return ""
+	}
+	var parts []string
+	for _, m := range methodTexts {
+		s := other(b, at, seriesBlocks, result.Method, m.method)
+		if s == nil {
+			continue
+		}
+		text := units.Rate(s.Median) + " " + m.text
+		if s.CPUSecondsPerGB != nil {
+			text += fmt.Sprintf(" (%s CPU s/GB)", units.Number(*s.CPUSecondsPerGB, 3))
+		}
+		parts = append(parts, text)
+	}
+	each := ""
+	if direction == result.Both {
+		each = " each way"
+	}
+	return fmt.Sprintf("%s of %s%s, %s: %s.", at.Labels[len(at.Labels)-1].Text(), units.Bytes(sizeOf(at.Labels)), each, directionText(direction), list(parts))
+}
+
+func blocksOfSeries(s *result.Series) int {
+	n, _ := strconv.Atoi(s.Labels.Get(result.Blocks))
+	return n
+}
+
+// explainBlockLatencies says how long few blocks and many take.
+func explainBlockLatencies(b *result.Bench) string {
+	var parts []string
+	size := 0
+	for _, s := range b.Select(result.View{Series: seriesBlockLatency, Where: result.Labels{{Key: result.Direction, Value: result.HostToDevice}, {Key: result.Method, Value: byQuickest}}}) {
+		size = sizeOf(s.Labels)
+		text := s.Labels[len(s.Labels)-1].Text() + " take " + units.Seconds(s.Median)
+		if each := other(b, s, seriesBlockLatency, result.Method, byCopies); each != nil {
+			text += " (a copy each " + units.Seconds(each.Median) + ")"
+		}
+		parts = append(parts, text)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("From the call to the end, blocks of %s host to device: %s.", units.Bytes(size), list(parts))
+}
+
+// explainChoice compares the method that is chosen with the best of the others.
+func explainChoice(b *result.Bench) string {
+	var worst *result.Series
+	share := math.Inf(1)
+	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: result.Labels{{Key: result.Method, Value: byQuickest}}}) {
+		best := 0.0
+		for _, method := range []string{byKernel, byEngine, byCopies} {
+			if o := other(b, s, seriesBlocks, result.Method, method); o != nil {
+				best = max(best, o.Median)
+			}
+		}
+		if best > 0 && s.Median/best < share && s.Labels.Get(result.Direction) != result.Both {
+			worst, share = s, s.Median/best
+		}
+	}
+	if worst == nil {
+		return ""
+	}
+	return fmt.Sprintf("The method that is chosen reaches %s of the best of kernel, engines and a copy each, or more: least with %s of %s, %s.",
+		units.Share(share), worst.Labels[len(worst.Labels)-1].Text(), units.Bytes(sizeOf(worst.Labels)), directionText(worst.Labels.Get(result.Direction)))
+}
