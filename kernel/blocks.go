@@ -12,23 +12,25 @@ import (
 //go:embed src/blocks.ptx
 var blocksPTX []byte
 
-// A Blocks has the kernel that copies many blocks, loaded on a device.
+// A Blocks has the kernels that copy many blocks and check lists of their indices, loaded on a device.
 type Blocks struct {
 	*Module
-	copying *Kernel
+	copying, searching *Kernel
 }
 
-// NewBlocks loads the kernel. Close it. The errors are those of [Load] and [Module.Kernel].
+// NewBlocks loads the kernels. Close it. The errors are those of [Load] and [Module.Kernel].
 func NewBlocks(ctx context.Context, dev *cudart.Device) (*Blocks, error) {
 	m, err := Load(ctx, dev, blocksPTX)
 	if err != nil {
 		return nil, err
 	}
-	k, err := m.Kernel(ctx, "pinned_blocks")
-	if err != nil {
-		return nil, errors.Join(err, m.CloseContext(ctx))
+	b := &Blocks{Module: m}
+	for name, k := range map[string]**Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching} {
+		if *k, err = m.Kernel(ctx, name); err != nil {
+			return nil, errors.Join(err, m.CloseContext(ctx))
+		}
 	}
-	return &Blocks{m, k}, nil
+	return b, nil
 }
 
 // A BlockList says where blocks lie: block i at Base + i*Stride or, with a list, at
@@ -59,4 +61,18 @@ func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, process
 	}
 	return b.copying.Launch(s, Config{Grid: Dim{X: processors}, Block: Dim{X: blocksThreads}},
 		Ptr(dst.Base), Ptr(dst.Index), Int(dst.Stride), Ptr(src.Base), Ptr(src.Index), Int(src.Stride), Int(count), Int(size))
+}
+
+// FirstBeyond queues a search for the first of count indices that is limit or more, in a list of
+// uint32. Two uint64 at result, memory that the device can access, become its place in the list and
+// the index: count and 0 if there is none. One multiprocessor searches. Errors are those of
+// [Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
+func (b *Blocks) FirstBeyond(s *cudart.Stream, list cudart.DevPtr, count, limit int, result cudart.DevPtr) error {
+	switch {
+	case b == nil:
+		return fmt.Errorf("kernel: check indices: %w", errZero)
+	case count < 0 || limit < 0:
+		return fmt.Errorf("kernel: check %d indices, below %d: %w", count, limit, cudart.ErrInvalidValue)
+	}
+	return b.searching.Launch(s, Config{Grid: Dim{X: 1}, Block: Dim{X: blocksThreads}}, Ptr(list), Int(count), Int(limit), Ptr(result))
 }

@@ -131,5 +131,8 @@ func TestOwnKernelsHaveTheLaunchedParameters(t *testing.T) {
 	}, memory)
 	blocks, err := checkCode(blocksPTX)
 	require.NoError(t, err)
-	assert.Equal(t, map[string]ptx.Entry{"pinned_blocks": {Params: []int{8, 8, 8, 8, 8, 8, 8, 8}, BlockThreads: blocksThreads}}, blocks)
+	assert.Equal(t, map[string]ptx.Entry{
+		"pinned_blocks":       {Params: []int{8, 8, 8, 8, 8, 8, 8, 8}, BlockThreads: blocksThreads},
+		"pinned_first_beyond": {Params: []int{8, 8, 8, 8}, BlockThreads: blocksThreads},
+	}, blocks)
 }

@@ -111,6 +111,18 @@ func newTrial(r *rand.Rand, name string) *trial {
 			t.args = append(t.args, Int(stride))
 		}
 		t.args = append(t.args, Int(count), Int(size))
+	case "pinned_first_beyond":
+		list, count, limit := region(4), n/4, 1+r.IntN(1<<31)
+		for i := range count { // few are beyond, or none
+			binary.LittleEndian.PutUint32(t.memory[list+4*i:], uint32(r.IntN(limit)))
+		}
+		for range r.IntN(4) {
+			binary.LittleEndian.PutUint32(t.memory[list+4*r.IntN(max(count, 1)):], uint32(limit)+uint32(r.IntN(3)))
+		}
+		t.shape.Grid, t.shape.Block.Y, t.shape.Block.Z = Dim{X: 1}, 1, 1
+		pointer(list)
+		t.args = append(t.args, Int(count), Int(limit))
+		pointer(region(8))
 	}
 	return t
 }
@@ -219,6 +231,18 @@ func (t *trial) byThreads() []byte {
 			binary.LittleEndian.PutUint64(m[arg(3):], next)
 		}
 	}
+	if t.kernel == "pinned_first_beyond" { // each thread has its first, and the least of these counts
+		first, index := arg(1), uint32(0)
+		for thread := range threads {
+			for i := thread; i < first; i += threads {
+				if v := binary.LittleEndian.Uint32(m[arg(0)+4*i:]); uint64(v) >= arg(2) {
+					first, index = i, v
+				}
+			}
+		}
+		binary.LittleEndian.PutUint64(m[arg(3):], first)
+		binary.LittleEndian.PutUint64(m[arg(3)+8:], uint64(index))
+	}
 	clear(m[t.undefined[0]:t.undefined[1]])
 	return m
 }
@@ -236,7 +260,7 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 		count = 500
 		targets = append(targets, target{"real", testgpu.Device(t)})
 	}
-	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_blocks"} {
+	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_blocks", "pinned_first_beyond"} {
 		r := rand.New(rand.NewPCG(1, uint64(len(name))))
 		trials := make([]*trial, count)
 		for i := range trials {
@@ -244,7 +268,7 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 		}
 		for _, target := range targets {
 			code := memoryPTX
-			if name == "pinned_blocks" {
+			if name == "pinned_blocks" || name == "pinned_first_beyond" {
 				code = blocksPTX
 			}
 			m, err := Load(t.Context(), target.dev, code)

@@ -58,7 +58,10 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		}
 	}
 	ofBlocks := func(b *kernel.Blocks, n int) calls {
-		return calls{"Copy": func() error { return b.Copy(r.stream, kernel.BlockList{}, kernel.BlockList{}, 1, n, 1) }}
+		return calls{
+			"Copy":        func() error { return b.Copy(r.stream, kernel.BlockList{}, kernel.BlockList{}, 1, n, 1) },
+			"FirstBeyond": func() error { return b.FirstBeyond(r.stream, 1, n, 1, 1) },
+		}
 	}
 	for name, list := range map[string]calls{
 		"nil Blocks": ofBlocks(nil, 1), "zero Blocks": ofBlocks(new(kernel.Blocks), 1), "less blocks than none": ofBlocks(new(kernel.Blocks), -1),

@@ -167,7 +167,7 @@ var errNoBlocks = errors.New("the Blocks are nil or zero: make them with NewBloc
 func (b *Blocks) made() bool { return b != nil && b.lists != nil }
 
 // A BlockCopy is copies of blocks between host memory and memory of a device. On either side
-// block i lies at i*Stride or, with an index, at Index[i]*Stride.
+// block i lies at i*Stride or, with a list of indices, at Index[i]*Stride.
 type BlockCopy struct {
 	// Host is the host memory: bytes of a [hostmem.Buffer], Registration, File or a lease.
 	Host []byte
@@ -175,7 +175,19 @@ type BlockCopy struct {
 	Device    cudart.DevPtr
 	DeviceLen int
 
-	HostIndex, DeviceIndex   []uint32
+	HostIndex, DeviceIndex []uint32
+	// HostIndexOnDevice and DeviceIndexOnDevice are lists of Count uint32 in memory that the device
+	// can access, in place of HostIndex and DeviceIndex. The kernel reads them when the stream has
+	// reached the copies, so work queued before may write them. Engines do not read them: such
+	// copies are the kernel's whatever is quicker, and are refused where there is none
+	// ([cudart.ErrUnsupported]).
+	HostIndexOnDevice, DeviceIndexOnDevice cudart.DevPtr
+	// CheckIndices has the device check lists in its memory. The call waits for that, and so for
+	// what the stream has to do before. Without it an index that is not within the memory lets
+	// the kernel access whatever lies there. Whether blocks of the target overlap is not checked
+	// of such lists.
+	CheckIndices bool
+
 	HostStride, DeviceStride int // bytes, 0 is Size
 
 	Size  int // bytes of a block: copies by kernels are quick if all is a multiple of 16
@@ -183,10 +195,11 @@ type BlockCopy struct {
 }
 
 // Upload queues copies from host memory to the device, on s, and returns the place after them.
-// The lists may be changed when it returns. The host memory may be changed, and a lease released,
-// when the stream has passed the copies: give s to the lease's Release.
+// The lists may be changed when it returns. The host memory and lists in the device's memory may be
+// changed, and a lease released, when the stream has passed the copies: give s to the lease's
+// Release.
 //
-// Nothing is queued if the host memory is not pinned by package hostmem, if a block is not
+// No copy is queued if the host memory is not pinned by package hostmem, if a block is not
 // within its memory, or if two blocks of the target overlap: the error has the block.
 // Other errors are those of ctx, [ErrClosed], and CUDA's; after one of CUDA's, copies may be queued.
 func (b *Blocks) Upload(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
@@ -240,6 +253,11 @@ func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, c BlockCopy, down b
 	if !ok {
 		return p, fmt.Errorf("the %d bytes of host memory are not pinned, or not by package hostmem: hostmem.Register pins them", len(c.Host))
 	}
+	if c.CheckIndices && c.listsOnDevice() {
+		if err := b.checkOnDevice(ctx, s, &c); err != nil {
+			return p, err
+		}
+	}
 	if b.choose(&c, down) == KernelMethod {
 		err = b.byKernel(ctx, s, &c, owner, down)
 	} else {
@@ -253,6 +271,9 @@ func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, c BlockCopy, down b
 
 // choose returns the method for a copy.
 func (b *Blocks) choose(c *BlockCopy, down bool) BlocksMethod {
+	if c.listsOnDevice() {
+		return KernelMethod
+	}
 	if b.method != QuickestMethod {
 		return b.method
 	}
@@ -275,8 +296,8 @@ var kernelUnits = [...]int{16, 4, 1}
 // byKernel has the kernel read the lists from pinned memory, which returns to the pool when
 // the stream has passed it.
 func (b *Blocks) byKernel(ctx context.Context, s *cudart.Stream, c *BlockCopy, owner hostmem.Pinned, down bool) error {
-	host := kernel.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))), Stride: c.HostStride}
-	device := kernel.BlockList{Base: c.Device, Stride: c.DeviceStride}
+	host := kernel.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))), Stride: c.HostStride, Index: c.HostIndexOnDevice}
+	device := kernel.BlockList{Base: c.Device, Stride: c.DeviceStride, Index: c.DeviceIndexOnDevice}
 	var lease pool.Lease
 	if n := c.Count * (btoi(c.HostIndex != nil) + btoi(c.DeviceIndex != nil)); n > 0 {
 		var err error
@@ -357,23 +378,58 @@ func (c *BlockCopy) offsets(i int) (host, device int) {
 	return host * c.HostStride, device * c.DeviceStride
 }
 
+func (c *BlockCopy) listsOnDevice() bool { return c.HostIndexOnDevice|c.DeviceIndexOnDevice != 0 }
+
+// A blockSide is one side of copies, for checks.
+type blockSide struct {
+	name     string
+	index    []uint32
+	onDevice cudart.DevPtr // a list in the device's memory, or 0
+	stride   int
+	n        int // bytes of the memory
+	target   bool
+}
+
+func (c *BlockCopy) sides(down bool) [2]blockSide {
+	return [...]blockSide{
+		{"host", c.HostIndex, c.HostIndexOnDevice, c.HostStride, len(c.Host), down},
+		{"device", c.DeviceIndex, c.DeviceIndexOnDevice, c.DeviceStride, c.DeviceLen, !down},
+	}
+}
+
+// blocks returns the number of blocks of a size that are within the memory.
+func (s *blockSide) blocks(size int) int {
+	if size > s.n {
+		return 0
+	}
+	return (s.n-size)/max(s.stride, 1) + 1
+}
+
+// outside is the error for an index that is not within the memory.
+func (s *blockSide) outside(i int, index uint32, blocks int) error {
+	return fmt.Errorf("block %d, with index %d, is not within the %s's %d bytes: they have %d blocks", i, index, s.name, s.n, blocks)
+}
+
 // check returns an error for blocks outside of the memory, and for blocks of the target that
-// overlap.
+// overlap. Of lists in the device's memory it does not see the indices.
 func (b *Blocks) check(c *BlockCopy, down bool) error {
 	switch {
 	case c.Size <= 0 || c.Count < 0 || c.DeviceLen < 0 || c.HostStride < 0 || c.DeviceStride < 0:
 		return fmt.Errorf("the size must be positive, and the count, the strides of %d and %d and the device's %d bytes not negative", c.HostStride, c.DeviceStride, c.DeviceLen)
 	case uint64(c.Device) > ^uint64(0)-uint64(c.DeviceLen):
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
+	case c.listsOnDevice() && b.kernel == nil:
+		return fmt.Errorf("a list in the device's memory needs the kernel, and these Blocks copy by engines alone: %w", cudart.ErrUnsupported)
 	}
-	for _, side := range [...]struct {
-		name      string
-		index     []uint32
-		stride, n int
-		target    bool
-	}{{"host", c.HostIndex, c.HostStride, len(c.Host), down}, {"device", c.DeviceIndex, c.DeviceStride, c.DeviceLen, !down}} {
+	for _, side := range c.sides(down) {
 		if side.index != nil && len(side.index) < c.Count {
 			return fmt.Errorf("the %s's list has %d indices", side.name, len(side.index))
+		}
+		if side.index != nil && side.onDevice != 0 {
+			return fmt.Errorf("the %s has two lists: one on the host, and one in the device's memory", side.name)
+		}
+		if side.onDevice%4 != 0 {
+			return fmt.Errorf("the %s's list at %v is not at a multiple of 4 bytes", side.name, side.onDevice)
 		}
 		if side.target && side.stride < c.Size && c.Count > 1 {
 			return fmt.Errorf("blocks overlap in the %s's memory, %d bytes apart", side.name, side.stride)
@@ -381,21 +437,17 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 		if c.Count == 0 {
 			continue
 		}
-		// The largest number of a block that is within the memory.
-		last := -1
-		if c.Size <= side.n {
-			last = (side.n - c.Size) / max(side.stride, 1)
-		}
+		blocks := side.blocks(c.Size)
 		if side.index == nil {
-			if c.Count-1 > last {
-				return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", last+1, side.name, side.n, last+1)
+			if side.onDevice == 0 && c.Count > blocks || blocks == 0 {
+				return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", blocks, side.name, side.n, blocks)
 			}
 			continue
 		}
 		largest := uint32(0)
 		for i, at := range side.index[:c.Count] {
-			if largest = max(largest, at); int(at) > last {
-				return fmt.Errorf("block %d, with index %d, is not within the %s's %d bytes: they have %d blocks", i, at, side.name, side.n, last+1)
+			if largest = max(largest, at); int(at) >= blocks {
+				return side.outside(i, at, blocks)
 			}
 		}
 		if side.target {
@@ -405,6 +457,37 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 			if i >= 0 {
 				return fmt.Errorf("block %d overlaps another one in the %s's memory: index %d is there twice", i, side.name, side.index[i])
 			}
+		}
+	}
+	return nil
+}
+
+// checkOnDevice returns an error for the first index that is not within the memory, of lists in the
+// device's memory.
+func (b *Blocks) checkOnDevice(ctx context.Context, s *cudart.Stream, c *BlockCopy) error {
+	sides := c.sides(false)
+	const words = 2 // of a result: see kernel.Blocks.FirstBeyond
+	lease, err := b.lists.Get(ctx, 8*words*len(sides))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lease.Release(s) }() // fails only for no stream, and twice
+	for i, side := range sides {
+		at := cudart.DevPtr(uintptr(lease.Pointer())) + cudart.DevPtr(8*words*i)
+		if side.onDevice == 0 {
+			continue
+		}
+		if err := b.kernel.FirstBeyond(s, side.onDevice, c.Count, side.blocks(c.Size), at); err != nil {
+			return err
+		}
+	}
+	if err := s.Point().Wait(ctx); err != nil {
+		return err
+	}
+	results := unsafe.Slice((*[words]uint64)(lease.Pointer()), len(sides))
+	for i, side := range sides {
+		if first := results[i]; side.onDevice != 0 && first[0] < uint64(c.Count) {
+			return side.outside(int(first[0]), uint32(first[1]), side.blocks(c.Size))
 		}
 	}
 	return nil

@@ -86,6 +86,9 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					dev = rt.Devices()[0]
 				}
 				f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+				lists, err := dev.Malloc(2 * 4 * 2500)
+				require.NoError(t, err)
+				defer func() { assert.NoError(t, dev.Free(lists)) }()
 				r := rand.New(rand.NewPCG(uint64(v), uint64(method)))
 				device := make([]byte, f.n)
 				want := make([]byte, f.n)
@@ -115,6 +118,11 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					require.NoError(t, dev.Synchronize(t.Context()))
 					copy(want, f.mem)
 					copyByModel(c, want, device, hostAt, deviceAt, down)
+					onDevice := method != EngineMethod && r.IntN(2) == 0
+					if c.CheckIndices = r.IntN(2) == 0; onDevice {
+						c.HostIndexOnDevice = listOnDevice(t, dev, lists, &c.HostIndex)
+						c.DeviceIndexOnDevice = listOnDevice(t, dev, lists+4*2500, &c.DeviceIndex)
+					}
 
 					do := f.Upload
 					if down {
@@ -127,13 +135,117 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					require.NoError(t, point.Wait(t.Context()))
 					got := make([]byte, f.n)
 					require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, f.n))
-					name := fmt.Sprintf("trial %d: down %v, %d blocks of %d, strides %d and %d", trial, down, c.Count, c.Size, c.HostStride, c.DeviceStride)
+					name := fmt.Sprintf("trial %d: down %v, lists on the device %v, %d blocks of %d, strides %d and %d", trial, down, onDevice, c.Count, c.Size, c.HostStride, c.DeviceStride)
 					require.True(t, bytes.Equal(want, f.mem), "%s: on the host", name)
 					require.True(t, bytes.Equal(device, got), "%s: on the device", name)
 				}
 			})
 		}
 	}
+}
+
+// listOnDevice moves a list, if there is one, to memory of the device at p.
+func listOnDevice(t *testing.T, dev *cudart.Device, p cudart.DevPtr, list *[]uint32) cudart.DevPtr {
+	t.Helper()
+	if *list == nil {
+		return 0
+	}
+	require.NoError(t, dev.CopyToDevice(p, unsafe.Pointer(&(*list)[0]), 4*len(*list)))
+	*list = nil
+	return p
+}
+
+// The kernel reads lists in the device's memory when the stream has reached the copies.
+func TestListsOnTheDeviceAreReadInStreamOrder(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev := rt.Devices()[0]
+	f := newBlocksFixture(t, dev, QuickestMethod, hostmem.Options{})
+	for i := range f.mem {
+		f.mem[i] = byte(i / 64)
+	}
+	at := f.p + 4096
+	c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: 4096, HostIndexOnDevice: listOnDevice(t, dev, at, &[]uint32{1 << 30, 1 << 31}), Size: 64, Count: 2}
+	indices := f.mem[f.n-8:]
+	copy(indices, []byte{5, 0, 0, 0, 3, 0, 0, 0})
+	require.NoError(t, dev.Synchronize(t.Context()))
+	sim.Hold()
+	require.NoError(t, f.s.CopyToDevice(at, unsafe.Pointer(&indices[0]), 8))
+	point, err := f.Upload(t.Context(), f.s, c)
+	require.NoError(t, err)
+	sim.Release()
+	require.NoError(t, point.Wait(t.Context()))
+	got := make([]byte, 128)
+	require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, len(got)))
+	assert.Equal(t, append(bytes.Repeat([]byte{5}, 64), bytes.Repeat([]byte{3}, 64)...), got)
+}
+
+// Of lists in the device's memory the first index that is not within the memory is named if the check
+// is asked for, and nothing is copied.
+func TestWrongIndicesOnTheDeviceAreNamed(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev := rt.Devices()[0]
+	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
+	lists := f.p + 4096
+	right := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, CheckIndices: true,
+		HostIndexOnDevice: lists, DeviceIndexOnDevice: lists + 400}
+	set := func(host, device []uint32) {
+		listOnDevice(t, dev, lists, &host)
+		listOnDevice(t, dev, lists+400, &device)
+	}
+	require.NoError(t, dev.Memset(f.p, 7, 2000))
+	for want, list := range map[string][2][]uint32{
+		"block 1, with index 10, is not within the host's 1000 bytes: they have 10 blocks":        {{9, 10, 11}, {19, 2, 20}},
+		"block 0, with index 4294967295, is not within the device's 2000 bytes: they have 20 blo": {{9, 0, 4}, {1<<32 - 1, 1 << 31, 1}},
+		"block 2, with index 20, is not within the device's 2000 bytes: they have 20 blocks":      {{9, 0, 4}, {19, 0, 20}},
+	} {
+		set(list[0], list[1])
+		_, err := f.Upload(t.Context(), f.s, right)
+		assert.ErrorContains(t, err, want)
+		assert.ErrorContains(t, err, "transfer: upload 3 blocks of 100 bytes: ")
+		_, err = f.Download(t.Context(), f.s, right)
+		assert.ErrorContains(t, err, want)
+	}
+	got := make([]byte, 2000)
+	require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, len(got)))
+	assert.Equal(t, bytes.Repeat([]byte{7}, 2000), got)
+	set([]uint32{9, 0, 4}, []uint32{19, 2, 1})
+	point, err := f.Upload(t.Context(), f.s, right)
+	require.NoError(t, err)
+	require.NoError(t, point.Wait(t.Context()))
+
+	for want, change := range map[string]func(c *BlockCopy){
+		"the host has two lists: one on the host, and one in the device's memory": func(c *BlockCopy) { c.HostIndex = []uint32{1, 2, 3} },
+		"is not at a multiple of 4 bytes":                                         func(c *BlockCopy) { c.DeviceIndexOnDevice += 2 },
+		"block 0 is not within the host's 99 bytes: they have 0 blocks":           func(c *BlockCopy) { c.Host = c.Host[:99] },
+		"blocks overlap in the device's memory, 99 bytes apart":                   func(c *BlockCopy) { c.DeviceStride = 99 },
+	} {
+		c := right
+		change(&c)
+		_, err := f.Upload(t.Context(), f.s, c)
+		assert.ErrorContains(t, err, want)
+	}
+	engines, err := NewBlocks(t.Context(), dev, BlocksOptions{Method: EngineMethod})
+	require.NoError(t, err)
+	_, err = engines.Upload(t.Context(), f.s, right)
+	assert.ErrorIs(t, err, cudart.ErrUnsupported)
+	assert.ErrorContains(t, err, "a list in the device's memory needs the kernel")
+	require.NoError(t, engines.Close())
+
+	// The check waits for the stream, as long as the context admits.
+	sim.Hold()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	sim.OnCall(func(fn string, _ int) {
+		if fn == "cuLaunchKernel" {
+			cancel(os.ErrDeadlineExceeded)
+		}
+	})
+	_, err = f.Upload(ctx, f.s, right)
+	sim.OnCall(nil)
+	sim.Release()
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	assert.ErrorIs(t, err, context.Canceled)
 }
 
 // Copies are in the order of their stream, and nothing of them runs before.

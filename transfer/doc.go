@@ -23,6 +23,7 @@
 // lists of indices, as paged caches, tables of embeddings and shuffled samples need it. A kernel on
 // a few multiprocessors accesses the pinned memory, or the copy engines do: NewBlocks measures which is
 // quicker for which sizes and counts on the device. The copies are queued on the caller's stream.
+// Lists may be in the device's memory, written by work of the stream: the kernel reads them.
 //
 // # Ordering
 //

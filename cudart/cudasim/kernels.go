@@ -36,6 +36,7 @@ var ownKernels = map[string]kernel{
 		n := l.Int(6) * l.Int(7)
 		return max(l.duration(l.Ptr(0), n, true), l.duration(l.Ptr(3), n, false))
 	}},
+	"pinned_first_beyond": {firstBeyondKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), 4*l.Int(1), false) }},
 }
 
 // threads is the number of threads in the dimension that the kernels share their work in. Those
@@ -158,5 +159,20 @@ func blocksKernel(l *Launch) {
 	dst, src := block(0), block(3)
 	for i := range count {
 		copy(l.Write(dst(i), size), l.Read(src(i), size))
+	}
+}
+
+// firstBeyondKernel is pinned_first_beyond(index, count, limit, result).
+func firstBeyondKernel(l *Launch) {
+	result := Elements[uint64](l.Write(l.Ptr(3), 16))
+	result[0], result[1] = l.Uint64(1), 0
+	if l.Int(1) == 0 {
+		return
+	}
+	for i, at := range Elements[uint32](l.Read(l.Ptr(0), 4*l.Int(1))) {
+		if uint64(at) >= l.Uint64(2) {
+			result[0], result[1] = uint64(i), uint64(at)
+			return
+		}
 	}
 }

@@ -69,3 +69,23 @@ extern "C" __global__ void __launch_bounds__(1024)
 	else
 		copy<u8>(to, from, count, size);
 }
+
+// pinned_first_beyond finds the first of count indices that is limit or more. result[0] becomes its
+// number, or count if there is none, and result[1] the index, or 0. It is for one block of threads.
+extern "C" __global__ void __launch_bounds__(1024)
+	pinned_first_beyond(const u32 *index, u64 count, u64 limit, u64 *result) {
+	__shared__ u64 first;
+	if (threadIdx.x == 0)
+		first = count;
+	__syncthreads();
+	for (u64 i = threadIdx.x; i < count; i += blockDim.x)
+		if (index[i] >= limit) {
+			atomicMin(&first, i);
+			break;
+		}
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		result[0] = first;
+		result[1] = first < count ? index[first] : 0;
+	}
+}
