@@ -133,57 +133,29 @@ func planBlocks(env measure.Env) ([]measure.Group, error) {
 			f.pool, f.window = simulatedPool, maxSimulated
 		}
 		wanted := f.pool
-		if available, ok := hostmem.Available(); ok {
-			f.pool = min(f.pool, available/2&^(piece-1))
+		available, ok := hostmem.Available()
+		if !ok {
+			available = math.MaxInt
 		}
-		if free, _, err := dev.MemInfo(); err == nil {
-			f.window = min(f.window, free/4)
+		free, _, err := dev.MemInfo()
+		if err != nil {
+			free = math.MaxInt
 		}
-		f.window = min(f.window, f.pool/2)
+		f.fit(available, free)
 		if largest := max(p.sizes[len(p.sizes)-1], usual); f.window < largest {
 			return nil, fmt.Errorf("blocks of %s: the memory that is available admits %s at most", units.Bytes(largest), units.Bytes(f.window))
 		}
-		methods := []string{byQuickest, byKernel, byEngine, byOneCopy, byCopies}
-		mixed := []string{engineKernel, kernelEngine}
 		sameAddress, err := dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
-		if f.kernel = err != nil || sameAddress != 0; !f.kernel { // Open reports an error
-			methods, mixed = slices.DeleteFunc(methods, func(m string) bool { return m == byKernel }), nil
+		if f.kernel = err != nil || sameAddress != 0; !f.kernel { // open reports an error
 			groups = append(groups, notMeasured(fmt.Sprintf("GPU %d, blocks by the kernel", dev.Ordinal()), "the device cannot access host memory by its address"))
 		}
-		var cases []measure.Case
-		for _, size := range p.sizes {
-			for _, count := range f.counts(size, p.counts) {
-				for _, direction := range bothDirections {
-					for _, method := range methods {
-						if method != byCopies || count <= maxCopiesEach {
-							cases = append(cases, f.rate(direction, method, size, count, p.budget))
-						}
-					}
-				}
-			}
-		}
-		counts := f.counts(usual, p.counts)
-		for _, method := range slices.Concat(methods, mixed) {
-			if count := counts[len(counts)-1]; method != byCopies || count <= maxCopiesEach {
-				cases = append(cases, f.rate(result.Both, method, usual, count, p.budget))
-			}
-		}
-		for _, count := range f.counts(usual, p.latencies) {
-			for _, direction := range bothDirections {
-				for _, method := range methods {
-					if method != byOneCopy {
-						cases = append(cases, f.latency(direction, method, usual, count, p.budget))
-					}
-				}
-			}
-		}
+		cases := f.cases(p, usual)
 		g := measure.Group{
 			Name:      fmt.Sprintf("GPU %d", dev.Ordinal()),
 			Footprint: measure.Footprint{Pinned: f.pool + min(f.window, checkBytes), Device: 2 * f.window},
 			Setup:     f.setup(cases), Open: f.open, Close: f.close, Cases: cases,
 		}
-		if f.pool < wanted {
-			got := f.pool
+		if got := f.pool; got < wanted {
 			g.Notes = func() []string {
 				return []string{fmt.Sprintf("blocks are of %s of pinned memory, not of %s: that is half of what is available", units.Bytes(got), units.Bytes(wanted))}
 			}
@@ -191,6 +163,49 @@ func planBlocks(env measure.Env) ([]measure.Group, error) {
 		groups = append(groups, g)
 	}
 	return groups, nil
+}
+
+// cases returns what is measured with a plan: both directions at once and latencies with blocks of one size.
+func (f *blocksFixture) cases(p blockPlan, usual int) (cases []measure.Case) {
+	methods, mixed := []string{byQuickest, byEngine, byOneCopy, byCopies}, []string(nil)
+	if f.kernel {
+		methods, mixed = slices.Insert(methods, 1, byKernel), []string{engineKernel, kernelEngine}
+	}
+	rate := func(direction, method string, size, count int) {
+		if method != byCopies || count <= maxCopiesEach {
+			cases = append(cases, f.rate(direction, method, size, count, p.budget))
+		}
+	}
+	for _, size := range p.sizes {
+		for _, count := range f.counts(size, p.counts) {
+			for _, direction := range bothDirections {
+				for _, method := range methods {
+					rate(direction, method, size, count)
+				}
+			}
+		}
+	}
+	counts := f.counts(usual, p.counts)
+	for _, method := range slices.Concat(methods, mixed) {
+		rate(result.Both, method, usual, counts[len(counts)-1])
+	}
+	for _, count := range f.counts(usual, p.latencies) {
+		for _, direction := range bothDirections {
+			for _, method := range methods {
+				if method != byOneCopy {
+					cases = append(cases, f.latency(direction, method, usual, count, p.budget))
+				}
+			}
+		}
+	}
+	return cases
+}
+
+// fit reduces the memory to what half of the available host memory and a quarter of the device's admit for
+// each direction.
+func (f *blocksFixture) fit(available, free int) {
+	f.pool = min(f.pool, available/2/piece*piece)
+	f.window = min(f.window, free/4, f.pool/2)
 }
 
 // counts returns the numbers of blocks of a size that the device memory holds, or if it holds none of them as

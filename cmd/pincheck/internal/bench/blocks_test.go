@@ -139,6 +139,14 @@ func TestBlockPlans(t *testing.T) {
 		assert.Less(t, took, largest)
 		assert.Equal(t, measure.Footprint{Pinned: simulatedPool + maxSimulated, Device: 2 * maxSimulated}, footprint)
 	}
+	for _, c := range [][4]int{ // available and free memory, the pool, and the window
+		{1 << 40, 1 << 40, blockPool, blockWindow}, {4<<30 + 5, 1 << 40, 2 << 30, blockWindow}, {1 << 30, 1 << 40, 512 << 20, 256 << 20},
+		{1 << 40, 1 << 30, blockPool, 256 << 20}, {60 << 20, 1 << 40, 0, 0},
+	} {
+		f := blocksFixture{pool: blockPool, window: blockWindow}
+		f.fit(c[0], c[1])
+		assert.Equal(t, [2]int{c[2], c[3]}, [2]int{f.pool, f.window}, c)
+	}
 	f := blocksFixture{window: 1000}
 	assert.Equal(t, []int{1, 16}, f.counts(60, []int{1, 16, 17}))
 	assert.Equal(t, []int{2}, f.counts(500, []int{16, 17}))
