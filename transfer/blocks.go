@@ -1,9 +1,12 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sort"
 	"sync"
 	"unsafe"
 
@@ -171,6 +174,10 @@ func (b *Blocks) made() bool { return b != nil && b.lists != nil }
 type BlockCopy struct {
 	// Host is the host memory: bytes of a [hostmem.Buffer], Registration, File or a lease.
 	Host []byte
+	// Hosts are several host memories in place of Host. Their blocks are numbered through: those
+	// of Hosts[1] come after the last block that is within Hosts[0]. Lists of either side are
+	// the host's then, and copies are queued for one memory after the other.
+	Hosts [][]byte
 	// Device is the device's memory, and DeviceLen its size in bytes, for the check of indices.
 	Device    cudart.DevPtr
 	DeviceLen int
@@ -246,27 +253,85 @@ func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, c BlockCopy, down b
 	if err := b.check(&c, down); err != nil {
 		return p, err
 	}
-	if c.Count == 0 {
-		return s.Point(), nil
-	}
-	owner, start, ok := hostmem.Find(c.Host)
-	if !ok {
-		return p, fmt.Errorf("the %d bytes of host memory are not pinned, or not by package hostmem: hostmem.Register pins them", len(c.Host))
-	}
-	if c.CheckIndices && c.listsOnDevice() {
-		if err := b.checkOnDevice(ctx, s, &c); err != nil {
-			return p, err
-		}
-	}
-	if b.choose(&c, down) == KernelMethod {
-		err = b.byKernel(ctx, s, &c, owner, down)
-	} else {
-		err = owner.Use(s, down, func() error { return b.byEngine(s, &c, owner.Spans(), start, down) })
+	switch {
+	case c.Count == 0:
+	case c.Hosts != nil:
+		err = b.queueEach(ctx, s, c.split(), down)
+	default:
+		err = b.queue(ctx, s, &c, down)
 	}
 	if err != nil {
 		return p, err
 	}
 	return s.Point(), nil
+}
+
+// queueEach queues copies of several host memories, if all of them may be used.
+func (b *Blocks) queueEach(ctx context.Context, s *cudart.Stream, parts []BlockCopy, down bool) error {
+	for _, part := range parts {
+		owner, _, err := pinnedMemory(part.Host)
+		if err == nil {
+			err = owner.Use(s, down, func() error { return nil })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := range parts {
+		if err := b.queue(ctx, s, &parts[i], down); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// queue queues copies of one host memory.
+func (b *Blocks) queue(ctx context.Context, s *cudart.Stream, c *BlockCopy, down bool) error {
+	owner, start, err := pinnedMemory(c.Host)
+	if err != nil {
+		return err
+	}
+	if c.CheckIndices && c.listsOnDevice() {
+		if err := b.checkOnDevice(ctx, s, c); err != nil {
+			return err
+		}
+	}
+	if b.choose(c, down) == KernelMethod {
+		return b.byKernel(ctx, s, c, owner, down)
+	}
+	return owner.Use(s, down, func() error { return b.byEngine(s, c, owner.Spans(), start, down) })
+}
+
+// pinnedMemory returns the owner of host memory, and where in it the memory begins.
+func pinnedMemory(host []byte) (owner hostmem.Pinned, start int, err error) {
+	owner, start, ok := hostmem.Find(host)
+	if !ok {
+		err = fmt.Errorf("the %d bytes of host memory are not pinned, or not by package hostmem: hostmem.Register pins them", len(host))
+	}
+	return owner, start, err
+}
+
+// split returns the copies of each of Hosts that has some.
+func (c *BlockCopy) split() []BlockCopy {
+	ends := make([]int, len(c.Hosts)) // numbers of the first block that is not in the memory
+	parts := make([]BlockCopy, len(c.Hosts))
+	for i, host := range c.Hosts {
+		ends[i] = blocksWithin(len(host), c.HostStride, c.Size)
+		if i > 0 {
+			ends[i] += ends[i-1]
+		}
+		parts[i] = BlockCopy{Host: host, Device: c.Device, DeviceLen: c.DeviceLen, HostStride: c.HostStride, DeviceStride: c.DeviceStride, Size: c.Size}
+	}
+	for i := range c.Count {
+		host, device := c.numbers(i)
+		at := sort.SearchInts(ends, host+1)
+		if at > 0 {
+			host -= ends[at-1]
+		}
+		p := &parts[at]
+		p.HostIndex, p.DeviceIndex, p.Count = append(p.HostIndex, uint32(host)), append(p.DeviceIndex, uint32(device)), p.Count+1
+	}
+	return slices.DeleteFunc(parts, func(p BlockCopy) bool { return p.Count == 0 })
 }
 
 // choose returns the method for a copy.
@@ -366,8 +431,8 @@ func (b *Blocks) byEngine(s *cudart.Stream, c *BlockCopy, spans []hostmem.Span, 
 	return s.CopyBatch(batch)
 }
 
-// offsets are the places of block i on both sides.
-func (c *BlockCopy) offsets(i int) (host, device int) {
+// numbers are those of block i on both sides.
+func (c *BlockCopy) numbers(i int) (host, device int) {
 	host, device = i, i
 	if c.HostIndex != nil {
 		host = int(c.HostIndex[i])
@@ -375,6 +440,12 @@ func (c *BlockCopy) offsets(i int) (host, device int) {
 	if c.DeviceIndex != nil {
 		device = int(c.DeviceIndex[i])
 	}
+	return host, device
+}
+
+// offsets are the places of block i on both sides.
+func (c *BlockCopy) offsets(i int) (host, device int) {
+	host, device = c.numbers(i)
 	return host * c.HostStride, device * c.DeviceStride
 }
 
@@ -387,27 +458,32 @@ type blockSide struct {
 	onDevice cudart.DevPtr // a list in the device's memory, or 0
 	stride   int
 	n        int // bytes of the memory
+	blocks   int // within it
 	target   bool
 }
 
 func (c *BlockCopy) sides(down bool) [2]blockSide {
-	return [...]blockSide{
-		{"host", c.HostIndex, c.HostIndexOnDevice, c.HostStride, len(c.Host), down},
-		{"device", c.DeviceIndex, c.DeviceIndexOnDevice, c.DeviceStride, c.DeviceLen, !down},
+	sides := [...]blockSide{
+		{"host", c.HostIndex, c.HostIndexOnDevice, c.HostStride, len(c.Host), blocksWithin(len(c.Host), c.HostStride, c.Size), down},
+		{"device", c.DeviceIndex, c.DeviceIndexOnDevice, c.DeviceStride, c.DeviceLen, blocksWithin(c.DeviceLen, c.DeviceStride, c.Size), !down},
 	}
+	for _, host := range c.Hosts {
+		sides[0].n, sides[0].blocks = sides[0].n+len(host), sides[0].blocks+blocksWithin(len(host), c.HostStride, c.Size)
+	}
+	return sides
 }
 
-// blocks returns the number of blocks of a size that are within the memory.
-func (s *blockSide) blocks(size int) int {
-	if size > s.n {
+// blocksWithin returns the number of blocks of a size that are within n bytes.
+func blocksWithin(n, stride, size int) int {
+	if size > n {
 		return 0
 	}
-	return (s.n-size)/max(s.stride, 1) + 1
+	return (n-size)/max(stride, 1) + 1
 }
 
 // outside is the error for an index that is not within the memory.
-func (s *blockSide) outside(i int, index uint32, blocks int) error {
-	return fmt.Errorf("block %d, with index %d, is not within the %s's %d bytes: they have %d blocks", i, index, s.name, s.n, blocks)
+func (s *blockSide) outside(i int, index uint32) error {
+	return fmt.Errorf("block %d, with index %d, is not within the %s's %d bytes: they have %d blocks", i, index, s.name, s.n, s.blocks)
 }
 
 // check returns an error for blocks outside of the memory, and for blocks of the target that
@@ -420,6 +496,10 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
 	case c.listsOnDevice() && b.kernel == nil:
 		return fmt.Errorf("a list in the device's memory needs the kernel, and these Blocks copy by engines alone: %w", cudart.ErrUnsupported)
+	case c.Hosts != nil && (c.Host != nil || c.listsOnDevice()):
+		return errors.New("with Hosts there is neither a Host nor a list in the device's memory")
+	case down && overlap(c.Hosts):
+		return errors.New("two of Hosts overlap")
 	}
 	for _, side := range c.sides(down) {
 		if side.index != nil && len(side.index) < c.Count {
@@ -437,17 +517,16 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 		if c.Count == 0 {
 			continue
 		}
-		blocks := side.blocks(c.Size)
 		if side.index == nil {
-			if side.onDevice == 0 && c.Count > blocks || blocks == 0 {
-				return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", blocks, side.name, side.n, blocks)
+			if side.onDevice == 0 && c.Count > side.blocks || side.blocks == 0 {
+				return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", side.blocks, side.name, side.n, side.blocks)
 			}
 			continue
 		}
 		largest := uint32(0)
 		for i, at := range side.index[:c.Count] {
-			if largest = max(largest, at); int(at) >= blocks {
-				return side.outside(i, at, blocks)
+			if largest = max(largest, at); int(at) >= side.blocks {
+				return side.outside(i, at)
 			}
 		}
 		if side.target {
@@ -460,6 +539,20 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 		}
 	}
 	return nil
+}
+
+// overlap reports whether two of some memories share a byte.
+func overlap(memories [][]byte) bool {
+	begin := func(m []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(m))) }
+	sorted := slices.SortedFunc(slices.Values(memories), func(a, b []byte) int { return cmp.Compare(begin(a), begin(b)) })
+	end := uintptr(0)
+	for _, m := range sorted {
+		if len(m) > 0 && begin(m) < end {
+			return true
+		}
+		end = max(end, begin(m)+uintptr(len(m)))
+	}
+	return false
 }
 
 // checkOnDevice returns an error for the first index that is not within the memory, of lists in the
@@ -477,7 +570,7 @@ func (b *Blocks) checkOnDevice(ctx context.Context, s *cudart.Stream, c *BlockCo
 		if side.onDevice == 0 {
 			continue
 		}
-		if err := b.kernel.FirstBeyond(s, side.onDevice, c.Count, side.blocks(c.Size), at); err != nil {
+		if err := b.kernel.FirstBeyond(s, side.onDevice, c.Count, side.blocks, at); err != nil {
 			return err
 		}
 	}
@@ -487,7 +580,7 @@ func (b *Blocks) checkOnDevice(ctx context.Context, s *cudart.Stream, c *BlockCo
 	results := unsafe.Slice((*[words]uint64)(lease.Pointer()), len(sides))
 	for i, side := range sides {
 		if first := results[i]; side.onDevice != 0 && first[0] < uint64(c.Count) {
-			return side.outside(int(first[0]), uint32(first[1]), side.blocks(c.Size))
+			return side.outside(int(first[0]), uint32(first[1]))
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -248,6 +249,99 @@ func TestWrongIndicesOnTheDeviceAreNamed(t *testing.T) {
 	assert.ErrorIs(t, err, context.Canceled)
 }
 
+// Blocks of several host memories are numbered through, and copied as from one, by each method.
+func TestBlocksOfSeveralHostMemories(t *testing.T) {
+	t.Parallel()
+	for _, method := range []BlocksMethod{KernelMethod, EngineMethod} {
+		t.Run(method.String(), func(t *testing.T) {
+			t.Parallel()
+			dev := testgpu.Device(t)
+			f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+			leases, err := pool.New(dev, pool.Options{})
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, leases.Close()) }()
+			lease, err := leases.Get(t.Context(), 20_000)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, lease.Release(f.s)) }()
+			r := rand.New(rand.NewPCG(3, uint64(method)))
+			for trial := range 40 {
+				c := BlockCopy{Hosts: [][]byte{f.mem[5000:9000], lease.Bytes(), nil, f.mem[:3], f.mem[100_000:150_000]}, Device: f.p, DeviceLen: f.n, Size: 1 + r.IntN(600)}
+				c.HostStride, c.DeviceStride = c.Size+r.IntN(50), c.Size+r.IntN(50)
+				var places [][]byte // of all blocks
+				for _, host := range c.Hosts {
+					for len(host) >= c.Size {
+						places = append(places, host[:c.Size])
+						host = host[min(len(host), c.HostStride):]
+					}
+				}
+				c.Count = 1 + r.IntN(len(places))
+				hosts, devices := r.Perm(len(places)), r.Perm(f.n/(2*c.DeviceStride))
+				c.Count = min(c.Count, len(devices))
+				for i := range c.Count {
+					c.HostIndex, c.DeviceIndex = append(c.HostIndex, uint32(hosts[i])), append(c.DeviceIndex, uint32(devices[i]))
+				}
+				if trial%3 == 0 {
+					c.HostIndex = nil
+				}
+				if trial%4 == 0 {
+					c.DeviceIndex = nil
+				}
+				copy(f.mem, bytesOf(uint64(trial), f.n))
+				copy(lease.Bytes(), bytesOf(uint64(trial)+7, 20_000))
+				device := bytesOf(uint64(trial)+99, f.n)
+				require.NoError(t, dev.CopyToDevice(f.p, unsafe.Pointer(&device[0]), f.n))
+				before := [2][]byte{slices.Clone(f.mem), slices.Clone(lease.Bytes())}
+				down := r.IntN(2) == 0
+				do := f.Upload
+				if down {
+					do = f.Download
+				}
+				point, err := do(t.Context(), f.s, c)
+				require.NoError(t, err)
+				require.NoError(t, point.Wait(t.Context()))
+				got := make([]byte, f.n)
+				require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, f.n))
+				after := [2][]byte{slices.Clone(f.mem), slices.Clone(lease.Bytes())}
+				copy(f.mem, before[0]) // for the model
+				copy(lease.Bytes(), before[1])
+				for i := range c.Count {
+					host, at := c.numbers(i)
+					if from := device[at*c.DeviceStride:][:c.Size]; down {
+						copy(places[host], from)
+					} else {
+						copy(from, places[host])
+					}
+				}
+				name := fmt.Sprintf("trial %d: down %v, %d blocks of %d", trial, down, c.Count, c.Size)
+				require.True(t, bytes.Equal(device, got), "%s: on the device", name)
+				require.True(t, bytes.Equal(f.mem, after[0]), "%s: on the host", name)
+				require.True(t, bytes.Equal(lease.Bytes(), after[1]), "%s: in the lease", name)
+			}
+			right := BlockCopy{Hosts: [][]byte{f.mem[:1000], f.mem[2000:2550]}, Device: f.p, DeviceLen: f.n, Size: 100, Count: 3, HostIndex: []uint32{0, 14, 10}}
+			_, err = f.Upload(t.Context(), f.s, right)
+			require.NoError(t, err)
+			require.NoError(t, f.s.Synchronize(t.Context()))
+			require.NoError(t, dev.Memset(f.p, 7, f.n))
+			for want, change := range map[string]func(c *BlockCopy){
+				"block 1, with index 15, is not within the host's 1550 bytes: they have 15 blocks": func(c *BlockCopy) { c.HostIndex = []uint32{0, 15, 10} },
+				"block 15 is not within the host's 1550 bytes: they have 15 blocks":                func(c *BlockCopy) { c.HostIndex, c.Count = nil, 16 },
+				"block 1 overlaps another one in the host's memory: index 0 is there twice":        func(c *BlockCopy) { c.HostIndex = []uint32{0, 0, 10} },
+				"with Hosts there is neither a Host nor a list in the device's memory":             func(c *BlockCopy) { c.Host = f.mem },
+				"two of Hosts overlap":                    func(c *BlockCopy) { c.Hosts = [][]byte{f.mem[900:2000], f.mem[:1000]} },
+				"550 bytes of host memory are not pinned": func(c *BlockCopy) { c.Hosts = [][]byte{f.mem[:1000], make([]byte, 550)} },
+			} {
+				c := right
+				change(&c)
+				before := slices.Clone(f.mem)
+				_, err := f.Download(t.Context(), f.s, c)
+				assert.ErrorContains(t, err, want)
+				require.NoError(t, f.s.Synchronize(t.Context()))
+				assert.True(t, bytes.Equal(before, f.mem), want)
+			}
+		})
+	}
+}
+
 // Copies are in the order of their stream, and nothing of them runs before.
 func TestBlocksAreInStreamOrder(t *testing.T) {
 	t.Parallel()
@@ -350,6 +444,13 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	c := BlockCopy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
 	_, err = f.Download(t.Context(), f.s, c)
 	assert.ErrorIs(t, err, hostmem.ErrReadOnly)
+	several := c
+	f.mem[0] = 77
+	several.Host, several.Hosts = nil, [][]byte{f.mem[:2048], file.Bytes()[:2048]}
+	_, err = f.Download(t.Context(), f.s, several)
+	assert.ErrorIs(t, err, hostmem.ErrReadOnly)
+	require.NoError(t, f.s.Synchronize(t.Context()))
+	assert.EqualValues(t, 77, f.mem[0], "nothing was copied")
 
 	leases, err := pool.New(dev, pool.Options{})
 	require.NoError(t, err)
