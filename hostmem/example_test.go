@@ -219,7 +219,7 @@ func Example_limits() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
 	_, err = hostmem.Alloc(ctx, dev, 1, hostmem.Options{}) // waits for the buffer
 	fmt.Println(errors.Is(err, hostmem.ErrLimit), errors.Is(err, context.DeadlineExceeded))
