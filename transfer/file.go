@@ -42,8 +42,8 @@ func writeDirect(f, d *os.File, base int64) writeFunc {
 	}
 }
 
-// A fileFeed is a [stage.Host] that reads a file. Workers read bytes that are in the page
-// cache straight into the ring. Goroutines of the readAhead read the rest.
+// A fileFeed is a [stage.Host] that reads files, or memory. Workers read bytes that are in the page
+// cache, or in memory, straight into the ring. Goroutines of the readAhead read the rest.
 type fileFeed struct {
 	*readAhead
 	// readNow reads from the page cache. It returns stage.ErrNotReady if some of the bytes

@@ -9,6 +9,7 @@ import (
 	"os"
 	"sort"
 
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -76,12 +77,20 @@ func (g Range) within() Range {
 		if !ok {
 			return g
 		}
-		outer, base, size := s.Outer()
-		if isNil(outer) || g.last() > size {
+		outer, at, ok := outerOf(s, g.Off, g.last())
+		if !ok {
 			return g
 		}
-		g.Reader, g.Off = outer, base+g.Off
+		g.Reader, g.Off = outer, at
 	}
+}
+
+// outerOf returns the reader that a section reader is of, and the offset there of the bytes from off to
+// end. ok is false if only the section reader can read them: it has fewer, or begins before the
+// first byte.
+func outerOf(s *io.SectionReader, off, end int64) (outer io.ReaderAt, at int64, ok bool) {
+	outer, base, _ := s.Outer()
+	return outer, base + off, !isNil(outer) && base >= 0 && end <= s.Size()
 }
 
 // last returns the offset in the reader at which the range ends.
@@ -107,10 +116,13 @@ func (r *Ranges) ReadAt(p []byte, off int64) (int, error) {
 		return 0, fmt.Errorf("transfer: read ranges at offset %d: must not be negative", off)
 	}
 	n := min(int64(r.Len())-off, int64(len(p)))
-	if n <= 0 {
+	switch {
+	case len(p) == 0:
+		return 0, nil
+	case n <= 0:
 		return 0, io.EOF
 	}
-	_, got, err := r.read(nil)(p, int(off), int(n))
+	_, got, err := r.read(readerAt(context.Background()))(p, int(off), int(n))
 	if err == nil && got < len(p) {
 		err = io.EOF
 	}
@@ -147,14 +159,19 @@ func (r *Ranges) parts(off, n int, do func(rangePart) error) error {
 // an error with fewer.
 type rangeReader func(r io.ReaderAt, to []byte, off int64) (got int, err error)
 
-// read returns a function that reads parts by one, which is ReadAt if it is nil.
-func (r *Ranges) read(one rangeReader) readFunc {
-	if one == nil {
-		one = func(r io.ReaderAt, to []byte, off int64) (int, error) {
-			_, got, err := readAt(r, off)(to, 0, len(to))
-			return got, err
+// readerAt returns a rangeReader of any reader. It begins no call when ctx has ended.
+func readerAt(ctx context.Context) rangeReader {
+	return func(r io.ReaderAt, to []byte, off int64) (int, error) {
+		if ctx.Err() != nil {
+			return 0, bounded.Ended(ctx)
 		}
+		_, got, err := readAt(r, off)(to, 0, len(to))
+		return got, err
 	}
+}
+
+// read returns a function that reads parts by one.
+func (r *Ranges) read(one rangeReader) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		err = r.parts(off, n, func(p rangePart) (err error) {
 			here := p.n
@@ -178,7 +195,8 @@ const (
 	maxJoined = 256 * kib
 )
 
-// joined is read, where one call reads small parts that are near one another, with the bytes between them.
+// joined is read, where one call reads small parts that are near one another in a file, with the bytes
+// between them.
 func (r *Ranges) joined(one rangeReader) readFunc {
 	return func(to []byte, off, n int) (skip, got int, err error) {
 		j := joinedRead{to: to, one: one}
@@ -192,10 +210,11 @@ func (r *Ranges) joined(one rangeReader) readFunc {
 	}
 }
 
-// A joinedRead has the parts that the next call reads: n bytes from the first one's offset on.
+// A joinedRead has the parts that the next call reads: n bytes of a file from the first one's offset on.
 type joinedRead struct {
 	to    []byte
 	one   rangeReader
+	file  *os.File
 	parts []rangePart
 	n     int
 	got   int // bytes from the start of to, after an error
@@ -206,19 +225,20 @@ func (j *joinedRead) add(p rangePart) error {
 		clear(j.to[p.to:][:p.n])
 		return nil
 	}
+	file, isFile := p.reader.(*os.File)
+	alone := p.n >= smallPart || !isFile
 	if len(j.parts) > 0 {
-		first := j.parts[0]
-		gap := p.off - first.off - int64(j.n)
-		if p.n >= smallPart || p.reader != first.reader || gap < 0 || gap >= smallPart || j.n+int(gap)+p.n > maxJoined {
+		gap := p.off - j.parts[0].off - int64(j.n)
+		if alone || file != j.file || gap < 0 || gap >= smallPart || j.n+int(gap)+p.n > maxJoined {
 			if err := j.flush(); err != nil {
 				return err
 			}
 		}
 	}
-	if p.n >= smallPart {
+	if alone {
 		return j.alone(p)
 	}
-	j.parts = append(j.parts, p)
+	j.file, j.parts = file, append(j.parts, p)
 	j.n = int(p.off-j.parts[0].off) + p.n
 	return nil
 }
@@ -240,12 +260,11 @@ func (j *joinedRead) flush() error {
 	s := newScratch()
 	defer s.release()
 	first := j.parts[0]
-	have, err := j.one(first.reader, (*s)[:j.n], first.off)
+	_, err := j.one(first.reader, (*s)[:j.n], first.off)
 	for _, p := range j.parts {
-		skip := int(p.off - first.off)
-		got := copy(j.to[p.to:][:p.n], (*s)[min(skip, have):have])
-		if got < p.n {
-			j.got = p.to + got
+		if err == nil {
+			copy(j.to[p.to:][:p.n], (*s)[p.off-first.off:])
+		} else if err := j.alone(p); err != nil { // the first error may be of bytes between parts
 			return err
 		}
 	}
@@ -269,23 +288,19 @@ func (p target) stageRanges(ctx context.Context, r *Ranges, from, n int) (int, e
 	at := func(read readFunc) readFunc {
 		return func(to []byte, off, n int) (int, int, error) { return read(to, from+off, n) }
 	}
-	files, rest := r.files(p.call)
+	files, rest := r.files(p.call, from, n)
 	defer files.close()
+	read := at(r.read(readerAt(ctx)))
 	switch {
 	case !rest && len(files) == 0:
 		nonTemporal := n <= stage.MaxNonTemporal
-		read := at(r.read(readMemory(nonTemporal)))
-		fill := func(to []byte, off int) error {
-			_, _, err := read(to, off, len(to))
-			return err
-		}
-		return p.stage(ctx, stage.Copy{N: n, NonTemporal: nonTemporal, Host: stage.Memory(fill)})
+		return p.stage(ctx, stage.Copy{N: n, NonTemporal: nonTemporal, Host: newFileFeed(at(r.read(readMemory(nonTemporal))), nil, n)})
 	case files.direct():
-		return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, at(r.readDirect(files)), inOrder(n, 2*readers))})
+		return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, at(r.readDirect(ctx, files)), inOrder(n, 2*readers))})
 	case !rest && files.openCached():
-		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), at(r.read(nil)), n), Kernel: true})
+		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), read, n), Kernel: true})
 	}
-	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, at(r.read(nil)), inOrder(n, 2*readers))})
+	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, read, inOrder(n, 2*readers))})
 }
 
 // readMemory returns a rangeReader of readers that have their bytes in memory.
@@ -314,11 +329,12 @@ type rangeFile struct {
 	cached   *cachedFile
 }
 
-// files returns the files of the ranges. rest reports whether some ranges are neither of files nor of
-// memory.
-func (r *Ranges) files(call Call) (files rangeFiles, rest bool) {
+// files returns the files of the ranges that n bytes at off are of. rest reports whether some of
+// these ranges are neither of files nor of memory.
+func (r *Ranges) files(call Call, off, n int) (files rangeFiles, rest bool) {
 	files = rangeFiles{}
-	for _, g := range r.list {
+	first, last := sort.SearchInts(r.ends, off+1), sort.SearchInts(r.ends, off+n)
+	for _, g := range r.list[first : last+1] {
 		f, ok := g.Reader.(*os.File)
 		if !ok {
 			rest = rest || g.Reader != nil && !inMemory(g.Reader)
@@ -383,8 +399,11 @@ func (f rangeFiles) readNow(r io.ReaderAt, to []byte, off int64) (got int, err e
 
 // readDirect returns a function that reads files without the page cache. Only parts that begin and end
 // behind a seam of ranges are copied once more by the CPU.
-func (r *Ranges) readDirect(files rangeFiles) readFunc {
+func (r *Ranges) readDirect(ctx context.Context, files rangeFiles) readFunc {
 	blocks := func(from io.ReaderAt, to []byte, off int64, n int) (skip, got int, err error) {
+		if ctx.Err() != nil {
+			return 0, 0, bounded.Ended(ctx)
+		}
 		cached := readAt(from, off)
 		opened, _ := from.(*os.File)
 		if file := files[opened]; file != nil && file.direct != nil {

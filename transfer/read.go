@@ -35,12 +35,11 @@ func (p target) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int)
 // uploadAt copies what r has at an offset, in the quickest way that it offers.
 func (p target) uploadAt(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
 	if s, ok := r.(*io.SectionReader); ok {
-		outer, base, size := s.Outer()
-		if isNil(outer) {
+		if outer, _, _ := s.Outer(); isNil(outer) {
 			return 0, errNilReadWriter
 		}
-		if int64(n) <= size-off {
-			return p.uploadAt(ctx, outer, base+off, n)
+		if outer, at, ok := outerOf(s, off, off+int64(n)); ok {
+			return p.uploadAt(ctx, outer, at, n)
 		}
 	}
 	if mem, ok := memoryAt(r, off, n); ok {
