@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/weights"
 )
 
@@ -70,4 +72,18 @@ func TestDropCacheRemovesWhatWasRead(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What a load that fails has not copied stays in the page cache, for the next one.
+func TestDropCacheKeepsWhatWasNotCopied(t *testing.T) {
+	b := benchOf(t, t.TempDir(), map[string][]byte{"a": makeSafetensors(t, nil, u8("x", 3*mib), u8("y", 5*mib))})
+	f, err := os.OpenFile(b.paths[0], os.O_RDWR, 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Sync())
+	require.NoError(t, f.Close())
+	p, sim := planOnto(t, b)
+	all := cachedPages(t, b.paths[0])
+	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Times: -1, Code: cudart.ErrInvalidValue})
+	require.ErrorIs(t, p.plan.Load(t.Context(), p.memory, weights.LoadOptions{DropCache: true}), cudart.ErrInvalidValue)
+	require.Equal(t, all, cachedPages(t, b.paths[0]))
 }

@@ -40,7 +40,8 @@ type LoadOptions struct {
 	// cached pages are copied from the page cache, and others are read into it.
 	DirectIO bool
 	// DropCache removes the pages that were read from the page cache, when their bytes are in
-	// device memory (posix_fadvise with POSIX_FADV_DONTNEED). Linux removes pages of file systems
+	// device memory (posix_fadvise with POSIX_FADV_DONTNEED); for columns also the pages between
+	// the first and the last of them. Linux removes pages of file systems
 	// on disks and networks that no process has mapped; other systems remove none. A page
 	// that stays is no error.
 	DropCache bool
@@ -111,6 +112,7 @@ type loading struct {
 	o       LoadOptions
 	owned   bool             // the bytes between tensors may be written
 	tensors []*Tensor        // in the order of the files
+	placed  []target         // parts with bytes, in the order of devices and addresses
 	reads   []Read           // to addresses
 	devices []*cudart.Device // by the indices of the reads
 
@@ -138,8 +140,8 @@ func (l *loading) load() error {
 		running.Go(func() { l.run(q) })
 	}
 	running.Wait()
-	if l.o.DropCache {
-		for i := range l.reads {
+	for i := range l.reads {
+		if l.o.DropCache && l.failures[i] == nil {
 			l.reads[i].drop()
 		}
 	}

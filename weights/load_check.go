@@ -80,7 +80,9 @@ func (l *loading) plan(files []*File, placements []Placement) error {
 		}
 		targets = append(targets, target{p.Part, device, int(p.To.Ptr)})
 	}
-	if err := checkOverlap(targets, l.devices); err != nil {
+	l.placed = slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
+	slices.SortFunc(l.placed, target.compareAddress)
+	if err := l.checkOverlap(); err != nil {
 		return err
 	}
 	l.reads = planReads(files, targets)
@@ -92,19 +94,28 @@ func (l *loading) plan(files []*File, placements []Placement) error {
 	return nil
 }
 
+func (t target) compareAddress(u target) int {
+	return cmp.Or(cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
+}
+
 // checkOverlap returns an error if two parts overlap on a device.
-func checkOverlap(targets []target, devices []*cudart.Device) error {
-	sorted := slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
-	slices.SortFunc(sorted, func(t, u target) int { return cmp.Or(cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to)) })
-	for i := 1; i < len(sorted); i++ {
-		t, u := sorted[i-1], sorted[i]
+func (l *loading) checkOverlap() error {
+	for i := 1; i < len(l.placed); i++ {
+		t, u := l.placed[i-1], l.placed[i]
 		if t.device == u.device && t.to+t.Size > u.to {
 			return fmt.Errorf("tensors %s of %s, %d bytes at %#x, and %s of %s, %d bytes at %#x, overlap on %v",
 				quote(t.Tensor.Name), t.Tensor.File.name, t.Size, t.to,
-				quote(u.Tensor.Name), u.Tensor.File.name, u.Size, u.to, devices[t.device])
+				quote(u.Tensor.Name), u.Tensor.File.name, u.Size, u.to, l.devices[t.device])
 		}
 	}
 	return nil
+}
+
+// unused reports whether the load may write the bytes of a device from the end of a part to an address: if
+// there are any, the memory must be all its own, and none of them another part's.
+func (l *loading) unused(device, from, to int) bool {
+	at, _ := slices.BinarySearchFunc(l.placed, target{device: device, to: from}, target.compareAddress)
+	return from == to || l.owned && (at == len(l.placed) || l.placed[at].device != device || l.placed[at].to >= to)
 }
 
 // checkFiles returns an error for a file that is closed or has shrunk.

@@ -1,9 +1,11 @@
 package weights_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -411,4 +413,110 @@ func TestRemovedFileIsLoaded(t *testing.T) {
 	}
 	tr.requireWorks(t, "removed")
 	tr.close(t, "removed")
+}
+
+// A faultyReader has the bytes of a file, and fails at one of them.
+type faultyReader struct {
+	file []byte
+	bad  int // offset, -1 for none
+	fail func(p []byte) (int, error)
+}
+
+func (r *faultyReader) ReadAt(p []byte, off int64) (int, error) {
+	if n := r.bad - int(off); n >= 0 && n < len(p) {
+		return r.fail(p[:copy(p[:n], r.file[off:])])
+	}
+	return bytes.NewReader(r.file).ReadAt(p, off)
+}
+
+// sharesAtRandom are parts of a file's tensors for three devices: rows, columns, and rows of odd sizes.
+func sharesAtRandom(t testing.TB, rnd *rand.Rand, f *weights.File) (shares []weights.Share) {
+	for tensor := range f.Tensors() {
+		switch rnd.IntN(5) {
+		case 0:
+			shares = append(shares, weights.Share{Part: tensor.Whole(), Device: rnd.IntN(3)})
+		case 1:
+			for d := range 3 {
+				shares = append(shares, weights.Share{Part: tensor.Whole(), Device: d})
+			}
+		case 2:
+			p := weights.Part{Tensor: tensor, From: rnd.IntN(tensor.Size), Row: 1 + rnd.IntN(tensor.Size/10+1)}
+			p.Stride = p.Row + rnd.IntN(tensor.Size/20+1)
+			p.Size = max(tensor.Size-p.From-p.Row, 0)/p.Stride*p.Row + rnd.IntN(min(p.Row, tensor.Size-p.From)+1)
+			shares = append(shares, weights.Share{Part: p, Device: 0}, weights.Share{Part: p, Device: 2}, weights.Share{Part: tensor.Whole(), Device: 1})
+		default:
+			dim := rnd.IntN(len(tensor.Shape))
+			n, unit := tensor.Shape[dim], 1
+			if tensor.DType == "Q4_0" && dim == 1 {
+				n, unit = n/32, 32
+			}
+			for d := range 3 {
+				part, err := tensor.Slice(dim, n*d/3*unit, n*(d+1)/3*unit)
+				require.NoError(t, err)
+				shares = append(shares, weights.Share{Part: part, Device: d})
+			}
+		}
+	}
+	return shares
+}
+
+// Whatever parts go where, a load brings them there, and its error names the first byte that is missing
+// and no tensor as complete that is not.
+func TestLoadErrorsOfAnyPartsAreExact(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 3)
+	if len(devs) < 3 {
+		t.Skip("needs three devices")
+	}
+	rnd := rand.New(rand.NewPCG(7, 8))
+	r := &faultyReader{bad: -1, file: makeGGUF(3, 32, u8("a", 1_000_001), spec{"m", "F32", []int{100, 1000}}, u8("b", 77), spec{"q", "Q4_0", []int{64, 640}},
+		spec{"c", "F16", []int{5, 40, 200}}, u8("d", 30), u8("e", 500_000), spec{"z", "F32", []int{50, 700}})}
+	f, err := weights.Parse(r, int64(len(r.file)), "f")
+	require.NoError(t, err)
+	p := &planned{&bench{contents: map[*weights.Tensor][]byte{}}, nil, map[int]weights.Memory{}}
+	for tensor := range f.Tensors() {
+		p.contents[tensor] = r.file[tensor.Offset:][:tensor.Size]
+	}
+	faults := []func(p []byte) (int, error){
+		func(p []byte) (int, error) { return len(p), errStop },
+		func(p []byte) (int, error) { return len(p), nil },
+		func([]byte) (int, error) { return 0, io.EOF },
+		func([]byte) (int, error) { panic("at this byte") },
+	}
+	for round := range 20 {
+		shares := sharesAtRandom(t, rnd, f)
+		rnd.Shuffle(len(shares), func(i, j int) { shares[i], shares[j] = shares[j], shares[i] })
+		p.plan, err = weights.PlanShares(shares, weights.PlanOptions{Align: 1 << rnd.IntN(14)})
+		require.NoError(t, err)
+		clear(p.memory)
+		for _, d := range p.plan.Devices {
+			p.memory[d.Device] = memoryOf(t, devs[d.Device], d.Bytes)
+		}
+		last, total := 0, 0
+		r.bad = -1
+		require.NoError(t, p.plan.Load(t.Context(), p.memory, weights.LoadOptions{DropCache: true, Progress: func(done, all int) {
+			assert.Greater(t, done, last)
+			last, total = done, all
+		}}))
+		assert.Equal(t, total, last)
+		p.requireLoaded(t, fmt.Sprint(round))
+
+		p.forget(t)
+		r.bad, r.fail = rnd.IntN(len(r.file)), faults[round%len(faults)]
+		err := p.plan.Load(t.Context(), p.memory, weights.LoadOptions{})
+		if err == nil { // no part has the byte
+			p.requireLoaded(t, fmt.Sprint(round))
+			continue
+		}
+		var failed *weights.LoadError
+		require.ErrorAs(t, err, &failed)
+		require.NotNil(t, failed.Tensor, err)
+		require.GreaterOrEqual(t, failed.Offset, failed.Tensor.Offset)
+		require.Less(t, failed.Offset, failed.Tensor.Offset+int64(failed.Tensor.Size))
+		if errors.Is(err, errStop) {
+			require.EqualValues(t, r.bad, failed.Offset)
+		}
+		require.LessOrEqual(t, failed.Offset, int64(r.bad))
+		p.requireComplete(t, failed)
+	}
 }

@@ -131,7 +131,7 @@ func (b *bench) of(p weights.Part) (list []byte) {
 		return all[p.From:][:p.Size]
 	}
 	for from := p.From; len(list) < p.Size; from += p.Stride {
-		list = append(list, all[from:][:p.Row]...)
+		list = append(list, all[from:][:min(p.Row, p.Size-len(list))]...)
 	}
 	return list
 }

@@ -97,10 +97,27 @@ func (p Part) check() error {
 		return fmt.Errorf("tensor %s: not from a File's or Model's tensors", quote(t.Name))
 	case p.From < 0 || p.Size < 0 || p.From > t.Size || p.Size > t.Size-p.From:
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on, it has %d", quote(t.Name), t.File.name, p.Size, p.From, t.Size)
-	case p.Row < 0 || p.Row > 0 && (p.Stride < p.Row || p.Size > p.Row && p.Stride > t.Size || p.end() > t.Size):
+	case p.Row < 0 || p.Row > 0 && (p.Stride < p.Row || p.Size > 0 && (p.Size-1)/p.Row > (t.Size-p.From)/p.Stride || p.end() > t.Size):
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on in rows of %d every %d bytes, it has %d", quote(t.Name), t.File.name, p.Size, p.From, p.Row, p.Stride, t.Size)
 	}
 	return nil
+}
+
+// first returns the byte of the tensor behind the first row of the part.
+func (p Part) first() int {
+	if p.Row == 0 {
+		return p.From + p.Size
+	}
+	return p.From + min(p.Row, p.Size)
+}
+
+// follows reports whether a part is behind last: as bytes, or as columns of which the first ones are those
+// of first. Parts of a tensor do not overlap if each of them follows the one before.
+func (p Part) follows(first, last Part) bool {
+	if p.From < last.first() || p.Row > 0 != (first.Row > 0) {
+		return false
+	}
+	return p.Row == 0 || p.Stride == first.Stride && p.first() <= first.From+first.Stride
 }
 
 // overlaps reports whether two parts have a byte in common.
@@ -275,24 +292,15 @@ func planShares(shares []Share, align int) (*Plan, error) {
 	shares = slices.Clone(shares)
 	slices.SortFunc(shares, func(s, t Share) int { return cmp.Or(files.compare(s.Part, t.Part), cmp.Compare(s.Device, t.Device)) })
 
-	devices, columns := map[int]*DevicePlan{}, map[int]*Tensor{} // of the last columns on a device
+	devices, chains := map[int]*DevicePlan{}, map[int]*chain{}
 	for _, s := range shares {
 		d := devices[s.Device]
 		if d == nil {
 			d = &DevicePlan{Device: s.Device}
-			devices[s.Device] = d
+			devices[s.Device], chains[s.Device] = d, &chain{}
 		}
-		for i := len(d.Tensors) - 1; i >= 0 && d.Tensors[i].Tensor == s.Tensor; i-- {
-			other := d.Tensors[i]
-			if other.overlaps(s.Part) {
-				return nil, fmt.Errorf("tensor %s of %s is there twice for device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
-			}
-			if columns[s.Device] != s.Tensor && s.Row == 0 && other.Size > 0 {
-				break // the parts before it end before it
-			}
-		}
-		if s.Row > 0 {
-			columns[s.Device] = s.Tensor
+		if !chains[s.Device].add(s.Part) && slices.ContainsFunc(d.last(s.Tensor), func(p Placed) bool { return p.overlaps(s.Part) }) {
+			return nil, fmt.Errorf("tensor %s of %s is there twice for device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
 		}
 		padding := -d.Bytes & (align - 1)
 		if s.Size > math.MaxInt-d.Bytes-padding {
@@ -306,6 +314,36 @@ func planShares(shares []Share, align int) (*Plan, error) {
 		p.Devices = append(p.Devices, *devices[device])
 	}
 	return p, nil
+}
+
+// last returns the parts of the tensor that was placed last.
+func (d *DevicePlan) last(t *Tensor) []Placed {
+	from := len(d.Tensors)
+	for from > 0 && d.Tensors[from-1].Tensor == t {
+		from--
+	}
+	return d.Tensors[from:]
+}
+
+// A chain has the parts of one tensor on a device, in the order of their first bytes, as long as each of
+// them follows the one before.
+type chain struct {
+	first, last Part
+	broken      bool
+}
+
+// add reports whether the part overlaps none of those before for certain.
+func (c *chain) add(p Part) bool {
+	switch {
+	case p.Size == 0:
+		return true
+	case c.first.Tensor != p.Tensor:
+		*c = chain{first: p}
+	case c.broken || !p.follows(c.first, c.last):
+		c.broken = true
+	}
+	c.last = p
+	return !c.broken
 }
 
 // Reads returns the reads that fetch the plan's tensors, in the order of the files and of their

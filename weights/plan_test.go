@@ -1,6 +1,7 @@
 package weights_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -339,4 +340,96 @@ func padding(f *weights.File) int {
 		return int(align.(uint32))
 	}
 	return map[weights.Format]int{weights.Safetensors: 1, weights.GGUF: 32}[f.Format()]
+}
+
+// What is refused is what overlaps, byte for byte, whatever the rows and strides of the parts.
+func TestPartsOverlapWhereTheirBytesDo(t *testing.T) {
+	t.Parallel()
+	const size = 48
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", size)), "f")
+	a, _ := f.Tensor("a")
+	rnd := rand.New(rand.NewPCG(1, 5))
+	refused := 0
+	const rounds = 20_000
+	for range rounds {
+		var shares []weights.Share
+		used, overlap := map[[2]int]bool{}, false
+		from := 0
+		for range 2 + rnd.IntN(5) {
+			p := weights.Part{Tensor: a, From: from, Size: rnd.IntN(6)}
+			if rnd.IntN(4) > 0 {
+				p.Row = 1 + rnd.IntN(3)
+				p.Stride = max(p.Row, []int{8, 8, 8, 12, 5}[rnd.IntN(5)])
+				p.Size = rnd.IntN(min(4, 1+(size-p.Row-p.From)/p.Stride)*p.Row + 1)
+			}
+			from += 1 + rnd.IntN(3)
+			device := rnd.IntN(2)
+			for i := range p.Size {
+				at := p.From + i
+				if p.Row > 0 {
+					at = p.From + i/p.Row*p.Stride + i%p.Row
+				}
+				overlap = overlap || used[[2]int{device, at}]
+				used[[2]int{device, at}] = true
+			}
+			shares = append(shares, weights.Share{Part: p, Device: device})
+		}
+		_, err := weights.PlanShares(shares, weights.PlanOptions{})
+		require.Equal(t, overlap, err != nil, "%v: %v", shares, err)
+		if overlap {
+			refused++
+		}
+	}
+	require.Greater(t, refused, rounds/10)
+	require.Less(t, refused, rounds-rounds/10)
+}
+
+// The time of a plan with 100,000 parts of one tensor is that of 100,000 parts: pairs would take minutes.
+func TestManyPartsOfOneTensor(t *testing.T) {
+	t.Parallel()
+	const n = 100_000
+	f := mustParse(t, makeSafetensors(t, nil, spec{"a", weights.I8, []int{n, 4}}, spec{"b", weights.I8, []int{4, n}}), "f")
+	for dim, name := range []string{"a", "b"} {
+		tensor, _ := f.Tensor(name)
+		var shares []weights.Share
+		for i := range n {
+			part, err := tensor.Slice(dim, i, i+1)
+			require.NoError(t, err)
+			shares = append(shares, weights.Share{Part: part, Device: i % 2})
+		}
+		p, err := weights.PlanShares(shares, weights.PlanOptions{})
+		require.NoError(t, err)
+		reads, err := p.Reads()
+		require.NoError(t, err)
+		require.Len(t, reads, n)
+	}
+}
+
+// The end of a part whose rows and strides make more than 2^64 bytes is not within its tensor.
+func TestPartsThatEndPastAnyOffset(t *testing.T) {
+	t.Parallel()
+	const size = 1 << 32
+	header := `{"a":{"dtype":"I8","shape":[4294967296],"data_offsets":[0,4294967296]}}`
+	header = string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header
+	f, err := weights.Parse(strings.NewReader(header), int64(len(header)+size), "f")
+	require.NoError(t, err)
+	a, _ := f.Tensor("a")
+	for _, p := range []weights.Part{{Size: size, Row: 1, Stride: size}, {Size: size, Row: 1, Stride: size / 2}, {From: 1, Size: size - 1, Row: 1, Stride: 3}} {
+		p.Tensor = a
+		_, err = weights.PlanShares([]weights.Share{{Part: p}}, weights.PlanOptions{})
+		require.ErrorContains(t, err, "bytes from byte")
+	}
+}
+
+func TestEmptyColumnsAreNotRead(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", 8), u8("b", 8)), "f")
+	b, _ := f.Tensor("b")
+	for _, more := range []int{0, 2} {
+		p, err := weights.PlanShares([]weights.Share{{Part: weights.Part{Tensor: b, Row: 2, Stride: 4}}, {Part: weights.Part{Tensor: b, Size: more}}}, weights.PlanOptions{})
+		require.NoError(t, err)
+		reads, err := p.Reads()
+		require.NoError(t, err)
+		require.Len(t, reads, more/2)
+	}
 }

@@ -57,16 +57,16 @@ func (l *loading) queues() (list []*queue) {
 		for _, p := range r.Pieces {
 			source := transfer.Range{Reader: r.File.r, Off: r.Offset + int64(p.From), N: p.Size, Row: r.Row, Stride: r.Stride}
 			q.segments = append(q.segments, segment{source: source, read: i, from: p.From, before: totals[q] + p.From})
-			q.add(p.To, l.owned)
+			q.add(p.To, l)
 		}
 		totals[q] += r.Size
 	}
 	return list
 }
 
-// add adds the last segment, whose places are to, to the upload. If owned is set, the upload may write
-// zero bytes between pieces.
-func (q *queue) add(to []int, owned bool) {
+// add adds the last segment, whose places are to, to the upload. Pieces are one copy if nothing but zero
+// bytes, which the load may write, is between them.
+func (q *queue) add(to []int, l *loading) {
 	s := &q.segments[len(q.segments)-1]
 	zeros := (to[0] - q.n) & (transferAlign - 1)
 	if zeros > 0 {
@@ -75,11 +75,13 @@ func (q *queue) add(to []int, owned bool) {
 	s.off = q.n + zeros
 	q.n = s.off + s.source.N
 	q.ranges = append(q.ranges, s.source)
-	if n := len(q.pieces); n > 0 && (owned || zeros == 0) {
-		last := &q.pieces[n-1]
-		if last.Off+last.N+zeros == s.off && slices.EqualFunc(last.Dsts, to, func(dst cudart.DevPtr, to int) bool {
-			return dst+cudart.DevPtr(last.N+zeros) == cudart.DevPtr(to)
-		}) {
+	if n := len(q.pieces); n > 0 {
+		last, apart := &q.pieces[n-1], false
+		for i, dst := range last.Dsts {
+			end := int(dst) + last.N
+			apart = apart || end+zeros != to[i] || !l.unused(q.set[i], end, to[i])
+		}
+		if !apart {
 			last.N += zeros + s.source.N
 			return
 		}

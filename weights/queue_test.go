@@ -42,3 +42,28 @@ func TestUploadsAreAlignedAsTheirAddresses(t *testing.T) {
 		}
 	}
 }
+
+// Zero bytes between two pieces are written only where no other part is, which another queue may copy at
+// the same time.
+func TestZerosAreWrittenOverNoOtherPart(t *testing.T) {
+	t.Parallel()
+	f := &File{}
+	a, c := []int{0x1000}, []int{0x1080}
+	b := []int{0x1070, 0x2000}
+	l := &loading{owned: true, devices: make([]*cudart.Device, 2), reads: []Read{
+		{File: f, Offset: 0, Size: 100, Devices: []int{0}, Pieces: []Piece{{0, 100, a}}},
+		{File: f, Offset: 100, Size: 10, Devices: []int{0, 1}, Pieces: []Piece{{0, 10, b}}},
+		{File: f, Offset: 110, Size: 10, Devices: []int{0}, Pieces: []Piece{{0, 10, c}}},
+	}}
+	for wantPieces, parts := range map[int][]target{
+		2: {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, b[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[1]}},
+		1: {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[0]}},
+	} {
+		l.placed = parts
+		queues := l.queues()
+		require.Len(t, queues, 2)
+		require.Len(t, queues[0].pieces, wantPieces)
+		last := queues[0].pieces[wantPieces-1]
+		assert.EqualValues(t, c[0]+10, int(last.Dsts[0])+last.N)
+	}
+}

@@ -26,6 +26,7 @@ func planReads(files []*File, targets []target) []Read {
 	slices.SortFunc(targets, func(t, u target) int {
 		return cmp.Or(order.compare(t.Part, u.Part), cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
 	})
+	targets = slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
 	p := readPlanner{last: map[string]int{}}
 	for from := 0; from < len(targets); {
 		to := from + 1
@@ -50,9 +51,7 @@ type readPlanner struct {
 func (p *readPlanner) tensor(targets []target) {
 	columns := slices.ContainsFunc(targets, func(t target) bool { return t.Row > 0 })
 	if t := targets[0]; len(targets) == 1 && !columns {
-		if t.Size > 0 {
-			p.add(t.Part, []int{t.device}, []int{t.to})
-		}
+		p.add(t.Part, []int{t.device}, []int{t.to})
 		return
 	}
 	if columns {
@@ -76,16 +75,17 @@ func (p *readPlanner) tensor(targets []target) {
 	}
 	slices.Sort(cuts)
 	cuts = slices.Compact(cuts)
-	slices.SortStableFunc(targets, func(t, u target) int { return cmp.Compare(t.device, u.device) })
+	var here []target // with the segment
 	for i := 1; i < len(cuts); i++ {
-		segment := Part{Tensor: targets[0].Tensor, From: cuts[i-1], Size: cuts[i] - cuts[i-1]}
-		var here []target
-		for _, t := range targets {
-			if t.From <= segment.From && t.From+t.Size >= cuts[i] {
-				here = append(here, t)
-			}
+		from := cuts[i-1]
+		here = slices.DeleteFunc(here, func(t target) bool { return t.From+t.Size <= from })
+		for ; len(targets) > 0 && targets[0].From == from; targets = targets[1:] {
+			here = append(here, targets[0])
 		}
-		p.places(segment, here)
+		slices.SortStableFunc(here, func(t, u target) int { return cmp.Compare(t.device, u.device) })
+		if len(here) > 0 {
+			p.places(Part{Tensor: here[0].Tensor, From: from, Size: cuts[i] - from}, slices.Clone(here))
+		}
 	}
 }
 
