@@ -21,8 +21,9 @@ import (
 // such an address, are quickest.
 //
 // The errors are those of Memory. New refuses memory that is not pinned by package hostmem, more
-// than 2^32 samples, and devices that cannot access host memory by its address
-// ([cudart.ErrUnsupported]). An epoch fails if the memory was closed meanwhile. With [NewHost], and within
+// than 2^32 - 1 samples, and devices that cannot access host memory by its address
+// ([cudart.ErrUnsupported]). An epoch fails if the memory was closed meanwhile,
+// but for a lease, whose memory may be another lease's then. With [NewHost], and within
 // a source that has methods of its own, it is like Memory.
 func Pinned(fields []int, data ...[]byte) (BatchSource, error) {
 	m, err := Memory(fields, data...)
@@ -105,8 +106,8 @@ func (g *gatherer) queue(l *Loader, slots []*slot) error {
 		for f, size := range l.layout.sizes {
 			dst := kernel.BlockList{Base: s.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size}
 			src := kernel.BlockList{Base: g.data[f].at, Stride: size, Index: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(s.host))))}
-			err := l.buf.Use(l.stream, false, func() error {
-				return g.data[f].owner.Use(l.stream, false, func() error {
+			err := g.data[f].owner.Use(l.stream, false, func() error {
+				return l.buf.Use(l.stream, false, func() error {
 					return g.kernel.Copy(l.stream, dst, src, size, count, gatherProcessors)
 				})
 			})

@@ -130,6 +130,54 @@ func TestSmallBatchesAreGatheredTogether(t *testing.T) {
 	require.NoError(t, buf.Close(), "it waits for the kernels")
 }
 
+// MaxBytes is kept where lists of indices are larger than the samples.
+func TestGatheringKeepsToMaxBytes(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Link{})
+	src, _ := pinnedOf(t, dev, 100_000, 1)
+	o := Options{BatchSize: 1000, MaxBytes: 10_000}
+	l := newLoaderFor(t, dev, src, o)
+	require.Positive(t, l.Stats().PinnedBytes)
+	require.LessOrEqual(t, l.Stats().PinnedBytes, o.MaxBytes)
+	o.MaxBytes = 7_000
+	_, err := New(t.Context(), dev, src, o)
+	require.ErrorContains(t, err, "Options.MaxBytes is 7000: two batches of 4000 bytes do not fit")
+}
+
+// Batches are on the device, whatever becomes of the memory that they are from.
+func TestGatheredBatchesOutliveTheirSource(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	s := stream(t, dev)
+	src, buf := pinnedOf(t, dev, 1000, 16, 3)
+	l := newLoaderFor(t, dev, src, Options{BatchSize: 10, Shuffle: true, Prefetch: 5})
+	var retained []*Batch
+	for b, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		b.Retain()
+		if retained = append(retained, b); len(retained) == l.o.slots() {
+			break
+		}
+	}
+	require.NoError(t, buf.Close())
+	sample := make([]byte, 3)
+	for _, b := range retained {
+		require.NoError(t, b.Use(s))
+		require.NoError(t, s.Synchronize(t.Context()))
+		got, err := download(dev, b.Field(1), b.Len()*len(sample))
+		require.NoError(t, err)
+		for at, i := range b.Indices() {
+			writeSample(sample, i, 1)
+			require.Equal(t, sample, got[at*len(sample):][:len(sample)])
+		}
+	}
+	require.ErrorContains(t, l.Close(), "6 batches are retained")
+	for _, b := range retained {
+		require.NoError(t, b.Release())
+	}
+	require.NoError(t, l.Close())
+}
+
 func TestPinnedMemoryThatIsRefused(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Link{})
@@ -153,6 +201,7 @@ func TestPinnedMemoryThatIsRefused(t *testing.T) {
 	}
 	require.ErrorIs(t, last, os.ErrClosed)
 	require.ErrorContains(t, last, "loader: copy batch")
+	require.NotContains(t, last.Error(), `buffer "loader"`, "which is not what was closed")
 
 	sim, without := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrCanUseHostPointerForRegisteredMem: 0}}}})
 	src, _ = pinnedOf(t, without.Devices()[0], 10, 8)

@@ -189,7 +189,7 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	if gathers && o.Workers == 0 {
 		o.Workers = min(gatherWorkers, runtime.GOMAXPROCS(0))
 	}
-	o, layout, err := o.resolve(src)
+	o, layout, err := o.resolve(src, gathers)
 	if err != nil {
 		return nil, err
 	}

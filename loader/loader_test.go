@@ -95,7 +95,7 @@ func TestBatchesAheadByDefault(t *testing.T) {
 		{1 << 20, 4 * kib, 1, 8, 8 + 256},
 		{100, 4 * kib, 4, 8, 26},
 	} {
-		o, _, err := Options{BatchSize: test.batch, Workers: test.workers}.resolve(numbered(test.samples, test.bytes))
+		o, _, err := Options{BatchSize: test.batch, Workers: test.workers}.resolve(numbered(test.samples, test.bytes), false)
 		require.NoError(t, err)
 		require.Equal(t, test.want, o.Prefetch, "%+v", test)
 	}

@@ -120,8 +120,8 @@ func (l layout) claimSize(batches, workers int) int {
 	return max(1, min(batches*l.samples/(2*workers), l.samples))
 }
 
-// resolve checks the options and sets the defaults.
-func (o Options) resolve(src Source) (Options, layout, error) {
+// resolve checks the options and sets the defaults. gathers is set for a loader with a gatherer.
+func (o Options) resolve(src Source, gathers bool) (Options, layout, error) {
 	for _, option := range []struct {
 		name string
 		n    int
@@ -162,13 +162,17 @@ func (o Options) resolve(src Source) (Options, layout, error) {
 		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(prefetchBytes/l.bytes, 3), maxPrefetch)
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
-	if o.Prefetch > math.MaxInt/l.bytes-1 {
-		return o, l, fmt.Errorf("Options.Prefetch is %d: too many batches of %d bytes", o.Prefetch, l.bytes)
+	bytes := l.bytes // of a batch, where it takes more
+	if gathers {
+		bytes = max(bytes, l.ofIndices().bytes)
+	}
+	if o.Prefetch > math.MaxInt/bytes-1 {
+		return o, l, fmt.Errorf("Options.Prefetch is %d: too many batches of %d bytes", o.Prefetch, bytes)
 	}
 	if o.MaxBytes > 0 {
-		fit := o.MaxBytes / l.bytes
+		fit := o.MaxBytes / bytes
 		if fit < 2 {
-			return o, l, fmt.Errorf("Options.MaxBytes is %d: two batches of %d bytes do not fit", o.MaxBytes, l.bytes)
+			return o, l, fmt.Errorf("Options.MaxBytes is %d: two batches of %d bytes do not fit", o.MaxBytes, bytes)
 		}
 		o.Prefetch = min(o.Prefetch, fit-1)
 	}
