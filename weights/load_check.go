@@ -111,11 +111,20 @@ func (l *loading) checkOverlap() error {
 	return nil
 }
 
-// unused reports whether the load may write the bytes of a device from the end of a part to an address: if
-// there are any, the memory must be all its own, and none of them another part's.
+// unused reports whether the load may write the bytes of a device between two addresses: if there are any,
+// the memory must be its own, and no part may have them, nor the rest of a part of which other devices get
+// some.
 func (l *loading) unused(device, from, to int) bool {
-	at, _ := slices.BinarySearchFunc(l.placed, target{device: device, to: from}, target.compareAddress)
-	return from == to || l.owned && (at == len(l.placed) || l.placed[at].device != device || l.placed[at].to >= to)
+	if from == to || !l.owned {
+		return from == to
+	}
+	next, _ := slices.BinarySearchFunc(l.placed, target{device: device, to: from}, target.compareAddress)
+	for _, t := range l.placed[max(next-1, 0):min(next+1, len(l.placed))] {
+		if t.device == device && t.to < to && t.to+t.Size > from {
+			return false
+		}
+	}
+	return true
 }
 
 // checkFiles returns an error for a file that is closed or has shrunk.

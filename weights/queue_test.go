@@ -55,14 +55,19 @@ func TestZerosAreWrittenOverNoOtherPart(t *testing.T) {
 		{File: f, Offset: 100, Size: 10, Devices: []int{0, 1}, Pieces: []Piece{{0, 10, b}}},
 		{File: f, Offset: 110, Size: 10, Devices: []int{0}, Pieces: []Piece{{0, 10, c}}},
 	}}
-	for wantPieces, parts := range map[int][]target{
-		2: {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, b[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[1]}},
-		1: {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[0]}},
+	for between, parts := range map[string][]target{
+		"a part between":       {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, b[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[1]}},
+		"the rest of the part": {{Part{Size: 122}, 0, a[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[1]}},
+		"nothing":              {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[0]}},
 	} {
 		l.placed = parts
 		queues := l.queues()
 		require.Len(t, queues, 2)
-		require.Len(t, queues[0].pieces, wantPieces)
+		wantPieces := 2
+		if between == "nothing" {
+			wantPieces = 1
+		}
+		require.Len(t, queues[0].pieces, wantPieces, between)
 		last := queues[0].pieces[wantPieces-1]
 		assert.EqualValues(t, c[0]+10, int(last.Dsts[0])+last.N)
 	}
