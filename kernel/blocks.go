@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
@@ -20,16 +19,12 @@ type Blocks struct {
 
 // NewBlocks loads the kernels. Close it. The errors are those of [Load] and [Module.Kernel].
 func NewBlocks(ctx context.Context, dev *cudart.Device) (*Blocks, error) {
-	m, err := Load(ctx, dev, blocksPTX)
+	b := &Blocks{}
+	m, err := loadKernels(ctx, dev, blocksPTX, map[string]**Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching}, nil)
 	if err != nil {
 		return nil, err
 	}
-	b := &Blocks{Module: m}
-	for name, k := range map[string]**Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching} {
-		if *k, err = m.Kernel(ctx, name); err != nil {
-			return nil, errors.Join(err, m.CloseContext(ctx))
-		}
-	}
+	b.Module = m
 	return b, nil
 }
 

@@ -28,28 +28,17 @@ type Memory struct {
 
 // NewMemory loads the kernels. Close them. The errors are those of [Load] and [Module.Kernel].
 func NewMemory(ctx context.Context, dev *cudart.Device) (*Memory, error) {
-	module, err := Load(ctx, dev, memoryPTX)
+	m := &Memory{}
+	module, err := loadKernels(ctx, dev, memoryPTX, map[string]**Kernel{
+		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
+	}, func() (err error) {
+		m.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	m := &Memory{Module: module}
-	for name, k := range map[string]**Kernel{
-		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
-	} {
-		if err == nil {
-			*k, err = m.Kernel(ctx, name)
-		}
-	}
-	if err == nil {
-		_, err = m.bounded(ctx, "load", func() (Found, error) {
-			n, err := dev.Attribute(cudart.AttrMultiProcessorCount)
-			m.processors = n
-			return Found{}, err
-		})
-	}
-	if err != nil {
-		return nil, errors.Join(err, m.CloseContext(ctx))
-	}
+	m.Module = module
 	return m, nil
 }
 

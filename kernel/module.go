@@ -93,6 +93,37 @@ func load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error)
 	return &Module{dev: dev, module: module, kernels: kernels, inside: inside}, nil
 }
 
+// loadKernels loads code of this package, looks up its kernels, and calls more if it is not nil. When ctx
+// ends during a call of CUDA, the code is unloaded once the call returns.
+func loadKernels(ctx context.Context, dev *cudart.Device, code []byte, kernels map[string]**Kernel, more func() error) (*Module, error) {
+	m, err := Load(ctx, dev, code)
+	if err != nil {
+		return nil, err
+	}
+	return bounded.Do(ctx, bounded.Call[*Module]{
+		Run: func() (*Module, error) {
+			var err error
+			for name, k := range kernels {
+				if err == nil {
+					*k, err = m.Kernel(context.WithoutCancel(ctx), name)
+				}
+			}
+			if err == nil && more != nil {
+				err = more()
+			}
+			if err != nil {
+				return nil, errors.Join(err, lifetime.Undo(ctx, m.CloseContext))
+			}
+			return m, nil
+		},
+		Late: func(m *Module, err error) {
+			if err == nil {
+				_ = lifetime.Undo(ctx, m.CloseContext)
+			}
+		},
+	})
+}
+
 // made reports whether Load has made the Module.
 func (m *Module) made() bool { return m != nil && m.module != nil }
 

@@ -3,9 +3,12 @@
 package kernel
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -285,6 +288,49 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 				}
 			}
 			require.NoError(t, m.Close())
+		}
+	}
+}
+
+// Loads that end at any call leave no code behind, neither those whose context ends nor those whose call fails.
+func TestInterruptedLoadsLeaveNothing(t *testing.T) {
+	t.Parallel()
+	loads := map[string]func(context.Context, *cudart.Device) (io.Closer, error){
+		"memory": func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewMemory(ctx, dev) },
+		"blocks": func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewBlocks(ctx, dev) },
+	}
+	for name, load := range loads {
+		for at := 1; at <= 20; at++ {
+			for _, blocks := range []bool{false, true} {
+				if blocks && at%4 != 1 {
+					continue // a call that does not return takes a second of grace
+				}
+				t.Run(fmt.Sprint(name, at, blocks), func(t *testing.T) {
+					t.Parallel()
+					sim, rt := testgpu.Sim(t, cudasim.Config{}) // whose end reports what is left
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					var calls atomic.Int64
+					sim.OnCall(func(fn string, _ int) {
+						if calls.Add(1) == int64(at) {
+							if blocks {
+								sim.Block(fn, cudasim.Fault{})
+							}
+							cancel()
+						}
+					})
+					m, err := load(ctx, rt.Devices()[0])
+					sim.OnCall(nil)
+					sim.ResetFaults()
+					if err == nil {
+						err = m.Close()
+					} else {
+						require.ErrorIs(t, err, context.Canceled)
+						err = nil
+					}
+					require.NoError(t, err)
+				})
+			}
 		}
 	}
 }
