@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,18 +22,38 @@ const programTimeout = 2 * time.Minute
 type program struct {
 	args  []string // for few samples, and what rows need
 	quick bool     // it takes some seconds
+	// file is its name in testdata/baseline, if that is another; folder says that it gets one for its files, behind -f.
+	file   string
+	folder bool
 }
 
 var programs = map[string]program{
-	"calls":    {[]string{"1"}, true},
-	"fanout":   {[]string{"-s", "2", "-t", "16", "-d", "2", "-m", "2048"}, false},
-	"launch":   {[]string{"2"}, true},
-	"link":     {nil, true},
-	"loader":   {[]string{"1"}, false},
-	"managed":  {[]string{"2", "1"}, false},
-	"pin":      {[]string{"1"}, false},
-	"ring":     {[]string{"2"}, true},
-	"transfer": {[]string{"2", "fresh", "scattered", "files"}, false},
+	"calls":    {args: []string{"1"}, quick: true},
+	"launch":   {args: []string{"2"}, quick: true},
+	"link":     {quick: true},
+	"loader":   {args: []string{"1"}},
+	"managed":  {args: []string{"2", "1"}},
+	"pin":      {args: []string{"1"}},
+	"ring":     {args: []string{"2"}, quick: true},
+	"transfer": {args: []string{"2", "fresh", "scattered", "files"}},
+}
+
+// fanoutProgram is the name of the program that copies onto so many GPUs, from memory or from a file.
+func fanoutProgram(gpus int, fromFile bool) string {
+	name := "fanout-" + strconv.Itoa(gpus)
+	if fromFile {
+		name += "-file"
+	}
+	return name
+}
+
+func init() {
+	threads := map[int]string{2: "16", 4: "16,24", 8: "24,48"}
+	for _, n := range gpuCounts {
+		args := []string{"-s", "2", "-t", threads[n], "-d", strconv.Itoa(n), "-m", "2048"}
+		programs[fanoutProgram(n, false)] = program{args: args, file: "fanout"}
+		programs[fanoutProgram(n, true)] = program{args: args, file: "fanout", folder: true}
+	}
 }
 
 // A line is a figure that a program in C printed, as Go's benchmarks do: its name without Benchmark, and values
@@ -112,7 +133,8 @@ func fastest(lines []line, wanted, own, unit string) (name string, v float64, ok
 
 // A baseline runs the programs of a folder, each once.
 type baseline struct {
-	dir     string
+	dir     string // of the programs
+	files   string // a folder for those that get one
 	quick   bool
 	outputs map[string][]line
 	errs    map[string]error
@@ -126,7 +148,7 @@ func (b *baseline) lines(ctx context.Context, name string) ([]line, error) {
 }
 
 func (b *baseline) run(ctx context.Context, name string) ([]line, error) {
-	path := filepath.Join(b.dir, name)
+	path := filepath.Join(b.dir, cmp.Or(programs[name].file, name))
 	if _, err := os.Stat(path); b.dir == "" || errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s was not built", name)
 	}
@@ -134,6 +156,9 @@ func (b *baseline) run(ctx context.Context, name string) ([]line, error) {
 		return nil, fmt.Errorf("%s takes too long for -quick", name)
 	}
 	args := programs[name].args
+	if programs[name].folder {
+		args = append(args[:len(args):len(args)], "-f", b.files)
+	}
 	if name == "ring" && !hugePagesAlways() {
 		args = append(args[:len(args):len(args)], "plain") // memory as that of Go
 	}

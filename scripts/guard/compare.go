@@ -152,7 +152,7 @@ func (c *comparison) plan(v variant, hellos [2]*hello) []*measurement {
 	planned := map[string]*measurement{}
 	for _, r := range hellos[newBuild].Rows {
 		m := &measurement{rowInfo: r, variant: v, onlyNew: !has[r.Name]}
-		if r.Of == "" && v.has(r) && c.rows.MatchString(m.fullName()) && (!c.quick || r.Quick && v.prefix == "") {
+		if r.Of == "" && !r.TableOnly && v.has(r) && c.rows.MatchString(m.fullName()) && (!c.quick || r.Quick && v.prefix == "") {
 			list, planned[r.Name] = append(list, m), m
 		}
 	}

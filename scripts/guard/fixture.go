@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -27,7 +30,9 @@ var streamOptions cudart.StreamOptions
 type fixture struct {
 	ctx context.Context
 	sim bool
-	dir string // for files that both processes read
+	// simGPUs is the number of simulated GPUs.
+	simGPUs int
+	dir     string // for files that both processes read
 	// sampleTime replaces the rows' own times of samples if it is not 0.
 	sampleTime time.Duration
 	// verify asks rows about first calls, which are not prepared, to compare the bytes.
@@ -51,15 +56,15 @@ type memory struct {
 	p   cudart.DevPtr
 }
 
-func newFixture(ctx context.Context, sim bool, dir string) *fixture {
-	return &fixture{ctx: ctx, sim: sim, dir: dir, mems: map[[2]int]memory{}, copiers: map[int]*transfer.Copier{}}
+func newFixture(ctx context.Context, simGPUs int, dir string) *fixture {
+	return &fixture{ctx: ctx, sim: simGPUs > 0, simGPUs: simGPUs, dir: dir, mems: map[[2]int]memory{}, copiers: map[int]*transfer.Copier{}}
 }
 
-// open opens the runtime library, or simulates one with two GPUs.
+// open opens the runtime library, or simulates one.
 func (f *fixture) open() error {
 	var o cudart.Options
 	if f.sim {
-		library, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+		library, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, f.simGPUs)})
 		if err != nil {
 			return err
 		}
@@ -236,9 +241,9 @@ func (f *fixture) put(dev *cudart.Device, p cudart.DevPtr, src []byte) error {
 	return errors.Join(dev.CopyToDevice(p, pointer(src), len(src)), dev.Synchronize(f.ctx))
 }
 
-// sharedFile opens a file of n bytes of the source behind a header, which the first process that asks for
+// sharedFile opens a file of a header and n bytes of the source from an offset on, which the first process that asks for
 // it writes. It is on disk by then, so that nothing is written while something is measured.
-func (f *fixture) sharedFile(folder, name string, header []byte, n int) (*os.File, error) {
+func (f *fixture) sharedFile(folder, name string, header []byte, from, n int) (*os.File, error) {
 	path := filepath.Join(f.folder(folder), name)
 	if file, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
 		return file, nil
@@ -249,7 +254,7 @@ func (f *fixture) sharedFile(folder, name string, header []byte, n int) (*os.Fil
 	}
 	_, err = file.Write(header)
 	for at := 0; at < n && err == nil; at += 64 * mib {
-		_, err = file.Write(f.source()[at:min(at+64*mib, n)])
+		_, err = file.Write(f.source()[from:][at:min(at+64*mib, n)])
 	}
 	if err = errors.Join(err, file.Sync(), os.Rename(file.Name(), path)); err != nil {
 		return nil, errors.Join(err, file.Close(), os.Remove(file.Name()))
@@ -296,3 +301,26 @@ func (f *fixture) folder(which string) string {
 
 // shmFolder is the folder in memory that belongs to one on disk.
 func shmFolder(dir string) string { return filepath.Join("/dev/shm", filepath.Base(dir)) }
+
+// usedMemory returns the bytes in use of each GPU, which for real ones nvidia-smi reports. A simulated GPU uses some
+// if there is a context.
+func (f *fixture) usedMemory() ([]int, error) {
+	used := make([]int, f.rt.DeviceCount())
+	if f.library != nil {
+		for _, i := range f.library.Contexts() {
+			used[i] = gib
+		}
+		return used, nil
+	}
+	for i, dev := range f.rt.Devices() {
+		out, err := exec.CommandContext(f.ctx, "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", dev.PCIBusID()).Output()
+		if err == nil {
+			used[i], err = strconv.Atoi(strings.TrimSpace(string(out)))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("nvidia-smi: %w", err)
+		}
+		used[i] *= mib
+	}
+	return used, nil
+}

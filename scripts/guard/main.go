@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -35,15 +36,23 @@ func run(ctx context.Context, args []string) (code int, err error) {
 		command, args = args[0], args[1:]
 	}
 	flags := flag.NewFlagSet("guard "+command, flag.ContinueOnError)
-	sim := flags.Bool("sim", false, "two simulated GPUs, and small sizes")
+	simulate := flags.Bool("sim", false, "simulated GPUs, and small sizes")
+	simGPUs := flags.Int("sim-gpus", 2, "the number of simulated GPUs")
 	dir := flags.String("dir", "", "a folder for files, which others use too (default: one of its own)")
 	sampleTime := flags.Duration("sample-time", 0, "the time of a sample, in place of the row's own")
+	// sim is the number of simulated GPUs, 0 for real ones, and is known when the flags are parsed.
+	sim := func() int {
+		if !*simulate {
+			return 0
+		}
+		return *simGPUs
+	}
 	switch command {
 	case "serve":
 		if err := flags.Parse(args); err != nil {
 			return exitUsage, nil
 		}
-		f := newFixture(context.Background(), *sim, *dir)
+		f := newFixture(context.Background(), sim(), *dir)
 		f.sampleTime = *sampleTime
 		return status(serve(f, registered, os.Stdin, os.Stdout))
 	case "once":
@@ -51,7 +60,7 @@ func run(ctx context.Context, args []string) (code int, err error) {
 		if err := flags.Parse(args); err != nil || flags.NArg() != 1 {
 			return exitUsage, err
 		}
-		f := newFixture(context.Background(), *sim, *dir)
+		f := newFixture(context.Background(), sim(), *dir)
 		f.verify = *verify
 		return status(once(f, registered, flags.Arg(0), os.Stdout))
 	case "rows":
@@ -67,8 +76,10 @@ func run(ctx context.Context, args []string) (code int, err error) {
 		return status(copyMemory(threads, os.Stdin))
 	case "compare":
 		return compareCommand(ctx, flags, sim, dir, sampleTime, args)
+	case "table":
+		return tableCommand(ctx, flags, sim, dir, sampleTime, args)
 	}
-	return exitUsage, errors.New("want compare, serve, once, rows or load: the package's documentation says what they do")
+	return exitUsage, errors.New("want compare, table, serve, once, rows or load: the package's documentation says what they do")
 }
 
 func status(err error) (int, error) {
@@ -110,7 +121,7 @@ func startLoad(path string) (stop func() error, err error) {
 	}, nil
 }
 
-func compareCommand(ctx context.Context, flags *flag.FlagSet, sim *bool, dir *string, sampleTime *time.Duration, args []string) (code int, err error) {
+func compareCommand(ctx context.Context, flags *flag.FlagSet, sim func() int, dir *string, sampleTime *time.Duration, args []string) (code int, err error) {
 	oldPath := flags.String("old", "", "the guard of the earlier commit")
 	newPath := flags.String("new", "", "the guard of the later commit")
 	cDir := flags.String("c", "", "a folder with programs of testdata/baseline")
@@ -139,10 +150,7 @@ func compareCommand(ctx context.Context, flags *flag.FlagSet, sim *bool, dir *st
 		return exitFailed, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(*dir), os.RemoveAll(shmFolder(*dir))) }()
-	childArgs := []string{"-dir", *dir, "-sample-time", sampleTime.String()}
-	if *sim {
-		childArgs = append(childArgs, "-sim")
-	}
+	childArgs := childArgs(sim(), *dir, *sampleTime)
 	c := &comparison{
 		start: func(ctx context.Context, b build, v variant) (side, error) {
 			s, err := startChild(ctx, map[build]string{oldBuild: *oldPath, newBuild: *newPath}[b], v.cpus, childArgs...)
@@ -152,7 +160,7 @@ func compareCommand(ctx context.Context, flags *flag.FlagSet, sim *bool, dir *st
 			return s, nil
 		},
 		load: func() (func() error, error) { return startLoad(*newPath) },
-		c:    (&baseline{dir: *cDir, quick: *quick, outputs: map[string][]line{}, errs: map[string]error{}}).lines,
+		c:    (&baseline{dir: *cDir, files: *dir, quick: *quick, outputs: map[string][]line{}, errs: map[string]error{}}).lines,
 		now:  time.Now, log: os.Stderr,
 		rows: only, quick: *quick, pairs: *samples, budget: *budget,
 	}
@@ -163,14 +171,24 @@ func compareCommand(ctx context.Context, flags *flag.FlagSet, sim *bool, dir *st
 	r := reportOf(result, readHost())
 	r.writeText(os.Stdout)
 	if *out != "" {
-		if err := writeFile(*out, r); err != nil {
+		if err := writeJSON(*out, r); err != nil {
 			return exitFailed, err
 		}
 	}
 	return r.exitCode(), nil
 }
 
-func writeFile(path string, r *report) error {
+// childArgs are the arguments of processes that measure.
+func childArgs(simGPUs int, dir string, sampleTime time.Duration) []string {
+	args := []string{"-dir", dir, "-sample-time", sampleTime.String()}
+	if simGPUs > 0 {
+		args = append(args, "-sim", "-sim-gpus", strconv.Itoa(simGPUs))
+	}
+	return args
+}
+
+// writeJSON writes a result as a line of JSON into a file, whose folder it makes.
+func writeJSON(path string, result any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return err
 	}
@@ -178,5 +196,7 @@ func writeFile(path string, r *report) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.writeJSON(file), file.Close())
+	out := json.NewEncoder(file)
+	out.SetEscapeHTML(false)
+	return errors.Join(out.Encode(result), file.Close())
 }

@@ -96,7 +96,7 @@ func (m *measurement) add(b build, s *sample) error {
 	}
 	first := len(m.figures) == 0
 	for i, f := range s.Figures {
-		if math.IsNaN(f.Value) || math.IsInf(f.Value, 0) || f.Value <= 0 {
+		if math.IsNaN(f.Value) || math.IsInf(f.Value, 0) || f.Value < 0 || f.Value == 0 && f.Unit != contextsUnit {
 			return fmt.Errorf("figure %q is %v %s", f.Name, f.Value, f.Unit)
 		}
 		if first {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -178,12 +177,6 @@ func (r *report) exitCode() int {
 		return exitFailed
 	}
 	return exitSame
-}
-
-func (r *report) writeJSON(w io.Writer) error {
-	out := json.NewEncoder(w)
-	out.SetEscapeHTML(false)
-	return out.Encode(r)
 }
 
 // writeText prints a table, and what must not be overlooked.

@@ -28,6 +28,12 @@ type row struct {
 	c map[string]string
 	// of is the row that this one is a reference for: the same by CUDA alone.
 	of string
+	// gpus is the number of GPUs that it needs, one if it is 0.
+	gpus int
+	// tableOnly leaves the row out of compare: it says more about a host than about a change.
+	tableOnly bool
+	// goals are what guard table compares its figures with.
+	goals []goal
 	// target is the shortest time of a sample, 30 ms if it is 0.
 	target time.Duration
 
@@ -36,6 +42,18 @@ type row struct {
 	prepare func(*fixture) (*task, error)
 	once    func(*fixture) (sample, error)
 }
+
+// A goal is a limit for a figure of a row: at least so many times its reference for a rate, else at most.
+type goal struct {
+	Figure string `json:"figure,omitempty"` // empty for the row's own
+	// Row is the row of the same run whose figure of that name is the reference; without one it is what the
+	// row's program in C reached.
+	Row   string  `json:"row,omitempty"`
+	Ratio float64 `json:"ratio"` // 0: the figure itself has to be 0
+}
+
+// gpuCounts are the numbers of GPUs that rows of several GPUs are there for.
+var gpuCounts = []int{2, 4, 8}
 
 // A task is a row that is ready to be measured.
 type task struct {
@@ -66,6 +84,9 @@ type sample struct {
 	Figures []figure       `json:"figures"`
 	Details map[string]any `json:"details,omitempty"`
 }
+
+// contextsUnit is the unit of a figure that is 0 where all is well.
+const contextsUnit = "contexts"
 
 // isRate reports whether more of a unit is better.
 func isRate(unit string) bool { return strings.HasSuffix(unit, "/s") }

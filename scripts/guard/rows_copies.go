@@ -48,7 +48,7 @@ func init() {
 		row{name: "copies/untouched/1GiB", unit: "GB/s", c: inC("transfer Download/make/1GiB/"), prepare: downloadUntouched(gib)},
 		row{name: "copies/scattered-upload/10000x4KiB", unit: "ms", quick: true, c: inC("transfer Scattered/"), prepare: scattered(true)},
 		row{name: "copies/scattered-download/10000x4KiB", unit: "ms", prepare: scattered(false)},
-		row{name: "copies/16-goroutines/1MiB", unit: "GB/s", quick: true, busy: true, prepare: parallelUploads},
+		row{name: "copies/16-goroutines/1MiB", unit: "GB/s", quick: true, busy: true, prepare: parallelUploads(1)},
 	)
 }
 
@@ -103,6 +103,15 @@ func download(n int, t temperature) func(*fixture) (*task, error) {
 		op := func() error { dst = next(); return c.Download(f.ctx, dst, src) }
 		return &task{bytes: n, op: op, verify: func() error { return f.checkDownload(dev, src, n, op, func() []byte { return dst }) }}, nil
 	}
+}
+
+// onEach calls do with each of n numbers, such as those of GPUs, at once.
+func onEach(n int, do func(i int) error) error {
+	all := make([]func() error, n)
+	for i := range all {
+		all[i] = func() error { return do(i) }
+	}
+	return together(all...)
 }
 
 // together runs functions at once.
@@ -251,31 +260,40 @@ func scattered(up bool) func(*fixture) (*task, error) {
 	}
 }
 
-// parallelUploads is 16 goroutines that upload 1 MiB each, again and again: the rate of all, and how long
+// parallelUploads is 16 goroutines a GPU that upload 1 MiB each, again and again: the rate of all, and how long
 // the slowest of a hundred uploads took.
-func parallelUploads(f *fixture) (*task, error) {
-	const goroutines = 16
-	n := min(mib, f.size(gib)/goroutines)
-	rounds := 128
-	if f.sim {
-		rounds = 1
-	}
-	dev, mem, c, err := f.memoryAndCopier()
-	if err != nil {
-		return nil, err
-	}
-	host := f.source()
-	var latencies [goroutines][]time.Duration
-	last := make([]byte, goroutines*n)
-	run := func(rounds int) error {
-		var at atomic.Int64
-		all := make([]func() error, goroutines)
-		for g := range all {
-			all[g] = func() error {
+func parallelUploads(gpus int) func(*fixture) (*task, error) {
+	return func(f *fixture) (*task, error) {
+		const each = 16
+		goroutines := gpus * each
+		n := min(mib, f.size(gib)/each)
+		rounds := 128
+		if f.sim {
+			rounds = 1
+		}
+		devs := make([]*cudart.Device, gpus)
+		mems := make([]cudart.DevPtr, gpus)
+		copiers := make([]*transfer.Copier, gpus)
+		for i := range devs {
+			var err error
+			if devs[i], mems[i], err = f.memory(i, 0); err != nil {
+				return nil, err
+			}
+			if copiers[i], err = f.copier(i); err != nil {
+				return nil, err
+			}
+		}
+		host := f.source()
+		latencies := make([][]time.Duration, goroutines)
+		last := make([]byte, goroutines*n)
+		run := func(rounds int) error {
+			var at atomic.Int64
+			return onEach(goroutines, func(g int) error {
+				gpu, mem := g/each, mems[g/each]+cudart.DevPtr(g%each*n)
 				latencies[g] = latencies[g][:0]
 				for range rounds {
 					src := host[int(at.Add(1))*n%(len(host)-n+1):][:n]
-					took, err := timed(func() error { return c.Upload(f.ctx, mem+cudart.DevPtr(g*n), src) })
+					took, err := timed(func() error { return copiers[gpu].Upload(f.ctx, mem, src) })
 					if err != nil {
 						return err
 					}
@@ -285,26 +303,32 @@ func parallelUploads(f *fixture) (*task, error) {
 					}
 				}
 				return nil
-			}
+			})
 		}
-		return together(all...)
+		return &task{
+			sample: func(time.Duration) (sample, error) {
+				used, began := cpuTime(), time.Now()
+				if err := run(rounds); err != nil {
+					return sample{}, err
+				}
+				count := goroutines * rounds
+				s := figures("GB/s", time.Since(began), count, count*n)
+				s.Figures = append(s.Figures, cpuFigure(used, count*n))
+				all := slices.Concat(latencies...)
+				slices.Sort(all)
+				s.Figures = append(s.Figures, figure{Name: "p99", Value: all[len(all)*99/100].Seconds() * 1e6, Unit: "µs"})
+				return s, nil
+			},
+			verify: func() error {
+				err := onEach(gpus, func(i int) error { return f.poison(devs[i], mems[i], each*n) })
+				if err == nil {
+					err = run(1)
+				}
+				if err != nil {
+					return err
+				}
+				return onEach(gpus, func(i int) error { return f.onDevice(devs[i], mems[i], last[i*each*n:][:each*n]) })
+			},
+		}, nil
 	}
-	return &task{
-		sample: func(time.Duration) (sample, error) {
-			used, began := cpuTime(), time.Now()
-			if err := run(rounds); err != nil {
-				return sample{}, err
-			}
-			count := goroutines * rounds
-			s := figures("GB/s", time.Since(began), count, count*n)
-			s.Figures = append(s.Figures, cpuFigure(used, count*n))
-			all := slices.Concat(latencies[:]...)
-			slices.Sort(all)
-			s.Figures = append(s.Figures, figure{Name: "p99", Value: all[len(all)*99/100].Seconds() * 1e6, Unit: "µs"})
-			return s, nil
-		},
-		verify: func() error {
-			return f.checkUpload(dev, mem, goroutines*n, func() error { return run(1) }, func() []byte { return last })
-		},
-	}, nil
 }

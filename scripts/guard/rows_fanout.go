@@ -2,31 +2,39 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/transfer"
 )
 
-// One source onto two GPUs. Rates are of the source.
+// One source onto several GPUs. Rates are of the source.
 func init() {
-	register(
-		row{name: "gpus/fanout/2GiB", unit: "GB/s", cpu: true, quick: true, target: 80 * time.Millisecond, c: inC("fanout Fanout/2/bytes/2GiB/"), prepare: fanout(false)},
-		row{name: "gpus/fanout-file/2GiB", unit: "GB/s", cpu: true, target: 80 * time.Millisecond, prepare: fanout(true)},
-	)
+	for _, n := range gpuCounts {
+		r := row{unit: "GB/s", gpus: n, tableOnly: n > 2, cpu: true, target: 80 * time.Millisecond, goals: []goal{{Ratio: 0.95}}}
+		memory, file := r, r
+		memory.name, memory.prepare, memory.quick = fmt.Sprintf("gpus/%d/fanout/2GiB", n), fanout(n, false), true
+		memory.c = inC(fmt.Sprintf("%s Fanout/%d/bytes/2GiB/", fanoutProgram(n, false), n))
+		file.name, file.prepare = fanoutFileRow(n), fanout(n, true)
+		file.c = inC(fmt.Sprintf("%s Fanout/%d/file/2GiB/", fanoutProgram(n, true), n))
+		register(memory, file)
+	}
 }
 
-func fanout(fromFile bool) func(*fixture) (*task, error) {
+// fanoutFileRow names the row of a file in the page cache.
+func fanoutFileRow(gpus int) string { return fmt.Sprintf("gpus/%d/fanout-file/2GiB", gpus) }
+
+func fanout(gpus int, fromFile bool) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n, src := f.size(2*gib), f.source()
-		var devs []*cudart.Device
-		var dsts []cudart.DevPtr
-		for i := range 2 {
-			dev, dst, err := f.memory(i, 0)
-			if err != nil {
+		devs := make([]*cudart.Device, gpus)
+		dsts := make([]cudart.DevPtr, gpus)
+		for i := range devs {
+			var err error
+			if devs[i], dsts[i], err = f.memory(i, 0); err != nil {
 				return nil, err
 			}
-			devs, dsts = append(devs, dev), append(dsts, dst)
 		}
 		fan, err := transfer.NewFanout(f.ctx, devs, transfer.Options{})
 		if err != nil {
@@ -34,7 +42,7 @@ func fanout(fromFile bool) func(*fixture) (*task, error) {
 		}
 		t := &task{bytes: n, op: func() error { return fan.Upload(f.ctx, dsts, src[:n]) }, close: fan.Close}
 		if fromFile {
-			file, err := f.sharedFile(cached, "source", nil, n)
+			file, err := f.sharedFile(cached, "source", nil, 0, n)
 			if err != nil {
 				return nil, errors.Join(err, fan.Close())
 			}
@@ -42,11 +50,14 @@ func fanout(fromFile bool) func(*fixture) (*task, error) {
 			t.close = func() error { return errors.Join(fan.Close(), file.Close()) }
 		}
 		t.verify = func() error {
-			err := f.poison(devs[1], dsts[1], n)
+			err := onEach(gpus, func(i int) error { return f.poison(devs[i], dsts[i], n) })
 			if err == nil {
-				err = f.checkUpload(devs[0], dsts[0], n, t.op, func() []byte { return src[:n] })
+				err = t.op()
 			}
-			return errors.Join(err, f.onDevice(devs[1], dsts[1], src[:n]))
+			if err != nil {
+				return err
+			}
+			return onEach(gpus, func(i int) error { return f.onDevice(devs[i], dsts[i], src[:n]) })
 		}
 		return t, nil
 	}

@@ -66,7 +66,7 @@ func uploadOf(f *fixture, file *os.File, n int, method fileMethod) (*task, error
 
 func uploadFile(folder string, n int, method fileMethod) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
-		file, err := f.sharedFile(folder, "source", nil, f.size(2*gib))
+		file, err := f.sharedFile(folder, "source", nil, 0, f.size(2*gib))
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +83,7 @@ func uploadFile(folder string, n int, method fileMethod) func(*fixture) (*task, 
 func uploadFromDisk(n int) func(*fixture) (*task, error) {
 	return func(f *fixture) (*task, error) {
 		n := f.size(n)
-		file, err := f.sharedFile(cached, "dropped", nil, n)
+		file, err := f.sharedFile(cached, "dropped", nil, 0, n)
 		if err != nil {
 			return nil, err
 		}

@@ -1,18 +1,15 @@
 package main
 
-import (
-	"time"
+import "github.com/gopinned/pinned/weights"
 
-	"github.com/gopinned/pinned/weights"
-)
-
-// Matrices of which each of two GPUs gets half of the rows, or of the columns, as tensor parallelism has them.
+// Matrices of which each of several GPUs gets a part of the rows, or of the columns, as tensor parallelism has them.
 func init() {
-	const target = 80 * time.Millisecond
-	register(
-		row{name: "weights/rows-of-each/2GiB", unit: "GB/s", cpu: true, target: target, prepare: loadWeights(2, matrices, halfOf(0))},
-		row{name: "weights/columns-of-each/2GiB", unit: "GB/s", cpu: true, target: target, prepare: loadWeights(2, matrices, halfOf(1))},
-	)
+	for _, n := range gpuCounts {
+		register(
+			placedRow(n, "rows-of-each", loadWeights(n, 1, matrices, partOf(0, n))),
+			placedRow(n, "columns-of-each", loadWeights(n, 1, matrices, partOf(1, n))),
+		)
+	}
 }
 
 // matrices are of 4096 x 7168 elements of 2 bytes.
@@ -25,12 +22,12 @@ func matrices(_, n, left int) []int {
 	return []int{rows, columns}
 }
 
-// halfOf places a half of a dimension of each tensor on each of two devices.
-func halfOf(dim int) placer {
+// partOf places an equal part of a dimension of each tensor on each device.
+func partOf(dim, devices int) placer {
 	return func(_, _, _ int, t *weights.Tensor) (parts []placedPart, err error) {
-		for d := range 2 {
+		for d := range devices {
 			n := t.Shape[dim]
-			part, err := t.Slice(dim, n*d/2, n*(d+1)/2)
+			part, err := t.Slice(dim, n*d/devices, n*(d+1)/devices)
 			if err != nil {
 				return nil, err
 			}

@@ -42,6 +42,10 @@ type rowInfo struct {
 	Busy     bool              `json:"busy,omitempty"`
 	C        map[string]string `json:"c,omitempty"`
 	Of       string            `json:"of,omitempty"`
+	GPUs     int               `json:"gpus,omitempty"`
+	// TableOnly and Goals are those of the row.
+	TableOnly bool   `json:"table_only,omitempty"`
+	Goals     []goal `json:"goals,omitempty"`
 }
 
 // commit is set by -ldflags "-X main.commit=...".
@@ -58,7 +62,7 @@ func helloOf(f *fixture, rows []row) *hello {
 	library := f.rt.Library()
 	h.Library, h.Driver = fmt.Sprintf("%s (%v)", library.Path, library.Runtime), library.Driver.String()
 	for _, r := range rows {
-		h.Rows = append(h.Rows, rowInfo{r.name, r.quick, r.once != nil, r.twoCores, r.busy, r.c, r.of})
+		h.Rows = append(h.Rows, rowInfo{r.name, r.quick, r.once != nil, r.twoCores, r.busy, r.c, r.of, r.gpus, r.tableOnly, r.goals})
 	}
 	return h
 }
@@ -124,6 +128,8 @@ func (s *server) do(command, name string) (_ *sample, err error) {
 	switch {
 	case !known:
 		return nil, fmt.Errorf("no row %q", name)
+	case command == "prepare" && r.gpus > s.f.rt.DeviceCount():
+		return nil, leftOut(fmt.Sprintf("needs %d GPUs", r.gpus))
 	case command == "prepare" && t == nil && r.prepare != nil:
 		if t, err = r.prepare(s.f); err != nil {
 			return nil, err

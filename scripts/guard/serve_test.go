@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 
 // simulated returns a fixture with simulated GPUs, whose samples are as short as can be.
 func simulated(t *testing.T) *fixture {
-	f := newFixture(context.Background(), true, t.TempDir())
+	f := newFixture(context.Background(), 8, t.TempDir())
 	f.sampleTime = time.Millisecond
 	t.Cleanup(func() { _ = os.RemoveAll(shmFolder(f.dir)) })
 	return f
@@ -68,7 +68,7 @@ func TestAllRowsAreMeasured(t *testing.T) {
 	}
 	replies := session(t, simulated(t), registered, commands...)
 	require.NotNil(t, replies[0].Hello)
-	assert.Len(t, replies[0].Hello.GPUs, 2)
+	assert.Len(t, replies[0].Hello.GPUs, 8)
 	assert.Len(t, replies[0].Hello.Rows, len(registered))
 	for i, r := range rows {
 		prepared, sampled, closed := replies[1+3*i], replies[2+3*i], replies[3+3*i]
@@ -92,7 +92,7 @@ func TestRowsAboutFirstCallsAreMeasured(t *testing.T) {
 			continue
 		}
 		for _, verify := range []bool{true, false} { // the first one writes the files
-			f := newFixture(context.Background(), true, dir)
+			f := newFixture(context.Background(), 8, dir)
 			f.verify = verify
 			var out bytes.Buffer
 			require.NoError(t, once(f, registered, r.name, &out))
@@ -182,7 +182,7 @@ func TestNamesOfRows(t *testing.T) {
 		assert.NotContains(t, r.name, " ", "the protocol cuts at blanks")
 		assert.NotEqual(t, r.prepare == nil, r.once == nil, "%s is prepared, or measured once", r.name)
 		assert.NotEmpty(t, r.unit, r.name)
-		assert.Contains(t, append(slices.Collect(maps.Keys(scale)), "GB/s", "samples/s", "million/s"), r.unit)
+		assert.Contains(t, append(slices.Collect(maps.Keys(scale)), "GB/s", "samples/s", "million/s", contextsUnit), r.unit)
 		names[r.name] = r
 		for _, c := range r.c {
 			program, lines, _ := strings.Cut(c, " ")
