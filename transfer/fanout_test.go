@@ -110,7 +110,7 @@ func TestFanoutBringsEveryByteToEveryDevice(t *testing.T) {
 
 // The same on the GPUs of the machine, with PINNED_TEST_GPU=1.
 func TestFanoutOntoAllDevicesOfTheMachine(t *testing.T) {
-	r := newFanFixture(t, devicesOf(t, 2), Options{})
+	r := newFanFixture(t, devicesOf(t, 8), Options{})
 	sizes := fanSizes[:3] // of simulated ones there are other tests
 	if testgpu.Real() {
 		sizes = append(slices.Clone(fanSizes), r.more(), 300*mib+35)

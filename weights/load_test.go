@@ -177,7 +177,7 @@ func (p *planned) requireLoaded(t testing.TB, what string) {
 
 func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 	t.Parallel()
-	devs := devicesOf(t, 2)
+	devs := devicesOf(t, 8)
 	b := newBench(t)
 	options := []weights.LoadOptions{{}, {DirectIO: true}, {DropCache: true}}
 	planOptions := []weights.PlanOptions{{}, {Align: 1}, {Align: 4096}}
@@ -218,7 +218,7 @@ func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 func TestSharesReachTheirDevices(t *testing.T) {
 	t.Parallel()
 	for name, no := range map[string][][2]int{"peers": nil, "no peers": {{0, 1}}} {
-		devs := devicesOf(t, 3)
+		devs := devicesOf(t, 8)
 		if no != nil {
 			_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3), NoPeerAccess: no})
 			devs = rt.Devices()
