@@ -3,14 +3,17 @@
 # and xz, no Go and no compiler; the tests are built here, with no cgo, for linux.
 #
 #   scripts/gpu-test.sh HOST [RUN OPTION]...          build, send by ssh, run there, bring results back
-#   scripts/gpu-test.sh build [-arch ARCH] [-carry FILE]...
+#   scripts/gpu-test.sh HOST gpus [GPUS OPTION]...    the same for gpus
+#   scripts/gpu-test.sh build [-arch ARCH] [-carry FILE]... [-only DIRECTORY]...
 #                                                     make .build/gpu/bundle.tar.xz, to be sent by other means
 #   ./gpu-test.sh run [RUN OPTION]...                 run, on the GPU host, in the unpacked bundle
+#   ./gpu-test.sh gpus [GPUS OPTION]...               measure what uses several GPUs of a host, on that host
 #
 # Build options:
 #   -arch ARCH         amd64 or arm64 (default: this machine's; with HOST: that machine's)
 #   -carry FILE        a libcudart to put into the bundle, besides those in .libcudart/ARCH; may be
 #                      repeated
+#   -only DIRECTORY    only the tests of this package; may be repeated. "gpus" stands for those of gpus.
 # Run options:
 #   -libcudart PATH    run everything with this library, through PINNED_CUDART; repeated: once with
 #                      each. "default" is the one that cudart.Open finds, "driver" is libcuda alone,
@@ -25,6 +28,15 @@
 #   -out DIRECTORY     where the logs go (default: results)
 #   -no-gpu            for a machine without one: GPU tests skip, pincheck runs the simulated GPU
 #
+# gpus prints the topology, then a table: the rows of scripts/guard for as many GPUs as there are, with C beside
+# them where it can be built; pincheck, pincheck report and pincheck verify on all GPUs with their times; the suites
+# that use several devices. The table is table.txt, and table.json with the samples; topology.txt, report.html and
+# the logs are beside them. What does not begin in time is named. Options:
+#   -time SECONDS      for all of it (default 540)
+#   -rows REGEX        only these rows of scripts/guard
+#   -out DIRECTORY     where the files go (default: results)
+#   -no-gpu            on eight simulated GPUs, and pincheck on one: shows that it runs, and no speed
+#
 # Without -no-gpu PINNED_TEST_GPU=1 is set: a GPU test that finds no GPU fails. The exit status is 0 if
 # all passed.
 set -euo pipefail
@@ -34,18 +46,22 @@ usage() { sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
 # Packages whose tests read the source tree, which is not in a bundle.
 needs_source=(internal/rules)
+# Packages whose tests use all GPUs that there are.
+uses_several=(cudart transfer weights verify cmd/pincheck/internal/bench)
 
 build() {
-	local arch="" carry=()
+	local arch="" carry=() only=()
 	while (($# > 0)); do
 		case $1 in
 		-arch) arch=${2:?-arch wants amd64 or arm64} && shift 2 ;;
+		-only) only+=("${2:?-only wants a directory}") && shift 2 ;;
 		-carry) carry+=("${2:?-carry wants a file}") && shift 2 ;;
 		*) die "build: unknown option $1" ;;
 		esac
 	done
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	arch=${arch:-$(go env GOHOSTARCH)}
+	[[ " ${only[*]} " != *" gpus "* ]] || only+=("${uses_several[@]}")
 
 	local dir=.build/gpu tree=.build/gpu/tree
 	rm -rf "$dir"
@@ -66,6 +82,7 @@ build() {
 		package=${package#/}
 		package=${package:-.}
 		[[ " ${needs_source[*]} " == *" $package "* ]] && continue
+		((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
 		name=$(basename "$package").test
 		[[ $package == . ]] && name=root.test
 		mkdir -p "$tree/$package"
@@ -77,6 +94,9 @@ build() {
 		\( -type d \( -name testdata -o -name docs -o -path ./reference \) -prune -o -name schema.json -o -path './kernel/src/*' -o -path './examples/gcn/src/*' -o -path './examples/pytorch/*.py' \) -print0 |
 		tar -c --null -T - | tar -x -C "$tree"
 	go build "${flags[@]}" -o "$tree/bin/pincheck" ./cmd/pincheck
+	go build -trimpath "-ldflags=-s -w -X main.commit=$(git describe --always --dirty 2>/dev/null || echo unknown)" -o "$tree/bin/guard" ./scripts/guard
+	mkdir "$tree/c"
+	cp testdata/baseline/fanout.c "$tree/c/"
 
 	local library
 	[[ -d .libcudart/$arch ]] && mapfile -t -O "${#carry[@]}" carry < <(find ".libcudart/$arch" -name 'libcudart.so.*' -type f)
@@ -84,7 +104,7 @@ build() {
 		[[ ! -e $tree/libcudart/$(basename "$library") ]] || die "two libraries named $(basename "$library")"
 		cp -L "$library" "$tree/libcudart/"
 	done
-	cp scripts/gpu-test.sh scripts/skips.awk "$tree/"
+	cp scripts/gpu-test.sh scripts/guard.sh scripts/skips.awk "$tree/"
 
 	# One dictionary for all: the test binaries have most of their code in common.
 	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 -6 --lzma2=preset=6,dict=64MiB >"$dir/bundle.tar.xz"
@@ -165,6 +185,109 @@ run() {
 	((failed == 0))
 }
 
+# tableFormat of scripts/guard
+columns='%-41s %11s  %-10s %-50s %6s  %-9s %s\n'
+
+gpus() {
+	local budget=540 only="" results="" gpu=1 count sim=() device=()
+	while (($# > 0)); do
+		case $1 in
+		-time) budget=${2:?} && shift 2 ;;
+		-rows) only=${2:?} && shift 2 ;;
+		-out) results=${2:?} && shift 2 ;;
+		-no-gpu) gpu=0 && shift ;;
+		*) die "gpus: unknown option $1" ;;
+		esac
+	done
+	local end=$((SECONDS + budget)) steps=() failed=0 status=0
+	[[ -z $results ]] || { mkdir -p "$results" && results=$(realpath "$results"); }
+	cd "$(dirname "${BASH_SOURCE[0]}")"
+	[[ -e manifest ]] || die "no manifest beside this script: run it in an unpacked bundle"
+	results=${results:-$PWD/results}
+	mkdir -p "$results"
+	rm -f "$results"/{table.txt,table.json,rows.json,topology.txt,report.html,pincheck.log,guard.log,suites.log}
+	if ((gpu)); then
+		export PINNED_TEST_GPU=1
+		count=$(nvidia-smi --list-gpus | grep -c ^GPU || true)
+		((count > 1)) || die "gpus: nvidia-smi lists $count GPUs, want 2 or more"
+		topology 2>&1 | tee "$results/topology.txt"
+		./guard.sh c >"$results/guard.log" 2>&1 || true # the table says what was not built
+	else
+		unset PINNED_TEST_GPU
+		count=8 sim=(-sim -sim-gpus 8) device=(--sim)
+		echo "no topology of simulated GPUs" | tee "$results/topology.txt"
+	fi
+	((count > 3)) || only=${only:-'^gpus/(2/|contexts)'}
+	# The C programs and the last row may take more than the rows' part of the time.
+	timeout -k 10 $((end - SECONDS)) bin/guard table "${sim[@]}" -c c/bin -rows "${only:-^gpus/([48]/|contexts)}" -time $((budget / 2))s \
+		-out "$results/rows.json" >"$results/table.txt" 2>>"$results/guard.log" || status=$?
+	((status == 0)) || failed=1
+	cat "$results/table.txt"
+	((status == 0)) || tail -n 5 "$results/guard.log"
+
+	local most=10
+	((count <= 4)) || most=15
+	timed pincheck $most . bin/pincheck "${device[@]}" --fail-on problem
+	timed "pincheck report" 60 . bin/pincheck report "${device[@]}" --fail-on problem -o "$results/report.html"
+	timed "pincheck verify" 60 . bin/pincheck verify "${device[@]}" --fail-on problem
+	local package name
+	for package in "${uses_several[@]}"; do
+		name=$(awk -v package="$package" '$1 == package { print $2 }' manifest)
+		[[ -n $name ]] || die "gpus: the tests of $package are not in the bundle"
+		timed "tests of $package" "" "$package" "./$name" -test.v
+	done
+	{
+		printf '{"schema":1,"rows":'
+		if [[ -s $results/rows.json ]]; then cat "$results/rows.json"; else echo null; fi
+		printf ',"steps":[%s]}\n' "$(IFS=,; echo "${steps[*]}")"
+	} >"$results/table.json"
+	rm -f "$results/rows.json"
+	echo
+	if ((failed)); then echo "FAILED: see what is named so above, and the logs in $results"; else echo "nothing failed in $SECONDS s"; fi | tee -a "$results/table.txt"
+	((failed == 0))
+}
+
+# timed NAME SECONDS DIRECTORY COMMAND... runs a command there and adds its row, with how long it took; it uses gpus' variables.
+timed() {
+	local name=$1 target=$2 part log=$results/suites.log began took=0 note="" met=yes json=true status=0 left=$((end - SECONDS)) seconds
+	local dir=$3
+	shift 3
+	[[ $1 != bin/pincheck ]] || log=$results/pincheck.log
+	part=$(mktemp)
+	if ((left < 3)); then
+		met="FAILED: not begun in time"
+	else
+		printf '\n--- %s: %s\n' "$name" "$*" >>"$log"
+		began=${EPOCHREALTIME/[^0-9]/} # microseconds
+		(cd "$dir" && timeout -k 10 "$left" "$@") </dev/null >"$part" 2>&1 || status=$?
+		took=$((${EPOCHREALTIME/[^0-9]/} - began))
+		cat "$part" >>"$log"
+		case $status in
+		0) [[ -z $target ]] || ((took <= target * 1000000)) || met=NO ;;
+		124 | 137) met="FAILED: ended after $left s" ;;
+		*) met="FAILED: exit status $status" ;;
+		esac
+		[[ $1 == bin/pincheck ]] || note="$(grep -cE '^--- PASS' "$part" || true) passed, $(grep -cE '^--- FAIL' "$part" || true) failed, $(grep -cE '^--- SKIP' "$part" || true) skipped"
+	fi
+	rm -f "$part"
+	[[ $met != FAILED* ]] || failed=1
+	[[ $met == yes ]] || json=false
+	printf -v seconds '%d.%d' $((took / 1000000)) $((took / 100000 % 10))
+	# shellcheck disable=SC2059 # the columns are the format
+	printf "$columns" "$name" "$seconds s" "" "$note" "" "${target:+<= $target s}" "$met" | tee -a "$results/table.txt"
+	steps+=("{\"row\":\"$name\",\"unit\":\"s\",\"measured\":$seconds,\"target\":\"${target:+<= $target s}\",\"met\":$json,\"note\":\"$note\"}")
+}
+
+# topology prints how the GPUs, the CPUs and the memory of the host are linked.
+topology() {
+	nvidia-smi topo -m || true
+	nvidia-smi --query-gpu=index,name,pci.bus_id,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,memory.total,driver_version --format=csv || true
+	nvidia-smi nvlink --status || true
+	lscpu | grep -E '^(Architecture|Model name|CPU\(s\)|Thread|Core|Socket|NUMA)' || true
+	grep -E '^(MemTotal|MemAvailable|HugePages_Total)' /proc/meminfo || true
+	cat /sys/kernel/mm/transparent_hugepage/enabled || true
+}
+
 # step DIRECTORY COMMAND... runs a command there and adds its row; it uses run's variables.
 step() {
 	local package=$1 began=$SECONDS status=0 verdict=ok part what
@@ -195,20 +318,21 @@ step() {
 
 # there HOST RUN-OPTION... builds, sends, runs and fetches the logs, by ssh.
 there() {
-	local host=$1 machine arch place status=0
+	local host=$1 machine arch place status=0 command=run options=()
 	shift
+	[[ ${1:-} != gpus ]] || { shift && command=gpus options=(-only gpus); }
 	machine=$(ssh "$host" uname -m)
 	case $machine in
 	x86_64) arch=amd64 ;;
 	aarch64) arch=arm64 ;;
 	*) die "$host is $machine: CUDA is for x86_64 and aarch64" ;;
 	esac
-	(build -arch "$arch")
+	(build -arch "$arch" "${options[@]}")
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	place=$(ssh "$host" mktemp -d)
 	[[ $place == /*/* ]] || die "mktemp on $host returned no directory"
 	ssh "$host" "tar -xJ -C '$place'" <.build/gpu/bundle.tar.xz
-	ssh "$host" "cd '$place' && ./gpu-test.sh run $(printf '%q ' "$@") -out results" </dev/null || status=$?
+	ssh "$host" "cd '$place' && ./gpu-test.sh $command $(printf '%q ' "$@") -out results" </dev/null || status=$?
 	ssh "$host" "tar -c -C '$place' results; rm -rf '$place'" </dev/null | tar -x -C .build/gpu &&
 		echo "logs: .build/gpu/results"
 	return "$status"
@@ -217,6 +341,7 @@ there() {
 case ${1:-} in
 build) shift && build "$@" ;;
 run) shift && run "$@" ;;
+gpus) shift && gpus "$@" ;;
 "" | -h | -help | --help) usage ;;
 -*) die "unknown option $1: build, run or a host comes first" ;;
 *) there "$@" ;;

@@ -9,6 +9,7 @@
 #   ./guard.sh run [RUN OPTION]...                        compare, on the GPU host, in the unpacked bundle
 #   ./guard.sh selftest [RUN OPTION]...                   show there that two runs of one build are the same, and that
 #                                                         one that was made 15 % slower is found
+#   ./guard.sh c                                          build the programs of the folder c, as run does
 #
 # Build options:
 #   -arch ARCH     amd64 or arm64 (default: this machine's; with HOST: that machine's)
@@ -131,6 +132,12 @@ build_program() {
 	fi
 }
 
+# c_here builds the programs in C of the folder c beside this script.
+c_here() {
+	cd "$(dirname "${BASH_SOURCE[0]}")"
+	build_c "$PWD/c"
+}
+
 # here changes into the bundle, and builds the programs in C.
 here() {
 	cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -209,6 +216,7 @@ there() {
 case ${1:-} in
 build) shift && build "$@" ;;
 run) shift && run "$@" ;;
+c) c_here ;;
 selftest) shift && selftest "$@" ;;
 "" | -h | -help | --help) usage ;;
 -*) die "unknown option $1: build, run, selftest or a host comes first" ;;

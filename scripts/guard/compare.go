@@ -178,8 +178,8 @@ func (c *comparison) measure(ctx context.Context, p *pair, m *measurement, minim
 	text := ""
 	for _, s := range m.figures {
 		if m.onlyNew {
-			text = "not in old"
-			break
+			text += fmt.Sprintf("%s %.4g %s  ", s.name, median(s.values[newBuild]), s.unit)
+			continue
 		}
 		e, v := s.evaluate()
 		text += fmt.Sprintf("%s %.3f %s  ", s.name, e.median, v)

@@ -2,6 +2,7 @@
 // with a GPU: scripts/guard.sh builds, sends and runs it.
 //
 //	guard compare -old PATH -new PATH   measure two builds of guard in turn, and compare them
+//	guard table                         measure the rows of several GPUs, beside what they are to reach
 //	guard serve                         measure rows for a compare, over standard input and output
 //	guard once ROW                      measure a row that is about the first calls of a process
 //	guard rows                          list the rows
@@ -18,6 +19,10 @@
 //
 // Rows use the public interface of the module only, so that this directory, laid over an earlier commit,
 // builds there too. Files of rows that do not build there are left out of that build.
+//
+// A row may have goals: guard table compares its figures with the program in C, or with another row of the
+// same run. Rows of four and eight GPUs are in tables alone. Each needs device memory for two sources, 4 GiB, on every
+// GPU, which stays allocated, and 1 or 2 GiB of host memory a GPU, which is freed with the row.
 //
 // # Samples
 //

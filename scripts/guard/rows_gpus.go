@@ -34,7 +34,7 @@ func init() {
 		}
 		register(calls)
 	}
-	register(row{name: "gpus/contexts-on-others", unit: contextsUnit, gpus: 2, tableOnly: true, once: contextsOnOthers, goals: []goal{{}}})
+	register(row{name: "gpus/contexts-on-others", unit: contextsUnit, gpus: 2, tableOnly: true, once: contextsAfter(workOn), goals: []goal{{}}})
 }
 
 func parallelRow(gpus int) string { return fmt.Sprintf("gpus/%d/16-goroutines/1MiB", gpus) }
@@ -165,52 +165,61 @@ func ownCopies(gpus int, way string, pinned bool) func(*fixture) (*task, error) 
 	}
 }
 
-// contextsOnOthers counts the other GPUs on which this process has a context after it worked on the last one
-// alone. No call of CUDA can tell, since one that asks for free memory makes a context.
-func contextsOnOthers(f *fixture) (sample, error) {
-	if err := f.open(); err != nil { // which makes no context
-		return sample{}, err
+// contextsAfter counts the other GPUs on which this process has a context after work on the last one
+// alone. CUDA does not tell, since a call that asks for free memory makes a context.
+func contextsAfter(work func(f *fixture, gpu int) error) func(*fixture) (sample, error) {
+	return func(f *fixture) (sample, error) {
+		if err := f.open(); err != nil { // which makes no context
+			return sample{}, err
+		}
+		last := f.rt.DeviceCount() - 1
+		if last == 0 {
+			return sample{}, leftOut("needs 2 GPUs")
+		}
+		before, err := f.usedMemory()
+		if err == nil {
+			err = work(f, last)
+		}
+		if err != nil {
+			return sample{}, err
+		}
+		after, err := f.usedMemory()
+		if err != nil {
+			return sample{}, err
+		}
+		const least = 64 * mib // of a context, which takes hundreds
+		others := 0
+		for i := range after {
+			used := after[i] - before[i]
+			switch {
+			case i == last && used < least:
+				return sample{}, fmt.Errorf("%d MiB more are in use on the GPU that worked: nothing of this process is seen", used/mib)
+			case i != last && used >= least:
+				others++
+			}
+		}
+		return sample{Figures: []figure{{Value: float64(others), Unit: contextsUnit}}}, nil
 	}
-	last := f.rt.DeviceCount() - 1
-	if last == 0 {
-		return sample{}, leftOut("needs 2 GPUs")
-	}
-	before, err := f.usedMemory()
+}
+
+// workOn copies to a GPU and back, from many threads, and from memory of all kinds.
+func workOn(f *fixture, gpu int) error {
+	dev, p, err := f.memory(gpu, 0)
 	if err != nil {
-		return sample{}, err
+		return err
 	}
-	dev, p, err := f.memory(last, 0)
+	c, err := f.copier(gpu)
 	if err != nil {
-		return sample{}, err
-	}
-	c, err := f.copier(last)
-	if err != nil {
-		return sample{}, err
+		return err
 	}
 	n := f.size(64 * mib)
 	buf, err := hostmem.Alloc(f.ctx, dev, n, hostmem.Options{})
 	if err != nil {
-		return sample{}, err
+		return err
 	}
 	src, dst := make([]byte, n), make([]byte, n)
 	pattern(1).fill(src)
 	err = onEach(16, func(int) error { return c.Upload(f.ctx, p, src) })
 	err = errors.Join(err, c.Download(f.ctx, dst, p), c.Download(f.ctx, buf.Bytes(), p))
-	err = errors.Join(err, equal(dst, src), equal(buf.Bytes(), src))
-	after, failed := f.usedMemory()
-	if err = errors.Join(err, failed, buf.Close()); err != nil {
-		return sample{}, err
-	}
-	const least = 64 * mib // of a context, which takes hundreds
-	others := 0
-	for i := range after {
-		used := after[i] - before[i]
-		switch {
-		case i == last && used < least:
-			return sample{}, fmt.Errorf("nvidia-smi reports %d MiB more on the GPU that worked: it shows nothing of this process", used/mib)
-		case i != last && used >= least:
-			others++
-		}
-	}
-	return sample{Figures: []figure{{Value: float64(others), Unit: contextsUnit}}}, nil
+	return errors.Join(err, equal(dst, src), equal(buf.Bytes(), src), buf.Close())
 }

@@ -7,10 +7,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -113,13 +113,12 @@ func (c *comparison) runAlone(ctx context.Context) (*comparisonResult, error) {
 		switch {
 		case m.GPUs > len(s.hello().GPUs):
 			m.err = replyError{text: fmt.Sprintf("needs %d GPUs", m.GPUs), leftOut: true}
+		case ctx.Err() != nil:
+			m.err = context.Cause(ctx)
 		case c.now().Sub(result.began) >= c.budget:
 			m.err = fmt.Errorf("not begun within %v", c.budget)
 		default:
 			c.measure(ctx, p, m, c.pairs, 0)
-		}
-		if ctx.Err() != nil {
-			return nil, errors.Join(context.Cause(ctx), p.close())
 		}
 	}
 	result.add(list, p.close())
@@ -146,7 +145,13 @@ func (c *comparison) planAlone(h *hello) (list []*measurement) {
 		}
 	}
 	slices.SortStableFunc(list, func(a, b *measurement) int {
-		return cmp.Compare(max(b.GPUs, 1), max(a.GPUs, 1))
+		rank := func(r rowInfo) int {
+			if r.Once { // in a moment
+				return math.MinInt
+			}
+			return -r.GPUs
+		}
+		return cmp.Compare(rank(a.rowInfo), rank(b.rowInfo))
 	})
 	return list
 }
@@ -222,14 +227,23 @@ func (r tableRow) compared() tableRow {
 	return r
 }
 
-// tableFormat has the columns row, measured, reference, ratio, target and met, as scripts/gpu-test.sh has.
-const tableFormat = "%-42s %14s  %-52s %6s  %-9s %s\n"
+// tableFormat has the columns of a table, as scripts/gpu-test.sh has them too.
+const tableFormat = "%-41s %11s  %-10s %-50s %6s  %-9s %s\n"
 
 func (t *table) writeText(w io.Writer) {
 	fmt.Fprintf(w, "%s: %s\n%s, %d cores, %s, Linux %s, driver %s, %s\n\n", strings.Join(t.Host.GPUs, ", "), t.Build,
 		t.Host.CPU, t.Host.Cores, t.Host.Memory, t.Host.Kernel, t.Host.Driver, t.Host.Library)
-	fmt.Fprintf(w, tableFormat, "row", "measured", "C or reference", "ratio", "target", "met")
-	for _, r := range t.Rows {
+	fmt.Fprintf(w, tableFormat, "row", "measured", "CPU s/GB", "C or reference", "ratio", "target", "met")
+	for i, r := range t.Rows {
+		if r.Unit == cpuUnit { // beside its row
+			continue
+		}
+		cpu := ""
+		if i+1 < len(t.Rows) && t.Rows[i+1].Unit == cpuUnit {
+			if cpu = number(t.Rows[i+1].Measured); t.Rows[i+1].Value > 0 {
+				cpu += "/" + number(t.Rows[i+1].Value)
+			}
+		}
 		measured, reference, met := "", "", ""
 		switch {
 		case r.Failed:
@@ -237,7 +251,7 @@ func (t *table) writeText(w io.Writer) {
 		case r.Unit == "":
 			met = "left out: " + r.Note
 		default:
-			measured = strconv.FormatFloat(r.Measured, 'g', 4, 64) + " " + r.Unit
+			measured = strings.TrimSpace(cmp.Or(number(r.Measured), "0") + " " + r.Unit)
 		}
 		if r.Value > 0 {
 			reference = number(r.Value) + " " + r.Reference
@@ -250,7 +264,6 @@ func (t *table) writeText(w io.Writer) {
 		case r.Target != "":
 			met = "? " + r.Note
 		}
-		fmt.Fprintf(w, tableFormat, r.Row, measured, reference, number(r.Ratio), r.Target, met)
+		fmt.Fprintf(w, tableFormat, r.Row, measured, cpu, reference, number(r.Ratio), r.Target, met)
 	}
-	fmt.Fprintf(w, "%d figures in %.0f s\n", len(t.Rows), t.Seconds)
 }
