@@ -312,15 +312,32 @@ func (f *fixture) usedMemory() ([]int, error) {
 		}
 		return used, nil
 	}
-	for i, dev := range f.rt.Devices() {
-		out, err := exec.CommandContext(f.ctx, "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", dev.PCIBusID()).Output()
-		if err == nil {
-			used[i], err = strconv.Atoi(strings.TrimSpace(string(out)))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("nvidia-smi: %w", err)
-		}
-		used[i] *= mib
+	out, err := exec.CommandContext(f.ctx, "nvidia-smi", "--query-gpu=pci.bus_id,memory.used", "--format=csv,noheader,nounits").Output()
+	if err != nil {
+		return nil, fmt.Errorf("nvidia-smi: %w", err)
 	}
-	return used, nil
+	return used, usedOf(string(out), f.rt.Devices(), used)
+}
+
+// usedOf puts the bytes in use of each GPU into used. nvidia-smi has a line for each GPU of the host, in which the domain
+// of the address has eight digits, where CUDA's has four.
+func usedOf(output string, devices []*cudart.Device, used []int) error {
+	for i, dev := range devices {
+		found := false
+		for line := range strings.Lines(output) {
+			address, mebibytes, _ := strings.Cut(strings.TrimSpace(line), ", ")
+			if !strings.HasSuffix(strings.ToLower(address), strings.ToLower(dev.PCIBusID())) {
+				continue
+			}
+			n, err := strconv.Atoi(mebibytes)
+			if err != nil {
+				return fmt.Errorf("nvidia-smi: %w", err)
+			}
+			used[i], found = n*mib, true
+		}
+		if !found {
+			return fmt.Errorf("nvidia-smi lists no GPU at %s", dev.PCIBusID())
+		}
+	}
+	return nil
 }

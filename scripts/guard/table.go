@@ -118,7 +118,11 @@ func (c *comparison) runAlone(ctx context.Context) (*comparisonResult, error) {
 		case c.now().Sub(result.began) >= c.budget:
 			m.err = fmt.Errorf("not begun within %v", c.budget)
 		default:
-			c.measure(ctx, p, m, c.pairs, 0)
+			samples := c.pairs
+			if m.Once {
+				samples = 1 // each is a process, and its figure a count
+			}
+			c.measure(ctx, p, m, samples, 0)
 		}
 	}
 	result.add(list, p.close())

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -149,4 +150,46 @@ func TestProgramsOfSeveralGPUs(t *testing.T) {
 			assert.Equal(t, 95.0, v)
 		}
 	}
+}
+
+// The lines of a program that is ended count, since each is a result.
+func TestProgramsThatAreEnded(t *testing.T) {
+	needsProcesses(t)
+	dir := t.TempDir()
+	for name, script := range map[string]string{"ring": "echo BenchmarkA 2 100 ns/op 95 GB/s; : >$0.printed; exec sleep 100", "pin": "exec sleep 100"} {
+		require.NoError(t, os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
+	}
+	b := &baseline{dir: dir, outputs: map[string][]line{}, errs: map[string]error{}}
+	ctx, end := context.WithCancel(t.Context())
+	go func() {
+		for {
+			if _, err := os.Stat(dir + "/ring.printed"); err == nil {
+				end()
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	lines, err := b.lines(ctx, "ring")
+	require.NoError(t, err)
+	assert.Len(t, lines, 1)
+	b.limit = time.Nanosecond
+	_, err = b.lines(t.Context(), "pin")
+	assert.ErrorContains(t, err, "not done after 1ns")
+}
+
+func TestMemoryInUseByAddress(t *testing.T) {
+	t.Parallel()
+	f := simulated(t)
+	require.NoError(t, f.open())
+	devices := f.rt.Devices()[:2]
+	text := "00000000:FF:00.0, 7\n"
+	for i := range devices {
+		text += fmt.Sprintf("0000%s, %d\n", strings.ToUpper(devices[1-i].PCIBusID()), 10+i)
+	}
+	used := make([]int, 2)
+	require.NoError(t, usedOf(text, devices, used))
+	assert.Equal(t, []int{11 * mib, 10 * mib}, used)
+	assert.ErrorContains(t, usedOf("00000000:FF:00.0, 7\n", devices, used), "lists no GPU at "+devices[0].PCIBusID())
+	require.NoError(t, f.close())
 }
