@@ -19,7 +19,8 @@
 // computing belongs in Transform, which one goroutine for each core calls. A
 // [BatchSource] reads many samples in one call; [Memory] returns one, of samples in memory
 // or in a mapped file. Of samples in pinned memory ([Pinned]) the GPU gathers the batches itself, and
-// no goroutine copies.
+// no goroutine copies. [Shards] does the same with files that are larger than memory: some of them are pinned
+// at a time, and samples are shuffled among those only.
 //
 // # Loops and epochs
 //
@@ -63,7 +64,8 @@
 //
 // # Memory lifetime
 //
-// [New] allocates all memory: (Prefetch + 1) batches, pinned and on the device.
+// [New] allocates all memory: (Prefetch + 1) batches, pinned and on the device. Only [Shards] are
+// pinned and unpinned by loops, by a goroutine beside them.
 // A batch belongs to the loop's body for one turn, or until Release if the body
 // calls [Batch.Retain]. After that the loader uses its memory again:
 //
@@ -103,10 +105,10 @@
 // # Order
 //
 // Batches come in the order of their numbers, unless Options.Unordered is set.
-// With Shuffle each epoch has an order of its own, which depends on the seed
-// and the epoch only. [Batch.Position] is the place after a batch. With it as Options.Start
-// another process goes on with the batch with which the next loop would: after the last one
-// with the next epoch.
+// With Shuffle each epoch has an order of its own, which depends on the seed and the epoch only;
+// that of [Shards] on the sizes of shards and windows, too. [Batch.Position] is the place after a
+// batch. With it as Options.Start another process goes on with the batch with which the next loop
+// would: after the last one with the next epoch.
 //
 // # Errors
 //

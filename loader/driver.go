@@ -68,7 +68,9 @@ func (d *driver) drive() {
 		if e := d.l.epoch.Load(); e != nil {
 			p := e.loop.Load()
 			d.begin(e)
+			d.l.windows.update(e)
 			d.send(e, p)
+			d.l.windows.update(e)
 			d.publishAhead(e, p)
 			d.drain(e, p)
 		}
@@ -100,8 +102,8 @@ func (d *driver) release(s *slot) {
 	}
 }
 
-// after drives when wait has returned. wait must return when the loop ends. flag is true until
-// then.
+// after drives when wait has returned. wait must return when the loop ends, or count in the
+// loader's life. flag is true until then.
 func (d *driver) after(flag *atomic.Bool, wait func()) {
 	if flag.Swap(true) {
 		return
@@ -160,7 +162,7 @@ func (d *driver) send(e *epoch, p *loop) {
 		d.held = slices.Insert(d.held, at, s)
 	}
 	due := d.waited && !d.holding.Load()
-	for len(d.held) > 0 && e.failedBefore(d.held[0].number) == nil && (due || !d.hold(p)) {
+	for len(d.held) > 0 && e.failedBefore(d.held[0].number) == nil && d.l.windows.ready(e, d.held[0]) && (due || !d.hold(p)) {
 		n := d.neighbours()
 		if !d.copy(p, d.held[:n]) {
 			return
@@ -202,7 +204,7 @@ func (d *driver) neighbours() int {
 	n, size := 1, d.l.layout.bytes
 	for ; n < len(d.held) && (n+1)*size <= maxCopy; n++ {
 		s := d.held[n]
-		if s.off != d.held[n-1].off+size || d.epoch.failedBefore(s.number) != nil || !s.using.Done(context.Background()) {
+		if s.off != d.held[n-1].off+size || d.epoch.failedBefore(s.number) != nil || !d.l.windows.ready(d.epoch, s) || !s.using.Done(context.Background()) {
 			break
 		}
 	}
@@ -213,12 +215,9 @@ func (d *driver) neighbours() int {
 // them. It returns false if the loop has ended before the copy was queued.
 func (d *driver) copy(p *loop, slots []*slot) bool {
 	e, l := p.e, d.l
-	first, samples := slots[0].number, 0
-	for _, s := range slots {
-		samples += len(s.indices)
-	}
+	first := slots[0].number
 	if l.dev == nil {
-		d.arrive(e, slots, samples)
+		d.arrive(e, slots)
 		return true
 	}
 	t := d.meter.begin(l.stream, first)
@@ -245,14 +244,22 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 		e.fail(first, fmt.Errorf("loader: copy %s of epoch %d: %w", what, e.number, err))
 		return true
 	}
-	d.meter.end(t, samples*l.layout.sample(), copied)
-	d.arrive(e, slots, samples)
+	d.meter.end(t, samples(slots)*l.layout.sample(), copied)
+	l.windows.passed(slots, copied)
+	d.arrive(e, slots)
 	return true
 }
 
+func samples(slots []*slot) (n int) {
+	for _, s := range slots {
+		n += len(s.indices)
+	}
+	return n
+}
+
 // arrive sends slots to the loop.
-func (d *driver) arrive(e *epoch, slots []*slot, samples int) {
-	d.l.counters.samples.Add(int64(samples))
+func (d *driver) arrive(e *epoch, slots []*slot) {
+	d.l.counters.samples.Add(int64(samples(slots)))
 	for _, s := range slots {
 		e.arrived <- s // never full
 	}

@@ -20,6 +20,7 @@ type epoch struct {
 	number  int
 	done    batchSet // batches before Options.Start, which are not delivered
 	order   permutation
+	windows *windowOrder          // in place of order, for a source of Shards
 	loop    atomic.Pointer[loop]  // the running loop, or the last one
 	current atomic.Pointer[block] // the block that workers claim from; block.next is the one after it
 	filled  chan *slot            // to the driver, which copies them
@@ -72,7 +73,9 @@ func newEpoch(l *Loader, number int, done batchSet) *epoch {
 	}
 	e.allPublished = e.ends()
 	e.current.Store(e.last)
-	if l.o.Shuffle {
+	if l.shards != nil {
+		e.windows = newWindowOrder(l.shards, l.o, number)
+	} else if l.o.Shuffle {
 		e.order = newPermutation(l.n, l.o.Seed, number)
 	}
 	return e
@@ -81,8 +84,11 @@ func newEpoch(l *Loader, number int, done batchSet) *epoch {
 // sample returns the number of the sample at an index of a batch.
 func (e *epoch) sample(batch, at int) int {
 	i := batch*e.l.o.BatchSize + at
-	if e.l.o.Shuffle {
-		i = e.order.at(i)
+	switch {
+	case e.windows != nil:
+		return e.windows.at(i)
+	case e.l.o.Shuffle:
+		return e.order.at(i)
 	}
 	return i
 }

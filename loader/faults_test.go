@@ -196,6 +196,9 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 	w.src, _ = pinnedOf(t, dev, 18, 5, 300)
 	shapes = map[string]func(*Options){"gathered": func(o *Options) { o.BatchSize = 5 }}
 	w.sweep(shapes)
+	// From files that are registered and replaced meanwhile.
+	w.src = shardsOf(t, 2*os.Getpagesize(), []int{6, 5, 7}, 5, 300)
+	w.sweep(map[string]func(*Options){"shards": func(o *Options) { o.BatchSize = 5 }})
 	require.NoError(t, w.s.Synchronize(t.Context()))
 	t.Logf("%d calls failed: %d lives reported it, %d went on all the same", w.lives, w.failed, w.absorbed)
 	assert.Greater(t, w.failed, 30)

@@ -38,7 +38,7 @@ type pinnedMemory struct{ memory }
 // A gatherer launches the kernels that copy batches from pinned memory. Host memory of its loader has
 // lists of indices in place of samples.
 type gatherer struct {
-	data   []pinnedField
+	data   []pinnedField // none for a loader with windows
 	kernel *kernel.Blocks
 }
 
@@ -55,6 +55,18 @@ const (
 	gatherWorkers = 2
 	indexBytes    = 4
 )
+
+// listsOf returns the number of lists of indices with which the GPU gathers from a source: of
+// samples, and for Shards of places in the batch, too. It is 0 if the GPU cannot gather from the source.
+func listsOf(src Source) int {
+	switch src.(type) {
+	case pinnedMemory:
+		return 1
+	case *shards:
+		return 2
+	}
+	return 0
+}
 
 // newGatherer finds the owners of the memory.
 func newGatherer(m pinnedMemory) (*gatherer, error) {
@@ -103,6 +115,13 @@ func (g *gatherer) queue(l *Loader, slots []*slot) error {
 			count += len(slots[n].indices)
 			n++
 		}
+		if l.windows != nil {
+			if err := l.windows.queue(g.kernel, slots[:n]); err != nil {
+				return err
+			}
+			slots = slots[n:]
+			continue
+		}
 		for f, size := range l.layout.sizes {
 			dst := kernel.BlockList{Base: s.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size}
 			src := kernel.BlockList{Base: g.data[f].at, Stride: size, Index: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(s.host))))}
@@ -119,6 +138,11 @@ func (g *gatherer) queue(l *Loader, slots []*slot) error {
 	}
 	return nil
 }
+
+// noLists is the BatchSource of the workers of a loader with windows: the driver writes the lists.
+type noLists struct{ *shards }
+
+func (noLists) ReadBatch(context.Context, []int, [][]byte) error { return nil }
 
 // indexLists is the BatchSource of the workers of a gatherer's loader: it writes the indices.
 type indexLists struct{ memory }

@@ -68,6 +68,7 @@ type spec struct {
 	n         int         // number of samples
 	batch     BatchSource // src, or nil
 	transform Transformer // src, or nil
+	shards    *shards     // src, or nil
 	o         Options
 	layout    layout // of a batch on the device
 	host      layout // of what workers write: the batch, or a gatherer's list of indices
@@ -91,15 +92,16 @@ func (sp *spec) sizeOf(batch int) int {
 // resources are the memory and streams that New allocates. With NewHost there are only slots, in
 // memory of the caller.
 type resources struct {
-	buf    *hostmem.Buffer
-	gather *gatherer // nil unless the GPU gathers the samples
-	mem    cudart.DevPtr
-	stream *cudart.Stream // for all copies
-	slots  []*slot        // in memory order
+	buf     *hostmem.Buffer
+	gather  *gatherer // nil unless the GPU gathers the samples
+	windows *windows  // nil unless it gathers them from Shards
+	mem     cudart.DevPtr
+	stream  *cudart.Stream // for all copies
+	slots   []*slot        // in memory order
 }
 
 // New allocates all memory that the loader uses: pinned memory (cudaHostRegister) and device
-// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. For a source of [Pinned] the pinned memory
+// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. For a source of [Pinned] or [Shards] the pinned memory
 // has lists of indices, and New loads a kernel. The context bounds New
 // only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name an argument, an
 // option or a field of the source. After an error nothing stays allocated, unless the error
@@ -184,8 +186,7 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	if src == nil {
 		return nil, errors.New("the source is nil")
 	}
-	pinned, gathers := src.(pinnedMemory)
-	gathers = gathers && dev != nil
+	gathers := dev != nil && listsOf(src) > 0
 	if gathers && o.Workers == 0 {
 		o.Workers = min(gatherWorkers, runtime.GOMAXPROCS(0))
 	}
@@ -199,19 +200,30 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	}
 	l.transforms.init(o.MaxTransforms, o.Workers)
 	l.batch, _ = src.(BatchSource)
+	l.shards, _ = src.(*shards)
 	if gathers {
-		if l.gather, err = newGatherer(pinned); err != nil {
-			return nil, err
-		}
 		l.layout.block = max(1, min(maxCopy/layout.bytes, o.slots()/minBlocks))
 		l.host = l.layout.ofIndices()
-		l.batch = indexLists(pinned)
+		if l.shards != nil {
+			l.gather, err = new(gatherer), l.shards.check(o.BatchSize)
+			l.batch = noLists{l.shards}
+		} else {
+			pinned := src.(pinnedMemory)
+			l.gather, err = newGatherer(pinned)
+			l.batch = indexLists(pinned)
+		}
+		if err != nil {
+			return nil, err
+		}
 	} else if m, ok := src.(memory); ok && dev != nil && layout.bytes <= maxGPUOnly {
 		m.gpuOnly = true
 		l.batch = m
 	}
 	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
+	if l.shards != nil && o.Shuffle {
+		l.order += l.shards.describe()
+	}
 	if l.next, l.done, err = o.Start.resolve(l.order, l.batches()); err != nil {
 		return nil, err
 	}
@@ -230,6 +242,9 @@ func (l *Loader) size() string {
 func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.buf, err = hostmem.Alloc(ctx, l.dev, l.o.slots()*l.host.bytes, hostmem.Options{Label: l.o.Label}); err != nil {
 		return fmt.Errorf("%s: %w", l.size(), err)
+	}
+	if l.shards != nil {
+		l.windows = newWindows(ctx, l)
 	}
 	if l.gather != nil {
 		if err = l.gather.open(ctx, l.dev); err != nil {
@@ -298,6 +313,7 @@ func (l *Loader) shut() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.life.Seal()
+	defer l.windows.shut()
 	if l.running != nil {
 		l.running.cancel(ErrClosed)
 		return fmt.Errorf("%w: it ends now, Close again when it has", ErrRunning)
@@ -323,7 +339,7 @@ func (l *Loader) release(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, l.driver.meter.close(), l.gather.close(ctx))
+	errs = append(errs, l.driver.meter.close(), l.gather.close(ctx), l.windows.close(ctx))
 	if l.stream != nil {
 		errs = append(errs, l.stream.Close())
 	}

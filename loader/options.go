@@ -34,7 +34,8 @@ type Options struct {
 	// sample delays only its own batch.
 	Unordered bool
 	// Shuffle delivers the samples of each epoch in a random order, which depends on Seed and
-	// the number of the epoch alone, on any machine. The order takes no memory.
+	// the number of the epoch alone, on any machine. The order takes no memory. [Shards] are shuffled
+	// within windows.
 	Shuffle bool
 	// Seed selects the orders of Shuffle.
 	Seed uint64
@@ -80,6 +81,7 @@ type layout struct {
 	samples int   // capacity of a batch
 	bytes   int   // size of a batch
 	block   int   // maximum number of batches of a block
+	lists   int   // lists of indices of a gatherer
 }
 
 func newLayout(sizes []int, samples int) (layout, error) {
@@ -111,7 +113,8 @@ func (l layout) sample() int {
 
 // ofIndices returns the layout of a batch of indices in place of samples.
 func (l layout) ofIndices() layout {
-	return layout{sizes: []int{indexBytes}, offsets: []int{0}, samples: l.samples, bytes: indexBytes * l.samples, block: l.block}
+	size := l.lists * indexBytes
+	return layout{sizes: []int{size}, offsets: []int{0}, samples: l.samples, bytes: size * l.samples, block: l.block}
 }
 
 // claimSize returns the number of samples of a claim, in a block of batches: 1 if there are many
@@ -147,6 +150,7 @@ func (o Options) resolve(src Source, gathers bool) (Options, layout, error) {
 	if err != nil {
 		return o, l, err
 	}
+	l.lists = listsOf(src)
 	if o.Workers == 0 {
 		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
 	}

@@ -27,8 +27,8 @@ type Position struct {
 	// empty if batches are ordered.
 	Done string `json:"done,omitempty"`
 	// Order describes the order of the samples: their number, BatchSize, DropLast, Shuffle
-	// and Seed. A loader refuses a Position of another order, with which it would skip or
-	// repeat samples.
+	// and Seed, and the windows of Shards that are shuffled. A loader refuses a Position of another order,
+	// with which it would skip or repeat samples.
 	Order string `json:"order,omitempty"`
 }
 

@@ -57,8 +57,8 @@ type Stats struct {
 	// events they are 0.
 	Copying, CopyWaits time.Duration
 
-	// PinnedBytes is the size of the loader's pinned memory, or of that of [NewHost], which it
-	// did not pin.
+	// PinnedBytes is the size of the loader's pinned memory, without [Shards], or of that of [NewHost],
+	// which it did not pin.
 	PinnedBytes int
 
 	maxTransforms int
