@@ -98,6 +98,9 @@
 // (cudaEventRecord) only if the stream has got work since its last event: by Release, or for a
 // batch that the loop releases by the next Use.
 //
+// Options.OnDevice queues kernels after the copy of a batch, which change it on the device before
+// it is delivered.
+//
 // One goroutine at a time makes the loader's calls into CUDA, mostly a worker. If a call does
 // not return, New, Batches and Close end with their contexts all the same. The memory stays
 // allocated until the call returns.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // A driver makes the loader's calls into CUDA: it queues the copies of filled batches, queries
@@ -230,6 +231,10 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 		err = d.queue(slots)
 	}
 	t = t.record(l.stream, ended)
+	done := slots
+	if err == nil && l.o.OnDevice != nil {
+		done = d.onDevice(e, slots)
+	}
 	copied := l.stream.Point()
 	d.before, d.last = d.last, copied
 	d.copies++
@@ -246,7 +251,7 @@ func (d *driver) copy(p *loop, slots []*slot) bool {
 	}
 	d.meter.end(t, samples(slots)*l.layout.sample(), copied)
 	l.windows.passed(slots, copied)
-	d.arrive(e, slots)
+	d.arrive(e, done)
 	return true
 }
 
@@ -255,6 +260,28 @@ func samples(slots []*slot) (n int) {
 		n += len(s.indices)
 	}
 	return n
+}
+
+// onDevice calls Options.OnDevice for batches whose copies are queued, on a goroutine of its own,
+// which it may end. If it fails, the epoch ends before that batch, and onDevice returns the slots
+// of the batches before.
+func (d *driver) onDevice(e *epoch, slots []*slot) []*slot {
+	done := 0
+	_, err := bounded.Callback(context.Background(), func() (none struct{}, err error) {
+		for ; done < len(slots); done++ {
+			s := slots[done]
+			b := &Batch{l: d.l, s: s, indices: s.indices, epoch: e.number, number: s.number}
+			b.released.Store(true)
+			if err := d.l.o.OnDevice(d.l.stream, b); err != nil {
+				return none, err
+			}
+		}
+		return none, nil
+	})
+	if err != nil {
+		e.fail(slots[done].number, fmt.Errorf("loader: Options.OnDevice of batch %d of epoch %d: %w", slots[done].number, e.number, err))
+	}
+	return slots[:done]
 }
 
 // arrive sends slots to the loop.

@@ -12,7 +12,9 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/kernel"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -76,6 +78,40 @@ func ExampleShards() {
 	// batch 1 of epoch 0 [11 40 51]
 	// batch 2 of epoch 0 [50 41 0]
 	// batch 3 of epoch 0 [20 21 1]
+}
+
+// A kernel changes each batch where it lies on the device, before the loop gets it.
+func ExampleOptions_onDevice() {
+	dev, stream, done := openGPUWith(map[string]cudasim.KernelFunc{"double": func(l *cudasim.Launch) {
+		x := cudasim.Elements[uint64](l.Write(l.Ptr(0), 8*l.Int(1)))
+		for i := range x {
+			x[i] *= 2
+		}
+	}})
+	defer done()
+	ctx := context.Background()
+
+	ptx := ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry double(.param .u64 x, .param .u64 n) { ret; }\n" // nvcc --ptx
+	m, err := kernel.Load(ctx, dev, []byte(ptx))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close() // after the loader
+	double, err := m.Kernel(ctx, "double")
+	if err != nil {
+		log.Fatal(err)
+	}
+	printOnDevice(ctx, dev, stream, squares, loader.Options{
+		BatchSize: 4,
+		OnDevice: func(s *cudart.Stream, b *loader.Batch) error {
+			return double.Launch(s, kernel.Threads(b.Len(), 256), kernel.Ptr(b.Field(0)), kernel.Int(b.Len()))
+		},
+	})
+
+	// Output:
+	// batch 0 of epoch 0 [0 2 8 18]
+	// batch 1 of epoch 0 [32 50 72 98]
+	// batch 2 of epoch 0 [128 162]
 }
 
 // printOnDevice prints the numbers of an epoch's batches, as the device has them.

@@ -21,7 +21,12 @@ import (
 // openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
 // cudart.Open(cudart.Options{}).
 func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
-	sim, err := cudasim.New(cudasim.Config{})
+	return openGPUWith(nil)
+}
+
+// openGPUWith is openGPU with Go functions in place of kernels.
+func openGPUWith(kernels map[string]cudasim.KernelFunc) (dev *cudart.Device, s *cudart.Stream, done func()) {
+	sim, err := cudasim.New(cudasim.Config{Kernels: kernels})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -190,6 +190,9 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 		"unordered": func(o *Options) { o.Unordered, o.Workers = true, 9 },
 		"small":     func(o *Options) { o.BatchSize, o.Prefetch = 1, 9 },
 		"blocks":    func(o *Options) { o.BatchSize, o.Prefetch, o.Workers = 1, 15, 3 }, // of 4 batches
+		"on device": func(o *Options) {
+			o.OnDevice = func(s *cudart.Stream, b *Batch) error { return s.Memset(b.Field(1)-1, 0, 1) } // between the fields
+		},
 	}
 	w.sweep(shapes)
 	// The GPU gathers: other memory, a kernel to load and to launch.

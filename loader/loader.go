@@ -162,8 +162,11 @@ func NewHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader
 }
 
 func newHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader, error) {
-	if memory == nil {
+	switch {
+	case memory == nil:
 		return nil, errors.New("the function for memory is nil")
+	case o.OnDevice != nil:
+		return nil, fmt.Errorf("Options.OnDevice: %w", errNoDevice)
 	}
 	l, err := prepare(nil, src, o)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
@@ -51,6 +52,15 @@ type Options struct {
 	// SkipErrors skips samples that fail, and counts them; their batches are shorter. If it is
 	// not set, the first sample that fails ends the epoch.
 	SkipErrors bool
+
+	// OnDevice is called for each batch after its copy was queued on s, the loader's own stream, and
+	// before it is delivered. It may queue kernels and copies on s that change the batch on the
+	// device. The streams of [Batch.Use] wait for them, and [Batch.Wait] does; [Batch.Host] keeps
+	// the bytes as they were. b has Field, Len, Indices, Epoch and Number, and memory for BatchSize
+	// samples. Its other methods fail as after Release, and it must not be used after OnDevice has
+	// returned. One call is made at a time, and meanwhile no copy is queued: OnDevice must not wait
+	// for s. An error or a panic ends the epoch before the batch. NewHost refuses OnDevice.
+	OnDevice func(s *cudart.Stream, b *Batch) error
 
 	// Label is the label of the pinned memory in the lists of package hostmem. "" means
 	// "loader". NewHost does not use it.
