@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
@@ -295,11 +294,6 @@ func (m *windows) queue(blocks *kernel.Blocks, slots []*slot) error {
 		}
 		return nil
 	})
-}
-
-// address returns the address of memory, which the device accesses by it.
-func address(b []byte) cudart.DevPtr {
-	return cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
 // shut ends the change that is being made.

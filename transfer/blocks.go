@@ -401,34 +401,17 @@ func btoi(b bool) int {
 func (b *Blocks) byEngine(s *cudart.Stream, c *BlockCopy, spans []hostmem.Span, start int, down bool) error {
 	batch := b.batches.Get().(*cudart.CopyBatch)
 	defer b.batches.Put(batch)
-	batch.Reset()
-	batches := b.dev.Runtime().CanCopyBatch()
+	copies := newBatcher(s, batch, down)
 	for i := range c.Count {
 		host, device := c.offsets(i)
 		err := hostmem.Pieces(spans, start+host, c.Size, func(off, n int) error {
-			at := unsafe.Pointer(&c.Host[off-start])
-			p := c.Device + cudart.DevPtr(device+off-start-host)
-			switch {
-			case batches && down:
-				batch.ToHost(at, p, n)
-			case batches:
-				batch.ToDevice(p, at, n)
-			case down:
-				return s.CopyToHost(at, p, n)
-			default:
-				return s.CopyToDevice(p, at, n)
-			}
-			return nil
+			return copies.add(unsafe.Pointer(&c.Host[off-start]), c.Device+cudart.DevPtr(device+off-start-host), n)
 		})
-		if err == nil && batch.Len() >= maxBatch {
-			err = s.CopyBatch(batch)
-			batch.Reset()
-		}
 		if err != nil {
 			return fmt.Errorf("block %d: %w", i, err)
 		}
 	}
-	return s.CopyBatch(batch)
+	return copies.flush()
 }
 
 // numbers are those of block i on both sides.

@@ -38,7 +38,6 @@ func (v *View) all(ctx context.Context, what string, parts []Part, down bool) er
 		if err := v.call.waitForStream(ctx); err != nil {
 			return 0, err
 		}
-		p.batches = v.dev().Runtime().CanCopyBatch()
 		c := stage.Copy{N: p.n(), Down: down, Host: stage.Memory(p.copy), Queue: p.queue, MaxChunk: p.chunk()}
 		done, err := v.run(ctx, c, &v.stats.batchedBytes)
 		if err != nil {
@@ -58,8 +57,7 @@ type partList struct {
 	starts []int // of each, and the end
 	down   bool
 
-	batches bool // CUDA copies many parts with one call
-	batch   cudart.CopyBatch
+	batch cudart.CopyBatch
 }
 
 func newPartList(parts []Part, down bool) *partList {
@@ -112,49 +110,32 @@ func (p *partList) copy(mem []byte, off int) error {
 	})
 }
 
-// maxBatch is the number of copies that one call queues. With ten times as many the call
-// takes more than twice as long for each copy: see RATIONALE.md.
-const maxBatch = 1000
-
 // queue queues the copies of a chunk between its memory and the device, in batches if CUDA
 // has them. Parts that are contiguous on the device are contiguous in the memory too, and
 // are one copy.
 func (p *partList) queue(on *cudart.Stream, _ int, mem []byte, off int) error {
+	copies := newBatcher(on, &p.batch, p.down)
 	var run Part
+	add := func() error {
+		if len(run.Host) == 0 {
+			return nil
+		}
+		return copies.add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host))
+	}
 	err := p.each(off, len(mem), func(piece Part, at int) error {
 		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 {
 			run.Host = run.Host[:len(run.Host)+len(piece.Host)]
 			return nil
 		}
-		err := p.queueRun(on, run, false)
+		err := add()
 		run = Part{Device: piece.Device, Host: mem[at : at+len(piece.Host)]}
 		return err
 	})
 	if err == nil {
-		err = p.queueRun(on, run, true)
+		err = add()
+	}
+	if err == nil {
+		err = copies.flush()
 	}
 	return err
-}
-
-// queueRun queues one copy, or adds it to the batch, which is queued when it is full or
-// the copy is the last one.
-func (p *partList) queueRun(on *cudart.Stream, run Part, last bool) error {
-	if n := len(run.Host); n > 0 {
-		host := unsafe.Pointer(&run.Host[0])
-		switch {
-		case p.batches && p.down:
-			p.batch.ToHost(host, run.Device, n)
-		case p.batches:
-			p.batch.ToDevice(run.Device, host, n)
-		case p.down:
-			return on.CopyToHost(host, run.Device, n)
-		default:
-			return on.CopyToDevice(run.Device, host, n)
-		}
-	}
-	if !p.batches || p.batch.Len() < maxBatch && !last {
-		return nil
-	}
-	defer p.batch.Reset()
-	return on.CopyBatch(&p.batch)
 }

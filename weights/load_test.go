@@ -450,12 +450,19 @@ func TestColumnsReachTheirDevices(t *testing.T) {
 		plan, err := weights.PlanShares(shares, weights.PlanOptions{})
 		require.NoError(t, err)
 		p := b.planned(t, devs, plan)
-		total := 0
-		for _, s := range shares {
-			total += s.Size
+		reads, err := plan.Reads()
+		require.NoError(t, err)
+		total, last := 0, 0
+		for _, r := range reads {
+			total += r.Size
 		}
-		o.Progress = func(done, of int) { assert.LessOrEqual(t, done, of); assert.LessOrEqual(t, of, total) }
+		o.Progress = func(done, of int) {
+			assert.LessOrEqual(t, last, done)
+			assert.Equal(t, total, of)
+			last = done
+		}
 		require.NoError(t, plan.Load(t.Context(), p.memory, o))
+		assert.Equal(t, total, last)
 		p.requireLoaded(t, fmt.Sprint(o.DirectIO, o.DropCache))
 	}
 }

@@ -11,8 +11,9 @@ import (
 
 // A queue has the reads for one set of devices, and the one upload that copies them. The upload has the
 // bytes as they are to be in device memory: each piece at an offset that has the remainder of its
-// address by transferAlign, so that the GPU reads and writes whole units. Zero bytes are between
-// pieces.
+// address by transferAlign, so that both ends of a copy have one alignment, and pieces that only
+// their alignment separates are one copy. Zero bytes are between pieces. What alignment alone
+// brings is not measured.
 type queue struct {
 	set     []int // indices of the devices
 	devices []*cudart.Device
@@ -27,7 +28,7 @@ type queue struct {
 	err error // of the release
 }
 
-// transferAlign is the alignment of cudaMalloc, and the largest that a GPU's memory accesses have.
+// transferAlign is the alignment of cudaMalloc.
 const transferAlign = 256
 
 // A segment is a piece of a read in the upload of a queue.

@@ -46,10 +46,10 @@ var builtin = sync.OnceValue(func() *Table {
 		if name == reference.SchemaFile {
 			continue
 		}
-		text, unread := reference.Machines.ReadFile(name)
+		text, readErr := reference.Machines.ReadFile(name)
 		f, malformed := Read("reference/"+name, text)
-		if unread != nil || malformed != nil {
-			err = errors.Join(err, fmt.Errorf("reference/%s: %w", name, errors.Join(unread, malformed)))
+		if readErr != nil || malformed != nil {
+			err = errors.Join(err, fmt.Errorf("reference/%s: %w", name, errors.Join(readErr, malformed)))
 			continue
 		}
 		files = append(files, f)
