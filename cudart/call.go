@@ -175,8 +175,8 @@ func (d *Device) guard(fn function, f *frame) Code {
 	}
 	if code == Success {
 		code = b.call(fn, &f.cCall)
-		if code == ErrDeviceUninitialized || code == ErrContextIsDestroyed && b.contexts != nil && renewsContext[fn] {
-			if code = b.attach(f); code == Success {
+		if code != Success && b.wantsContext(fn, code, f) {
+			if code = b.attach(fn, f); code == Success {
 				code = b.call(fn, &f.cCall)
 			}
 		}
@@ -214,13 +214,30 @@ func (rt *Runtime) finish(fn function, f *frame, code Code, detail func() string
 	return out, err
 }
 
-// attach attaches the context of the current device to the calling thread. Before
+// wantsContext reports whether a call failed because the thread has no context. Not all functions
+// of libcuda say so: cuMemcpyBatchAsync calls its arguments invalid. So the thread is asked.
+func (b *binding) wantsContext(fn function, code Code, f *frame) bool {
+	switch {
+	case code == ErrDeviceUninitialized:
+		return true
+	case b.contexts == nil || code == ErrNotReady:
+		return false
+	case code == ErrContextIsDestroyed:
+		return renewsContext[fn]
+	}
+	f.own.args[0] = f.outPtr(3)
+	return b.call(fnGetDevice, &f.own) == Success && f.out.int(3) < 0
+}
+
+// attach attaches the context of the current device to the calling thread, for a function. Before
 // 12.0 cudaSetDevice does not, and some functions (such as cudaMemAdvise of 11.8) then
 // fail on a new thread with "invalid device context". cudaFree of nothing is the
 // customary way. With libcuda in place of libcudart no thread has a context from the
-// start, and cudaFree of nothing is [attachByDriver]. An error is returned as cudaFree's
-// (Code.of).
-func (b *binding) attach(f *frame) Code {
+// start. An error is returned as the function's that returned it (Code.of).
+func (b *binding) attach(fn function, f *frame) Code {
+	if b.contexts != nil {
+		return b.attachByDriver(&f.own, int(f.own.device), renewsContext[fn])
+	}
 	b.clear(f)
 	f.own.args[0] = 0
 	return b.call(fnFree, &f.own).of(fnFree)

@@ -19,8 +19,8 @@ import (
 //
 //	libcudart                            | with libcuda
 //	initializes itself at the first call | cuInit in Open (countByDriver)
-//	selects device 0 on a new thread     | the call fails without a context; guard attaches the
-//	                                     | primary context and calls again, once a thread
+//	selects device 0 on a new thread     | the call fails without a context (wantsContext); guard
+//	                                     | attaches the primary context and calls again, once a thread
 //	initializes a device anew that was   | the same, for functions that use nothing of the
 //	reset                                | context that was reset (symbol.renews)
 //	keeps an error for each thread       | nothing: libcuda does not
@@ -249,15 +249,19 @@ func freeByDriver(b *binding, c *cCall) Code {
 	if c.args[0] != 0 {
 		return c.call()
 	}
-	return b.attachByDriver(c, int(c.device))
+	return b.attachByDriver(c, int(c.device), true)
 }
 
 // attachByDriver makes the primary context of a device the calling thread's. Other code may have
-// reset it (cuDevicePrimaryCtxReset, cudaDeviceReset): then it is retained anew.
-func (b *binding) attachByDriver(c *cCall, ordinal int) Code {
+// reset it (cuDevicePrimaryCtxReset, cudaDeviceReset): it is retained anew for functions that use
+// nothing of it. Others then say that it is destroyed.
+func (b *binding) attachByDriver(c *cCall, ordinal int, renews bool) Code {
 	args := c.args
 	defer func() { c.args = args }()
 	context := b.contexts[ordinal].Load()
+	if context != 0 && !renews {
+		return c.then(b, fnSetDevice, context)
+	}
 	if context != 0 {
 		c.driver[1] = 0
 		if code := c.then(b, fnPrimaryContextGetState, uintptr(ordinal), c.driverPtr(0), c.driverPtr(1)); code != Success {

@@ -192,6 +192,17 @@ func TestErrorsHaveBothNames(t *testing.T) {
 	assert.NotContains(t, err.Error(), "CUDA_ERROR")
 }
 
+// onNewThread calls f on an OS thread of its own.
+func onNewThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // the thread ends with the goroutine
+		f()
+	}()
+	<-done
+}
+
 // Open makes no context. The first call that needs one makes it, once for all threads; if that
 // fails, the error is that of making it.
 func TestPrimaryContextIsRetainedOnce(t *testing.T) {
@@ -210,17 +221,33 @@ func TestPrimaryContextIsRetainedOnce(t *testing.T) {
 
 	retained := sim.Calls("cuDevicePrimaryCtxRetain")
 	for range 20 {
-		done := make(chan error)
-		go func() {
-			runtime.LockOSThread() // the thread ends with the goroutine: the next one is new
+		onNewThread(func() {
 			_, _, err := dev.MemInfo()
-			done <- err
-		}()
-		require.NoError(t, <-done)
+			assert.NoError(t, err)
+		})
 	}
 	assert.Equal(t, []int{0}, sim.Contexts())
 	assert.Equal(t, 1, sim.Calls("cuDevicePrimaryCtxRetain")-retained)
 	assert.Equal(t, 20, sim.Calls("cudaMemGetInfo"), "calls that found no context do not count")
+}
+
+// On a thread without a context some functions call their arguments invalid: cuMemcpyBatchAsync does.
+func TestBatchesOfNewThreads(t *testing.T) {
+	t.Parallel()
+	_, _, dev := driverSim(t, cudasim.Config{})
+	s, host, mem := stream(t, dev), pinned(t, dev, 64), device(t, dev, 64)
+	for range 20 {
+		onNewThread(func() {
+			var batch cudart.CopyBatch
+			batch.ToDevice(mem, unsafe.Pointer(&host[0]), len(host))
+			assert.NoError(t, s.CopyBatch(&batch))
+		})
+	}
+	require.NoError(t, s.Synchronize(t.Context()))
+
+	var outside cudart.CopyBatch
+	outside.ToDevice(mem+64, unsafe.Pointer(&host[0]), len(host))
+	require.ErrorIs(t, s.CopyBatch(&outside), cudart.ErrInvalidValue)
 }
 
 // Another library retains and releases the same context.
@@ -254,8 +281,9 @@ func TestDeviceThatIsResetBeneath(t *testing.T) {
 		end := lost.Timeline().End()
 		callOf(t, sim, "cuDevicePrimaryCtxReset_v2", uintptr(devices-1))
 
+		onNewThread(func() { assert.ErrorIs(t, lost.Memset(mem, 1, 64), cudart.ErrContextIsDestroyed) })
 		require.ErrorIs(t, lost.Memset(mem, 1, 64), cudart.ErrContextIsDestroyed)
-		require.ErrorIs(t, lost.Close(), cudart.ErrContextIsDestroyed)
+		onNewThread(func() { assert.ErrorIs(t, lost.Close(), cudart.ErrContextIsDestroyed) })
 		require.NoError(t, lost.Close(), "the stream went with its context")
 		assert.Empty(t, sim.Contexts(), "none of these calls has made one")
 		require.NoError(t, end.Wait(t.Context()), "work of a context that is gone uses no memory")

@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"strings"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -17,10 +18,13 @@ func (s *Sim) unattached(e *export, thread uint64) cudart.Code {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.thread(thread).context == nil {
-		return cudart.ErrDeviceUninitialized
+	switch {
+	case s.thread(thread).context != nil:
+		return cudart.Success
+	case strings.HasPrefix(e.driver, "cuMemcpyBatchAsync"): // the one that does not say why
+		return cudart.ErrInvalidValue
 	}
-	return cudart.Success
+	return cudart.ErrDeviceUninitialized
 }
 
 // readyDriver is ready for libcuda.
