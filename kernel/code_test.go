@@ -135,4 +135,7 @@ func TestOwnKernelsHaveTheLaunchedParameters(t *testing.T) {
 		"pinned_blocks":       {Params: []int{8, 8, 8, 8, 8, 8, 8, 8}, BlockThreads: blocksThreads},
 		"pinned_first_beyond": {Params: []int{8, 8, 8, 8}, BlockThreads: blocksThreads},
 	}, blocks)
+	parts, err := checkCode(partsPTX)
+	require.NoError(t, err)
+	assert.Equal(t, map[string]ptx.Entry{"pinned_parts": {Params: []int{8, 8, 8, 8}, BlockThreads: partsThreads}}, parts)
 }

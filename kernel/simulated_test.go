@@ -126,6 +126,31 @@ func newTrial(r *rand.Rand, name string) *trial {
 		pointer(list)
 		t.args = append(t.args, Int(count), Int(limit))
 		pointer(region(8))
+	case "pinned_parts":
+		t.shape.Block = Dim{X: 32 * (1 + r.IntN(4))}
+		t.shape.Grid.Y, t.shape.Grid.Z = 1, 1
+		dst, src, list := region(1), region(1), region(8)
+		pointer(dst)
+		pointer(src)
+		pointer(list)
+		count := r.IntN(100)
+		to, from := 0, 0
+		for i := range count {
+			size := []int{0, r.IntN(20), r.IntN(300)}[r.IntN(3)]
+			to, from = to+r.IntN(40), from+r.IntN(40)
+			if r.IntN(2) > 0 { // as far from a multiple of 16
+				from += (dst + to - src - from) & 15
+			}
+			if max(to, from)+size > 16<<10-64-16 {
+				count = i
+				break
+			}
+			for k, v := range []int{to, from, size} {
+				binary.LittleEndian.PutUint64(t.memory[list+PartBytes*i+8*k:], uint64(v))
+			}
+			to, from = to+size, from+size
+		}
+		t.args = append(t.args, Int(count))
 	}
 	return t
 }
@@ -226,6 +251,13 @@ func (t *trial) byThreads() []byte {
 				block, off := i/arg(7), i%arg(7)
 				m[place(0, block)+off] = m[place(3, block)+off]
 			}
+		case "pinned_parts":
+			for i := range arg(3) {
+				field := func(k uint64) uint64 { return binary.LittleEndian.Uint64(m[arg(2)+PartBytes*i+8*k:]) }
+				for off := thread; off < field(2); off += threads {
+					m[arg(0)+field(0)+off] = m[arg(1)+field(1)+off]
+				}
+			}
 		case "pinned_chase":
 			next := arg(1)
 			for range arg(2) {
@@ -263,7 +295,7 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 		count = 500
 		targets = append(targets, target{"real", testgpu.Device(t)})
 	}
-	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_blocks", "pinned_first_beyond"} {
+	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_blocks", "pinned_first_beyond", "pinned_parts"} {
 		r := rand.New(rand.NewPCG(1, uint64(len(name))))
 		trials := make([]*trial, count)
 		for i := range trials {
@@ -271,8 +303,11 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 		}
 		for _, target := range targets {
 			code := memoryPTX
-			if name == "pinned_blocks" || name == "pinned_first_beyond" {
+			switch name {
+			case "pinned_blocks", "pinned_first_beyond":
 				code = blocksPTX
+			case "pinned_parts":
+				code = partsPTX
 			}
 			m, err := Load(t.Context(), target.dev, code)
 			require.NoError(t, err)

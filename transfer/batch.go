@@ -17,25 +17,29 @@ type batcher struct {
 	batch   *cudart.CopyBatch
 	down    bool
 	batches bool
+	last    struct { // copy that was added
+		host   unsafe.Pointer
+		device cudart.DevPtr
+		n      int
+	}
 }
 
 // newBatcher returns a batcher that uses batch, whatever is in it.
 func newBatcher(on *cudart.Stream, batch *cudart.CopyBatch, down bool) batcher {
 	batch.Reset()
-	return batcher{on, batch, down, on.Device().Runtime().CanCopyBatch()}
+	return batcher{on: on, batch: batch, down: down, batches: on.Device().Runtime().CanCopyBatch()}
 }
 
 // add queues a copy of n bytes, or adds it to the batch.
 func (b *batcher) add(host unsafe.Pointer, device cudart.DevPtr, n int) error {
+	b.last.host, b.last.device, b.last.n = host, device, n
 	switch {
-	case b.batches && b.down:
-		b.batch.ToHost(host, device, n)
-	case b.batches:
-		b.batch.ToDevice(device, host, n)
+	case !b.batches:
+		return b.single()
 	case b.down:
-		return b.on.CopyToHost(host, device, n)
+		b.batch.ToHost(host, device, n)
 	default:
-		return b.on.CopyToDevice(device, host, n)
+		b.batch.ToDevice(device, host, n)
 	}
 	if b.batch.Len() < maxBatch {
 		return nil
@@ -43,8 +47,19 @@ func (b *batcher) add(host unsafe.Pointer, device cudart.DevPtr, n int) error {
 	return b.flush()
 }
 
-// flush queues the copies of the batch.
+// single queues the last copy.
+func (b *batcher) single() error {
+	if b.down {
+		return b.on.CopyToHost(b.last.host, b.last.device, b.last.n)
+	}
+	return b.on.CopyToDevice(b.last.device, b.last.host, b.last.n)
+}
+
+// flush queues the copies of the batch. One copy alone is quicker without a batch.
 func (b *batcher) flush() error {
 	defer b.batch.Reset()
+	if b.batch.Len() == 1 {
+		return b.single()
+	}
 	return b.on.CopyBatch(b.batch)
 }

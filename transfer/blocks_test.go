@@ -582,7 +582,11 @@ func TestLongListsAreSeveralBatches(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	f := newBlocksFixture(t, rt.Devices()[0], EngineMethod, hostmem.Options{})
-	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 2*maxBatch + 1})
+	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 2*maxBatch + 2})
 	require.NoError(t, err)
 	assert.Equal(t, 3, sim.Calls("cudaMemcpyBatchAsync"))
+	_, err = f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: maxBatch + 1})
+	require.NoError(t, err)
+	assert.Equal(t, 4, sim.Calls("cudaMemcpyBatchAsync"))
+	assert.Equal(t, 1, sim.Calls("cudaMemcpyAsync"), "one copy is no batch")
 }

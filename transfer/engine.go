@@ -28,10 +28,13 @@ type engine struct {
 	// forwarding counts the goroutines that queue copies between members. A call into CUDA
 	// may keep one long after its copy was abandoned.
 	forwarding lifetime.Lifetime
-	queued     *pool.Pool // memory for copies on callers' streams; nil for several devices
-	stats      counters
-	life       lifetime.Lifetime
-	opened     []func(context.Context) error // release functions, in the order of opening
+	// scattering copies small parts; sameAddress is set if the device can access host memory by its address.
+	scattering  lazyScatterer
+	sameAddress bool
+	queued      *pool.Pool // memory for copies on callers' streams; nil for several devices
+	stats       counters
+	life        lifetime.Lifetime
+	opened      []func(context.Context) error // release functions, in the order of opening
 }
 
 // A member is a device of an engine.
@@ -110,7 +113,10 @@ func (e *engine) open(ctx context.Context, devs []*cudart.Device) (err error) {
 		e.groups = [][]int{{0}}
 		e.queued, err = pool.New(devs[0], pool.Options{MaxBytes: queuedBytes, Buffer: hostmem.Options{Label: "transfer queue"}})
 		if err == nil {
-			e.opened = append(e.opened, e.releaseQueued)
+			e.opened = append(e.opened, e.releaseQueued, e.releaseScatterer)
+			var same int
+			same, err = devs[0].Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
+			e.sameAddress = same != 0
 		}
 		return err
 	}

@@ -197,6 +197,7 @@ func TestPartlyQueuedCopiesAreWaitedFor(t *testing.T) {
 				dev, err := rt.Device(0)
 				require.NoError(t, err)
 				r := fixtureOn(t, dev, Options{Workers: 1})
+				r.c.engine.sameAddress = false // no kernel copies
 				mem := r.device(4 * mib)
 				// The GPU begins when the failure is known, and CUDA is asked.
 				sim.Hold()

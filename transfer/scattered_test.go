@@ -84,9 +84,9 @@ func TestNeighboursBecomeOneCopy(t *testing.T) {
 	require.NoError(t, err)
 	r := fixtureOn(t, dev, Options{Workers: 1})
 	mem := r.device(mib)
-	for gap, want := range map[int]int{0: 1, 1: 100} {
-		before := sim.Calls("cudaMemcpyAsync")
-		require.NoError(t, r.c.UploadAll(t.Context(), cutUp(make([]byte, 100*4096), mem, gap, 4096)))
-		require.Equal(t, want, sim.Calls("cudaMemcpyAsync")-before, "gap %d", gap)
+	for parts, want := range map[[2]int][2]int{{100, 0}: {1, 0}, {100, 1}: {0, 1}, {50, 1}: {50, 0}} { // number and gap; copies and kernels
+		copies, kernels := sim.Calls("cudaMemcpyAsync"), sim.Calls("cuLaunchKernel")
+		require.NoError(t, r.c.UploadAll(t.Context(), cutUp(make([]byte, parts[0]*4096), mem, parts[1], 4096)))
+		require.Equal(t, want, [2]int{sim.Calls("cudaMemcpyAsync") - copies, sim.Calls("cuLaunchKernel") - kernels}, "%d parts, gap %d", parts[0], parts[1])
 	}
 }

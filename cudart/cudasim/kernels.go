@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"time"
+	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/content"
@@ -37,6 +38,7 @@ var ownKernels = map[string]kernel{
 		return max(l.duration(l.Ptr(0), n, true), l.duration(l.Ptr(3), n, false))
 	}},
 	"pinned_first_beyond": {firstBeyondKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), 4*l.Int(1), false) }},
+	"pinned_parts":        {partsKernel, nil},
 }
 
 // threads is the number of threads in the dimension that the kernels share their work in. Those
@@ -174,5 +176,16 @@ func firstBeyondKernel(l *Launch) {
 			result[0], result[1] = uint64(i), uint64(at)
 			return
 		}
+	}
+}
+
+// partsKernel is pinned_parts(dst, src, parts, count).
+func partsKernel(l *Launch) {
+	type part struct {
+		dst, src cudart.DevPtr
+		size     uint64
+	}
+	for _, p := range Elements[part](l.Read(l.Ptr(2), l.Int(3)*int(unsafe.Sizeof(part{})))) {
+		copy(l.Write(l.Ptr(0)+p.dst, int(p.size)), l.Read(l.Ptr(1)+p.src, int(p.size)))
 	}
 }

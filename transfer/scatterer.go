@@ -1,0 +1,100 @@
+package transfer
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/kernel"
+)
+
+// A scatterer copies many small parts between the ring and the device by a kernel.
+type scatterer struct {
+	kernel *kernel.Parts
+	lists  *pool.Pool
+}
+
+const (
+	// minScattered is the least number of parts, and maxScattered the largest mean size, that a kernel
+	// copies: the copy engines are as quick with few or large ones.
+	minScattered = 64
+	maxScattered = 32 * kib
+	// maxEntry is the size of the largest piece of a part that one warp copies.
+	maxEntry = 8 * kib
+)
+
+// small reports whether the parts are many and small.
+func (p *partList) small() bool {
+	return len(p.parts) >= minScattered && p.bytes()/len(p.parts) <= maxScattered
+}
+
+// A lazyScatterer is loaded by the first copy that wants it.
+type lazyScatterer struct {
+	loaded atomic.Pointer[scatterer] // nil before, and without a kernel where it cannot be had
+	mu     sync.Mutex                // of loading and closing
+}
+
+// scatterer returns the engine's scatterer. It returns nil if it cannot be had, or is being loaded by another
+// call: engines copy then.
+func (e *engine) scatterer(ctx context.Context) *scatterer {
+	s := e.scattering.loaded.Load()
+	if s == nil && e.sameAddress && e.scattering.mu.TryLock() {
+		defer e.scattering.mu.Unlock()
+		if s = e.scattering.loaded.Load(); s == nil {
+			k, err := kernel.NewParts(ctx, e.members[0].dev)
+			if err != nil && ctx.Err() != nil {
+				return nil // another call tries again
+			}
+			s = &scatterer{k, e.queued}
+			e.scattering.loaded.Store(s)
+		}
+	}
+	if s == nil || s.kernel == nil {
+		return nil
+	}
+	return s
+}
+
+// releaseScatterer waits for the kernels that were launched.
+func (e *engine) releaseScatterer(ctx context.Context) error {
+	e.scattering.mu.Lock()
+	defer e.scattering.mu.Unlock()
+	s := e.scattering.loaded.Load()
+	if s == nil || s.kernel == nil {
+		return nil
+	}
+	return s.kernel.CloseContext(ctx)
+}
+
+// queue launches a kernel for the copies of a chunk. queued is false if they are few, or there is no memory for
+// their list just now.
+func (s *scatterer) queue(on *cudart.Stream, p *partList, mem []byte, off int) (queued bool, err error) {
+	runs, count := 0, 0
+	_ = p.runs(mem, off, func(run Part) error {
+		runs, count = runs+1, count+(len(run.Host)+maxEntry-1)/maxEntry
+		return nil
+	})
+	if runs < minScattered {
+		return false, nil
+	}
+	lease, err := s.lists.TryGet(context.Background(), count*kernel.PartBytes)
+	if err != nil {
+		return false, nil
+	}
+	defer func() { _ = lease.Release(on) }() // fails only for no stream, and twice
+	list := unsafe.Slice((*kernel.Part)(lease.Pointer()), count)[:0]
+	_ = p.runs(mem, off, func(run Part) error {
+		for from := 0; from < len(run.Host); from += maxEntry {
+			host, device := cudart.DevPtr(uintptr(unsafe.Pointer(&run.Host[from]))), run.Device+cudart.DevPtr(from)
+			if p.down {
+				host, device = device, host
+			}
+			list = append(list, kernel.Part{Dst: device, Src: host, Size: uint64(min(maxEntry, len(run.Host)-from))})
+		}
+		return nil
+	})
+	return true, s.kernel.Copy(on, 0, 0, cudart.DevPtr(uintptr(lease.Pointer())), count, DefaultProcessors)
+}
