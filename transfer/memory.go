@@ -56,7 +56,13 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 		}
 	}
 	c := stage.Upload(mem)
-	if down {
+	switch {
+	case down && len(mem) >= minFresh && fresh(mem):
+		c = intoFresh(len(mem), func(from []byte, off int) error {
+			copyIn(mem[off:off+len(from)], from)
+			return nil
+		})
+	case down:
 		c = stage.Copy{N: len(mem), Down: true, Host: stage.Memory(func(from []byte, off int) error {
 			copyIn(mem[off:off+len(from)], from)
 			return nil
@@ -131,16 +137,10 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 		if mem, err = hostmem.AllocPageable(n); err != nil {
 			return 0, err
 		}
-		// The worker that touches a huge page first has it cleared, in its caches, and
-		// should be the one that writes it.
-		fill := func(from []byte, off int) error {
+		done, err = v.at(n, src).stage(ctx, intoFresh(n, func(from []byte, off int) error {
 			copy(mem.Bytes()[off:], from)
 			return nil
-		}
-		done, err = v.at(n, src).stage(ctx, stage.Copy{
-			N: n, Down: true, Host: stage.Memory(fill),
-			Piece: hugePage, MaxChunk: 2 * hugePage, Workers: runtime.GOMAXPROCS(0),
-		})
+		}))
 		if err != nil {
 			err = errors.Join(err, mem.Close())
 		}
@@ -154,6 +154,35 @@ func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*host
 
 // hugePage is the size of a huge page on amd64 and most of arm64.
 const hugePage = 2 * mib
+
+// minFresh is the size of the smallest downloads for which it is asked whether the memory is fresh.
+const minFresh = 16 * mib
+
+// intoFresh describes a copy into memory whose pages the kernel still has to clear, which takes most of
+// the time: all cores do it. The worker that touches a huge page first has it cleared, in its caches,
+// and should be the one that writes it. Parts of a page table, 2 MiB, would wait for one another.
+func intoFresh(n int, fill func(from []byte, off int) error) stage.Copy {
+	return stage.Copy{
+		N: n, Down: true, Host: stage.Memory(fill),
+		Piece: hugePage, MaxChunk: 2 * hugePage, Workers: runtime.GOMAXPROCS(0),
+	}
+}
+
+// fresh reports whether most of mem is not resident, as memory that was just allocated is. It looks
+// at some pages, and does not tell such memory from memory that was swapped out.
+func fresh(mem []byte) bool {
+	const samples = 16
+	missing := 0
+	for i := range samples {
+		if !resident(mem[len(mem)/samples*i:][:2*maxPage]) {
+			missing++
+		}
+	}
+	return missing > samples/2
+}
+
+// maxPage is the size of the largest base page.
+const maxPage = 64 * kib
 
 // copyIn copies into the caller's memory, which may be resident or not. It writes resident
 // memory with non-temporal stores, so that the ring stays in the caches.

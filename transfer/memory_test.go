@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -34,5 +35,27 @@ func TestMemoryArrives(t *testing.T) {
 			require.NoError(t, r.c.Download(t.Context(), back[skip:skip+n], dst+skip))
 			require.True(t, bytes.Equal(there, back), "bytes back, and those around them")
 		})
+	}
+}
+
+// Memory that was just allocated is filled as DownloadNew fills its own, also where a part of it is resident.
+func TestDownloadsIntoFreshMemory(t *testing.T) {
+	t.Parallel()
+	r := newFixture(t, Options{Workers: 3})
+	const n = minFresh + 3*mib + 13
+	want := bytesOf(5, n)
+	src := r.device(n)
+	r.fill(src, want)
+	for _, touched := range []int{0, n / 4, n} {
+		mem, err := hostmem.AllocPageable(n + 5)
+		require.NoError(t, err)
+		dst := mem.Bytes()[5:]
+		clear(mem.Bytes()[:5+touched])
+		require.Equal(t, touched < n, fresh(dst))
+		require.NoError(t, r.c.Download(t.Context(), dst, src))
+		require.True(t, bytes.Equal(want, dst), "%d bytes were resident", touched)
+		require.Equal(t, make([]byte, 5), mem.Bytes()[:5])
+		require.False(t, fresh(dst))
+		require.NoError(t, mem.Close())
 	}
 }
