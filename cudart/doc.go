@@ -27,6 +27,7 @@
 //   - $LD_LIBRARY_PATH, and the path of the dynamic loader
 //   - $CUDA_PATH, $CUDA_HOME, /usr/local/cuda, /usr/local/cuda-*, /opt/cuda
 //   - the directories of the system's packages, and WSL's
+//   - the driver's own library, libcuda.so.1, if none of these works: see below
 //
 // Open checks a file before it loads it, because the dynamic loader ends the
 // process on a file that is cut off. A process that has more rights than its
@@ -42,8 +43,9 @@
 // # The driver alone
 //
 // Everything that this package does with libcudart it does with libcuda.so.1 too, which
-// every host with a driver has: see [DriverAPI]. PINNED_CUDA_API=driver or Options.API choose
-// it, and so does a libcuda that Options.Library or PINNED_CUDART names. [Library] has the API
+// every host with a driver has: see [DriverAPI]. Open takes it where no libcudart works.
+// PINNED_CUDA_API=driver or Options.API choose it, and so does a libcuda that
+// Options.Library or PINNED_CUDART names; PINNED_CUDA_API=runtime excludes it. [Library] has the API
 // in use and the functions that are missing; drivers of CUDA 11.4 and later have all that are
 // required. Package and methods keep the names of the runtime's functions, and so does
 // [Error.Op]: each stands for the driver's function of the same meaning, cudaMalloc for

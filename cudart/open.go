@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -29,10 +30,12 @@ const DebugEnv = "PINNED_DEBUG"
 type Options struct {
 	// Library is the path of the libcudart or libcuda to load, or a bare name for the
 	// dynamic loader to find. Empty means the one that PINNED_CUDART names, or
-	// else the newest libcudart that is found and that the driver supports.
+	// else the newest libcudart that is found and that the driver supports, or
+	// else libcuda.
 	Library string
 	// API is the API that the library must have. AnyAPI means the one that
-	// PINNED_CUDA_API names, if that is set, and neither Library nor Source is.
+	// PINNED_CUDA_API names, if that is set, and neither Library nor Source is. Else
+	// it means a libcudart, and libcuda where none works.
 	API API
 	// Source, if not nil, is used instead of a library of the host.
 	Source Source
@@ -185,6 +188,9 @@ func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, search
 	slices.SortStableFunc(list, func(a, b findlib.Candidate) int {
 		return cmp.Compare(versionInName(b.Version), versionInName(a.Version))
 	})
+	if driver := driverCandidate(host); o.API == AnyAPI && path.IsAbs(driver.Path) {
+		list, searched = append(list, driver), append(searched, foundDriver+": "+driver.Path)
+	}
 	return list, searched
 }
 
@@ -216,7 +222,7 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 	op.mu.Unlock()
 
 	source, err := op.load(a.Path)
-	if err != nil && a.Found == foundDriver {
+	if err != nil && a.Found == foundDriver && op.o.API == DriverAPI {
 		err = fmt.Errorf("%w: %w", ErrNoDriver, err)
 	}
 	if err == nil {

@@ -104,12 +104,54 @@ func TestLibraryThatIsCutOffOnTheLoadersPath(t *testing.T) {
 	for _, soname := range libcudart.Sonames {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, soname), contents[:end-4096], 0o644))
 	}
+	startAgain(t, child+"="+dir, "LD_LIBRARY_PATH="+dir, LibraryEnv+"=")
+}
+
+// Where no libcudart works the driver's library is tried last, unless libcudart's API is asked
+// for. Here the one that is found is another library.
+func TestDriverLibraryIsTriedLast(t *testing.T) {
+	const child = "PINNED_TEST_DRIVER_LAST"
+	if dir := os.Getenv(child); dir != "" {
+		file := filepath.Join(dir, "libcuda.so.1")
+		_, err := Open(Options{})
+		var open *OpenError
+		require.ErrorAs(t, err, &open)
+		last := open.Attempts[len(open.Attempts)-1]
+		require.Equal(t, Attempt{Path: file, Found: "the driver's library", Err: last.Err}, last)
+		require.ErrorContains(t, last.Err, "no function cudaRuntimeGetVersion")
+		require.Greater(t, len(open.Attempts), 1, "libcudarts before it")
+		require.Contains(t, open.Searched, "the driver's library: "+file)
+		require.ErrorIs(t, err, ErrNoLibrary)
+
+		_, err = Open(Options{API: RuntimeAPI})
+		require.ErrorAs(t, err, &open)
+		for _, a := range open.Attempts {
+			require.NotEqual(t, file, a.Path)
+		}
+		_, err = Open(Options{API: DriverAPI})
+		require.ErrorAs(t, err, &open)
+		require.Len(t, open.Attempts, 1)
+		require.Equal(t, file, open.Attempts[0].Path)
+		return
+	}
+	if os.Getenv("PINNED_TEST_GPU") == "1" {
+		t.Skip("this machine's libcudart works")
+	}
+	contents, _ := aLibrary(t)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), contents, 0o644))
+	startAgain(t, child+"="+dir, "LD_LIBRARY_PATH="+dir, LibraryEnv+"=", APIEnv+"=")
+}
+
+// startAgain runs the test in a new process, with more in its environment.
+func startAgain(t *testing.T, environ ...string) {
+	t.Helper()
 	args := []string{os.Args[0], "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=2m"}
 	if run := os.Getenv("PINNED_TEST_EXEC"); run != "" {
 		args = append([]string{run}, args...)
 	}
 	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), child+"="+dir, "LD_LIBRARY_PATH="+dir, LibraryEnv+"=")
+	cmd.Env = append(os.Environ(), environ...)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "--- PASS: "+t.Name())

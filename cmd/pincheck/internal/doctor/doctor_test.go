@@ -57,6 +57,7 @@ func noDriver(d cudart.DriverFacts) *cudart.OpenError {
 func TestRequireChecksEachPart(t *testing.T) {
 	t.Parallel()
 	libcuda := cudart.DriverFacts{LibPath: "/usr/lib/libcuda.so.1"}
+	refused := &cudart.Error{Op: "cuInit", Code: cudart.ErrUnknown, API: cudart.DriverAPI}
 	for _, c := range []struct {
 		name    string
 		host    string
@@ -83,6 +84,11 @@ func TestRequireChecksEachPart(t *testing.T) {
 			name: "only a device node missing", host: "container-cgroup-v1", opening: noDriver(libcuda),
 			want: map[string]State{"c_library": Present, "gpu": Present, "kernel_module": Present, "device_nodes": Missing, "driver_library": Present, "runtime_library": Present},
 			says: map[string]string{"device_nodes": "--gpus all"},
+		},
+		{
+			name: "no libcudart, and a driver that refuses", host: "h200-vm", opening: &cudart.OpenError{Err: refused, Driver: libcuda, Attempts: []cudart.Attempt{
+				{Path: "libcudart.so.13", Found: "loader path", Err: errors.New("dlopen: no such file")}, {Path: libcuda.LibPath, Found: "the driver's library", Runtime: 13000, Err: refused}}},
+			want: map[string]State{"c_library": Present, "gpu": Present, "kernel_module": Present, "device_nodes": Present, "driver_library": Present, "runtime_library": Present},
 		},
 		{
 			name: "musl", host: "alpine-musl", opening: noLibrary(cudart.DriverFacts{}),

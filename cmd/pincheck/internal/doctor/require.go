@@ -228,6 +228,10 @@ func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 	for _, a := range attempts {
 		// A library that could be called exists, though the call failed.
 		if ce := (*cudart.Error)(nil); errors.Is(a.Err, cudart.ErrNoDriver) || errors.As(a.Err, &ce) {
+			if strings.HasPrefix(path.Base(a.Path), "libcuda.so") {
+				r.Detail = "not needed: " + a.Path + " is called itself"
+				return r
+			}
 			r.Detail = a.Path
 			if a.Runtime != 0 {
 				r.Detail += fmt.Sprintf(" (%s)", a.Runtime)
