@@ -184,10 +184,14 @@ func fresh(mem []byte) bool {
 // maxPage is the size of the largest base page.
 const maxPage = 64 * kib
 
+// minPopulated is the size of the smallest pieces of memory that are populated before they are written. To
+// ask whether smaller ones are resident takes longer than to copy them.
+const minPopulated = 64 * kib
+
 // copyIn copies into the caller's memory, which may be resident or not. It writes resident
 // memory with non-temporal stores, so that the ring stays in the caches.
 func copyIn(to, from []byte) {
-	if resident(to) {
+	if len(to) < minPopulated || resident(to) {
 		ntcopy.Copy(to, from)
 	} else {
 		copyFresh(to, from)

@@ -119,7 +119,7 @@ func loadWeights(gpus, files int, shapeOf shapes, place placer) func(*fixture) (
 			memory[i] = weights.Memory{Device: dev, Ptr: p, Bytes: f.size(sourceBytes)}
 		}
 		n := f.size(2*gib) / files
-		n -= min(mib/files, n/2) // for the alignment of tensors
+		n -= min(8*mib/files, n/2) // for the alignment of tensors
 		content := map[*weights.Tensor][]byte{}
 		var opened []*weights.File
 		defer func() {
