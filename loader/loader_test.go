@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"testing"
@@ -98,5 +99,30 @@ func TestBatchesAheadByDefault(t *testing.T) {
 		o, _, err := Options{BatchSize: test.batch, Workers: test.workers}.resolve(numbered(test.samples, test.bytes), false)
 		require.NoError(t, err)
 		require.Equal(t, test.want, o.Prefetch, "%+v", test)
+	}
+}
+
+func TestCopySamples(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{1, 64, 100, 4096, 70_000} {
+		from := make([]byte, 20*size)
+		for i := range from {
+			from[i] = byte(i ^ i>>8)
+		}
+		for _, indices := range [][]int{{}, {3}, {3, 4, 5, 0, 19, 19, 2}} {
+			for _, skip := range []int{0, 1} {
+				want, to := []byte{}, make([]byte, skip+len(indices)*size)
+				for _, i := range indices {
+					want = append(want, from[i*size:(i+1)*size]...)
+				}
+				CopySamples(to[skip:], from, size, indices)
+				require.True(t, bytes.Equal(want, to[skip:]), "%d samples of %d bytes", len(indices), size)
+			}
+		}
+		assert.Panics(t, func() { CopySamples(make([]byte, size), from, size, []int{20}) })
+		assert.Panics(t, func() { CopySamples(make([]byte, size), from[:size:2*size], size, []int{1}) })
+		assert.Panics(t, func() { CopySamples(make([]byte, size), from, size, []int{-1}) })
+		assert.Panics(t, func() { CopySamples(make([]byte, size), from, size, []int{0, 1}) })
+		assert.Panics(t, func() { CopySamples(make([]byte, size), from, 0, nil) })
 	}
 }

@@ -13,6 +13,7 @@ import (
 func init() {
 	const target = 100 * time.Millisecond
 	register(row{name: "loader/own-source-past-caches/256", unit: "samples/s", target: target, prepare: load(256, 0, ownSourcePastCaches)})
+	register(row{name: "loader/own-batches-past-caches/256", unit: "samples/s", target: target, prepare: load(256, 0, ownBatchesPastCaches)})
 	for _, batch := range []int{16, 256, 4096} {
 		register(row{name: fmt.Sprintf("loader/gathered/%d", batch), unit: "samples/s", target: target, twoCores: batch == 256, prepare: gathered(batch)})
 	}
@@ -25,6 +26,22 @@ func ownSourcePastCaches(f *fixture) (loader.Source, error) {
 		loader.Copy(sample[0], mem[i*sampleBytes:][:sampleBytes])
 		return nil
 	}), nil
+}
+
+// ownBatches is a source of one's own that reads many samples in one call.
+type ownBatches struct {
+	loader.Source
+	mem []byte
+}
+
+func (o ownBatches) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
+	loader.CopySamples(samples[0], o.mem, sampleBytes, indices)
+	return nil
+}
+
+func ownBatchesPastCaches(f *fixture) (loader.Source, error) {
+	source, err := ownSourcePastCaches(f)
+	return ownBatches{source, f.source()}, err
 }
 
 // gathered is batches of pinned memory that the GPU gathers.
