@@ -63,7 +63,7 @@ func (d *Device) StreamFromHandle(h StreamHandle) (*Stream, error) {
 			return nil, err
 		}
 	}
-	e, err := t.recordOne(nil, false)
+	e, err := t.recordFree()
 	if e != nil {
 		d.putEvent(e)
 	}

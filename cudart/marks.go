@@ -63,19 +63,30 @@ func (t *Timeline) mayBlock() bool {
 // goroutine records at a time; for others record returns, and that goroutine goes on
 // for them. end is set for the end of a stream that is being closed.
 //
+// Its use of the handle lasts from before recording is set until that is cleared. So finish,
+// which runs when there is no use, never finds a goroutine that records and would be refused:
+// the end of the stream would have no event.
+//
 // After drainAfter failures a stream gets no more events until the device as a whole
 // has answered: they would fill its queue.
 func (t *Timeline) record(end bool) {
 	m := &t.marks
+	var f *frame
+	if end { // the handle is closed
+		f = t.dev.rt.begin()
+	} else {
+		f = t.begin()
+	}
+	defer t.dev.rt.end(f) // without the lock: it may call finish
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for !m.recording && !m.ended && m.latest < m.wanted && (end || t.faults.inRow < drainAfter) {
+	for !f.refused && !m.recording && !m.ended && m.latest < m.wanted && (end || t.faults.inRow < drainAfter) {
 		m.recording = true
 		p := pendingEvent{n: m.begun + 1, queued: t.queued()}
 		m.begun = p.n
 		c := m.events.take()
 		t.mu.Unlock()
-		c, err := t.recordOne(c, end)
+		c, err := t.recordOne(f, c)
 		t.mu.Lock()
 		m.recording = false
 		if err == nil {
@@ -96,19 +107,21 @@ func (t *Timeline) record(end bool) {
 	}
 }
 
-// recordOne records c, or a new event, on the stream.
-func (t *Timeline) recordOne(c *cEvent, end bool) (*cEvent, error) {
+// recordFree records an event on the stream that stands for no Point.
+func (t *Timeline) recordFree() (*cEvent, error) {
+	f := t.begin()
+	defer t.dev.rt.end(f)
+	return t.recordOne(f, nil)
+}
+
+// recordOne records c, or an event of the device if c is nil, on the stream. f is a frame of
+// t.begin, or of any call while the stream is destroyed.
+func (t *Timeline) recordOne(f *frame, c *cEvent) (*cEvent, error) {
 	if c == nil {
 		var err error
 		if c, err = t.dev.takeEvent(); err != nil {
 			return nil, err
 		}
-	}
-	var f *frame
-	if end { // the handle is closed
-		f = t.dev.rt.begin()
-	} else {
-		f = t.begin()
 	}
 	code := t.sameStream(f)
 	if code == Success {
@@ -119,7 +132,6 @@ func (t *Timeline) recordOne(c *cEvent, end bool) (*cEvent, error) {
 			c.endUse(0)
 		}
 	}
-	t.dev.rt.end(f)
 	if code != Success {
 		return c, t.dev.rt.errorf(fnEventRecord, code, "%v", t)
 	}

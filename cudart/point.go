@@ -171,7 +171,7 @@ func (s *Stream) WaitPoint(p Point) error {
 	}
 	// One that is recorded now stands for the Point too. It is not the timeline's, because
 	// another goroutine may be recording there. So it has no number to be remembered by.
-	c, err := p.timeline.recordOne(nil, false)
+	c, err := p.timeline.recordFree()
 	if c == nil {
 		return err
 	}

@@ -400,6 +400,47 @@ func TestCloseDuringACall(t *testing.T) {
 	}
 }
 
+// A stream that is closed while another goroutine records an event gets the event of its end all
+// the same: cudaDeviceSynchronize would wait for other streams as well.
+func TestCloseWhileAnEventIsRecorded(t *testing.T) {
+	t.Parallel()
+	for fn, name := range map[string]string{
+		"cudaEventCreateWithFlags": "before the handle is used",
+		"cudaEventRecord":          "with the handle in use, and work that the event does not cover",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			stalled := make(chan struct{})
+			t.Cleanup(func() { close(stalled) })
+			require.NoError(t, b.s.LaunchHostFunc(func() { <-stalled }))
+			s, err := b.dev.NewStream(cudart.StreamOptions{})
+			require.NoError(t, err)
+			b.queue(s)
+			line := s.Timeline()
+			unblock := b.sim.Block(fn, cudasim.Fault{})
+			recorded := make(chan cudart.Point, 1)
+			go func() { recorded <- line.Point() }()
+			require.NoError(t, b.sim.AwaitBlocked(t.Context(), fn, 1))
+			b.queue(s)
+			end := line.End()
+			require.NoError(t, s.Close())
+			ctx, synchronizes := context.WithCancel(t.Context())
+			defer synchronizes()
+			b.sim.OnCall(func(fn string, _ int) {
+				if fn == "cudaDeviceSynchronize" || fn == "cuCtxSynchronize" {
+					synchronizes()
+				}
+			})
+			unblock()
+			require.NoError(t, (<-recorded).Wait(ctx))
+			require.NoError(t, end.Wait(ctx))
+			b.sim.OnCall(nil)
+			assert.Equal(t, 1, b.sim.Outstanding().Streams)
+		})
+	}
+}
+
 func TestPointsAreCheap(t *testing.T) {
 	b := newBench(t)
 	b.queue(b.s)
