@@ -3,6 +3,7 @@ package pending_test
 import (
 	"context"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -362,13 +363,11 @@ func (m *model) end() {
 	for i := range m.streams {
 		m.streams[i].open()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	for len(m.queue.Streams()) > 0 && ctx.Err() == nil {
+	m.poll("all blocks are found", func() bool {
 		// A result that was lost to a fault is queried again.
-		_, _ = m.queue.Drain(ctx, func() error { return nil })
-	}
-	assert.NoError(m, ctx.Err())
+		_, _ = m.queue.Drain(m.Context(), func() error { return nil })
+		return len(m.queue.Streams()) == 0
+	})
 	assert.Zero(m, m.queue.Bytes())
 	assert.Empty(m, m.queue.Oldest())
 	assert.Len(m, m.idle, modelBlocks)
@@ -379,17 +378,27 @@ func (m *model) end() {
 	for i := range m.streams {
 		assert.NoError(m, m.streams[i].s.Close())
 	}
-	for m.sim.Outstanding().Streams > 0 && ctx.Err() == nil { // none is kept
+	m.poll("lost streams are collected", func() bool { // none is kept
 		runtime.GC()
-	}
-	assert.NoError(m, ctx.Err(), "lost streams are collected")
+		return m.sim.Outstanding().Streams == 0
+	})
 	assert.NoError(m, m.dev.Free(m.numbers))
 	assert.NoError(m, m.dev.FreeHost(m.pinned))
-	for _, misuse := range m.sim.Misuses() {
-		m.Error(misuse)
-	}
 	assert.NoError(m, m.rt.Close())
-	assert.NoError(m, m.sim.Close())
+	testgpu.End(m, m.sim) // also after queries that their steps have not waited for
+}
+
+// poll calls a function until it returns true. It counts calls, not time, in which the process
+// may stand still.
+func (m *model) poll(what string, do func() bool) {
+	const polls = 20_000
+	for range polls {
+		if do() {
+			return
+		}
+		time.Sleep(time.Millisecond) // others are to run
+	}
+	m.Errorf("%s: not after %d polls", what, polls)
 }
 
 // findBesideStalled looks until it has found all blocks that no stalled stream uses.
@@ -404,10 +413,9 @@ func (m *model) findBesideStalled() {
 		if slices.ContainsFunc(b.on, func(on *cudart.Timeline) bool { return stalled[on] }) {
 			continue
 		}
-		found := func() bool {
+		m.poll(fmt.Sprintf("block %d is found beside stalled streams", b.index), func() bool {
 			m.queue.Reclaim(context.Background())
 			return b.state.Load() == isIdle
-		}
-		assert.Eventually(m, found, 20*time.Second, time.Millisecond, "block %d", b.index)
+		})
 	}
 }
