@@ -70,9 +70,11 @@ func End(tb testing.TB, sim *cudasim.Sim) {
 	tb.Helper()
 	err := sim.Check()
 	// A stream that is closed during a call on it is destroyed by the goroutine that
-	// makes the call, a moment after it returns.
-	for end := time.Now().Add(10 * time.Second); err != nil && time.Now().Before(end); err = sim.Check() {
+	// makes the call, a moment after it returns. Polls are counted, not time, in which the
+	// process may stand still.
+	for polls := 0; err != nil && polls < 10_000; polls++ {
 		time.Sleep(time.Millisecond)
+		err = sim.Check()
 	}
 	if closing := sim.Close(); err == nil { // else it would report the same again
 		err = closing
