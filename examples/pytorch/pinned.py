@@ -15,10 +15,11 @@ Memory is mapped (mmap), with huge pages where there are some, on the GPU's NUMA
 threads; and registered once (cudaHostRegister): PyTorch knows it as pinned, and copies it at link speed. It is
 one registration whatever its size, because CUDA refuses a copy across the border of two.
 
-A tensor that is freed leaves its memory in a small cache. PyTorch records no streams for memory that it has
-not allocated, so this file does: memory is used again when each stream that existed at the tensor's end
-has completed what was queued on it by then. These are the default streams, all that torch.cuda.Stream
-has made since pinned was first used, and those of record_stream, which is needed only for streams of other libraries.
+A tensor that is freed leaves its memory in a cache of 1 GiB. PyTorch records no streams for memory that it has
+not allocated, so this file does. Promised is: memory is used again, or unmapped, when each known stream has completed
+what was queued on it when the tensor ended. Known are the default streams; those of torch.cuda.Stream and
+torch.cuda.stream, also from before pinned was first used; those of torch.cuda.ExternalStream, while that object
+lives; and those of record_stream. Streams that only C++ knows, and those of torch.Stream, need record_stream.
 
 A child by fork cannot use the memory, which is not copied into it: a tensor of the parent must not be read there.
 Tensors are not to be freed while a CUDA graph is captured. The file needs PyTorch 2 and CUDA; Python 3.9 on Linux.
@@ -32,7 +33,9 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib.util
+import itertools
 import mmap
 import os
 import sys
@@ -61,6 +64,15 @@ class PinnedError(RuntimeError):
     """Memory that cannot be mapped or registered, or that there is none of."""
 
 
+class KnownStream:
+    """A stream of PyTorch. query is the function in C: the one in Python takes twice as long."""
+
+    __slots__ = ("query", "record_event")
+
+    def __init__(self, kind: type, stream: Any) -> None:
+        self.query, self.record_event = super(kind, stream).query, stream.record_event
+
+
 class TorchRuntime:
     """What an Allocator needs of CUDA, by PyTorch. Tests have another one."""
 
@@ -73,11 +85,13 @@ class TorchRuntime:
             raise PinnedError("PyTorch finds no GPU (torch.cuda.is_available() is false)")
         torch.cuda.init()
         self._cuda = torch.cuda
+        self._kind = torch.cuda.Stream
+        self._has_context = torch._C._cuda_hasPrimaryContext
         self._cudart = torch.cuda.cudart()
-        self._known: Dict[Tuple[int, int], Any] = {}
-        for device in range(torch.cuda.device_count()):
-            self._know(torch.cuda.default_stream(device))
-        made = torch.cuda.Stream.__new__
+        self._known: Dict[Tuple[int, int], KnownStream] = {}
+        self._external: "weakref.WeakValueDictionary[Tuple[int, int], Any]" = weakref.WeakValueDictionary()
+        self._unused = list(range(torch.cuda.device_count()))  # devices without a context: a query would make one
+        made = self._kind.__new__
 
         @functools.wraps(made)
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,10 +99,22 @@ class TorchRuntime:
             self._know(stream)
             return stream
 
-        torch.cuda.Stream.__new__ = new  # type: ignore[method-assign]
+        self._kind.__new__ = new  # type: ignore[method-assign]
+        for stream in [x for x in gc.get_objects() if issubclass(type(x), self._kind)]:
+            self._know(stream)
 
     def _know(self, stream: Any) -> None:
-        self._known.setdefault((stream.device_index, stream.cuda_stream), stream)
+        key = (stream.device_index, stream.cuda_stream)
+        if isinstance(stream, self._cuda.ExternalStream):
+            self._external[key] = stream  # its owner may destroy it after this object's end
+        elif key not in self._known and (key[1] != 0 or key[0] not in self._unused):  # 0 is the default stream
+            self._known[key] = KnownStream(self._kind, stream)
+
+    def _know_new_devices(self) -> None:
+        for device in [d for d in self._unused if self._has_context(d)]:
+            self._unused.remove(device)
+            self._know(self._cuda.default_stream(device))
+            self._know(self._cuda.current_stream(device))
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         return int(self._cudart.cudaHostRegister(address, size, flags))
@@ -98,7 +124,9 @@ class TorchRuntime:
 
     def streams(self) -> List[Any]:
         """The streams that may read memory."""
-        return list(self._known.values())
+        if self._unused:
+            self._know_new_devices()
+        return [*self._known.values(), *self._external.values()] if self._external else list(self._known.values())
 
     def numa_node(self) -> int:
         """The node of the current GPU, or -1."""
@@ -112,32 +140,47 @@ class TorchRuntime:
 
 
 class Block:
-    """Memory that is mapped and registered."""
+    """Memory that is mapped and registered.
 
-    __slots__ = ("map", "address", "size", "marks", "used")
+    All that refers to a use of the memory (views, their slices, tensors) refers to its exporter, an object of
+    the block's array type, which is made for each use. The block is used until that is gone.
+    """
 
-    def __init__(self, mapped: mmap.mmap, address: int, size: int) -> None:
+    __slots__ = ("map", "address", "size", "array", "reference", "requested", "marks", "used", "gone")
+
+    def __init__(self, owner: "Allocator", mapped: mmap.mmap, address: int, size: int) -> None:
         self.map, self.address, self.size = mapped, address, size
-        self.marks: List[Any] = []  # events that the memory's next use waits for
+        self.array = ctypes.c_ubyte * size  # it is made anew, which is slow, if nothing refers to it
+        self.reference: Any = None  # to the exporter, weak
+        self.requested = 0
+        self.gone: Any = functools.partial(owner._put_back, self)
+        self.marks: Optional[List[Any]] = []  # events that the memory's next use waits for; None: not recorded yet
         self.used: List[Any] = []  # streams of record_stream
+
+    def export(self, size: int) -> Any:
+        """Begins a use of the memory."""
+        exporter = self.array.from_address(self.address)
+        self.requested, self.reference = size, weakref.ref(exporter, self.gone)
+        return exporter
 
 
 class Count:
     """A number of torch.cuda.memory_stats."""
 
-    __slots__ = ("current", "peak", "allocated", "freed")
+    __slots__ = ("current", "peak", "allocated")
 
     def __init__(self) -> None:
-        self.current = self.peak = self.allocated = self.freed = 0
+        self.current = self.peak = self.allocated = 0
 
     def add(self, n: int) -> None:
-        self.current += n
-        if n < 0:
-            self.freed -= n
-            return
         self.allocated += n
+        self.current += n
         if self.current > self.peak:
             self.peak = self.current
+
+    def stats(self) -> Iterator[Tuple[str, int]]:
+        """The parts by PyTorch's names."""
+        yield from (("current", self.current), ("peak", self.peak), ("allocated", self.allocated), ("freed", self.allocated - self.current))
 
 
 class Allocator:
@@ -145,18 +188,19 @@ class Allocator:
 
     A block is in one of these states; _lock guards all but the last, which may be entered inside of it:
 
-        used       _live, by the weak reference of its view
-        cached     _cache, by size, and _order: its marks may not be reached yet
-        returned   _returned: its view is gone
+        used       _live
+        cached     _cache, by size, and _order: its marks may not be reached yet, or not be recorded
+        returned   _returned and _live: its exporter is gone
+
+    At all times one of them, or _kept, refers to a block that is registered: it would be unmapped otherwise.
     """
 
     def __init__(self, runtime: Any = None, cache_bytes: int = 1 << 30) -> None:
         self._runtime = TorchRuntime() if runtime is None else runtime
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
-        self._live: Dict[int, Tuple[weakref.ref, Block, int]] = {}  # by the reference's id: a view has no hash
-        self._at: Dict[int, Block] = {}  # by address
-        self._returned: Deque[weakref.ref] = collections.deque()
+        self._live: Dict[int, Block] = {}  # by address
+        self._returned: Deque[Block] = collections.deque()
         self._cache: Dict[int, Deque[Block]] = collections.defaultdict(collections.deque)
         self._order: Dict[int, Block] = {}  # cached, by address, oldest first
         self._cached = 0
@@ -164,34 +208,54 @@ class Allocator:
         self._counts = {name: Count() for name in ("allocation", "allocated_bytes", "requested_bytes", "segment", "reserved_bytes")}
         self._allocations, self._allocated, self._requested, self._segments, self._reserved = self._counts.values()
         self._failures = 0
-        _allocators.add(self)
+        _allocators.append(self)
 
     def allocate(self, size: int) -> memoryview:
-        """Returns pinned memory of size bytes, which is free when nothing refers to the view any more."""
+        """Returns pinned memory of size bytes, which is free when nothing refers to the view, or to a part of it, any more."""
+        view = memoryview(self.export(size)).cast("B")
+        return view if len(view) == size else view[:size]
+
+    def export(self, size: int) -> Any:
+        """Returns a buffer of whole pages, which is free when nothing refers to it any more."""
         if size <= 0:
             raise PinnedError(f"{size} bytes of pinned memory: must be positive")
-        whole = -(-size // PAGE) * PAGE
+        whole = (size + PAGE - 1) & -PAGE
         with self._lock:
             if self._closed:
                 raise PinnedError(self._closed)
-            self._take_back()
-            block = self._reusable(whole)
-        if block is None:
-            block = self._make(whole)
-        view = memoryview(block.map)[:size]
-        ref = weakref.ref(view, self._view_is_gone)
+            if self._returned:
+                self._take_back()
+            blocks = self._cache.get(whole)
+            block = self._reusable(blocks) if blocks else None
+            if block is not None:
+                self._cached -= whole
+                del self._order[block.address]
+                return self._begin(block, size)
+        block = self._make(whole)
         with self._lock:
-            self._live[id(ref)] = (ref, block, size)
-            self._at[block.address] = block
-            self._allocations.add(1)
-            self._allocated.add(block.size)
-            self._requested.add(size)
-        return view
+            return self._begin(block, size)
+
+    def _begin(self, block: Block, size: int) -> Any:
+        self._live[block.address] = block
+        allocations, allocated, requested = self._allocations, self._allocated, self._requested
+        allocations.allocated += 1  # Count.add three times takes twice as long
+        allocated.allocated += block.size
+        requested.allocated += size
+        allocations.current += 1
+        allocated.current += block.size
+        requested.current += size
+        if allocations.current > allocations.peak:
+            allocations.peak = allocations.current
+        if allocated.current > allocated.peak:
+            allocated.peak = allocated.current
+        if requested.current > requested.peak:
+            requested.peak = requested.current
+        return block.export(size)
 
     def record_stream(self, address: int, stream: Any) -> None:
         """The memory is used again after what is queued on a stream when it is freed, though nobody else knows the stream."""
         with self._lock:
-            block = self._at.get(address)
+            block = self._live.get(address)
             if block is None:
                 raise PinnedError("the tensor does not begin in memory of this allocator, or is freed")
             block.used.append(stream)
@@ -206,7 +270,7 @@ class Allocator:
         """Counts, as torch.cuda.memory_stats has them; allocated bytes are whole pages, reserved ones include the cache."""
         with self._lock:
             self._take_back()
-            found = {f"{name}.all.{part}": getattr(c, part) for name, c in self._counts.items() for part in Count.__slots__}
+            found = {f"{name}.all.{part}": n for name, c in self._counts.items() for part, n in c.stats()}
             return {**found, "num_unregister_failures": self._failures}
 
     def reset_peak_stats(self) -> None:
@@ -215,12 +279,12 @@ class Allocator:
             for count in self._counts.values():
                 count.peak = count.current
 
-    def _view_is_gone(self, ref: weakref.ref) -> None:
+    def _put_back(self, block: Block, _: weakref.ref) -> None:
         """Is called at any time in any thread, also in one that holds the lock: then the next call takes the memory back."""
         if self._closed:
             return
-        self._returned.append(ref)
-        while self._returned and self._lock.acquire(blocking=False):
+        self._returned.append(block)
+        while self._returned and self._lock.acquire(False):
             try:
                 self._take_back()
             finally:
@@ -228,47 +292,64 @@ class Allocator:
 
     def _take_back(self) -> None:
         while self._returned:
-            _, block, size = self._live.pop(id(self._returned.popleft()))
-            del self._at[block.address]
-            self._allocations.add(-1)
-            self._allocated.add(-block.size)
-            self._requested.add(-size)
-            block.marks = [s.record_event() for s in (*self._runtime.streams(), *block.used) if not s.query()]
-            block.used = []
-            self._cache[block.size].append(block)
+            block = self._returned.popleft()
+            size = block.size
+            block.marks = None
+            self._cache[size].append(block)
             self._order[block.address] = block
-            self._cached += block.size
-        self._evict(self._cache_bytes)
+            self._cached += size
+            del self._live[block.address]
+            self._allocations.current -= 1
+            self._allocated.current -= size
+            self._requested.current -= block.requested
+            self._mark(block)
+        if self._cached > self._cache_bytes:
+            self._evict(self._cache_bytes)
 
-    def _reusable(self, size: int) -> Optional[Block]:
-        blocks = self._cache.get(size, ())
-        for i in range(min(len(blocks), SEARCHED)):
-            block = blocks[i]
-            if all(mark.query() for mark in block.marks):
-                del blocks[i]
-                del self._order[block.address]
-                self._cached -= size
+    def _mark(self, block: Block) -> bool:
+        """Records what the memory's next use waits for. It returns False if CUDA refuses, as it does while a graph is captured."""
+        try:
+            marks = [s.record_event() for s in self._runtime.streams() if not s.query()]
+            if block.used:
+                marks += [s.record_event() for s in block.used if not s.query()]
+        except RuntimeError:
+            return False
+        block.marks, block.used = marks, []
+        return True
+
+    def _reusable(self, blocks: Deque[Block]) -> Optional[Block]:
+        """Takes a block from the cached ones of a size."""
+        if blocks[0].marks == []:
+            return blocks.popleft()
+        for block in itertools.islice(blocks, SEARCHED):
+            if (block.marks is not None or self._mark(block)) and all(mark.query() for mark in block.marks or ()):
+                blocks.remove(block)
                 return block
         return None
 
     def _evict(self, limit: int) -> None:
         while self._cached > limit:
-            block = self._order.pop(next(iter(self._order)))
+            block = next(iter(self._order.values()))
+            if block.marks is None and not self._mark(block):
+                return  # it stays until CUDA says what is queued
+            for mark in block.marks or ():
+                mark.synchronize()
+            block.marks = []
+            code = self._runtime.cudaHostUnregister(block.address)
+            if code != 0:  # the GPU may use it still: it stays mapped, and nobody gets it
+                _kept.append(block)
+            block.gone = None  # which refers to the block
+            del self._order[block.address]
             blocks = self._cache[block.size]
             blocks.remove(block)
             if not blocks:
                 del self._cache[block.size]
             self._cached -= block.size
-            for mark in block.marks:
-                mark.synchronize()
-            code = self._runtime.cudaHostUnregister(block.address)
             if code != 0:
-                # The GPU may use it still: it stays mapped, and nobody gets it.
-                _kept.append(block)
                 self._failures += 1
                 continue
-            self._reserved.add(-block.size)
-            self._segments.add(-1)
+            self._reserved.current -= block.size
+            self._segments.current -= 1
 
     def _make(self, size: int) -> Block:
         available = available_bytes()
@@ -293,23 +374,23 @@ class Allocator:
         with self._lock:
             self._reserved.add(size)
             self._segments.add(1)
-        return Block(mapped, address, size)
+        return Block(self, mapped, address, size)
 
 
-_allocators: "weakref.WeakSet[Allocator]" = weakref.WeakSet()
+_allocators: List[Allocator] = []  # for ever: the memory of one that is gone would be unmapped while it is registered
 _kept: List[Any] = []  # never unmapped
 
 
 def _after_fork() -> None:
     # The parent's memory is not mapped here, and something else may be at its addresses: it must not be unmapped.
-    for allocator in list(_allocators):
+    for allocator in _allocators:
         allocator._lock = threading.Lock()
         allocator._closed = "CUDA does not work in a child by fork: use spawn, or pin in the parent alone"
-        _kept.extend((list(allocator._live.values()), list(allocator._order.values())))
+        _kept.extend((allocator._live, allocator._order))
 
 
 def _at_exit() -> None:
-    for allocator in list(_allocators):
+    for allocator in _allocators:
         allocator._closed = "the interpreter is ending"
 
 
@@ -357,6 +438,7 @@ def available_bytes() -> int:
 
 _default: Optional[Allocator] = None
 _default_lock = threading.Lock()
+_item_bytes: Dict[Any, int] = {}  # by dtype
 
 
 def allocator() -> Allocator:
@@ -373,8 +455,9 @@ def empty(shape: Any, dtype: Optional["torch.dtype"] = None) -> "torch.Tensor":
     """Returns a pinned tensor whose values are undefined. A tensor without elements takes no memory, and is not pinned."""
     import torch
 
+    if dtype is None:
+        dtype = torch.get_default_dtype()
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    dtype = torch.get_default_dtype() if dtype is None else dtype
     count = 1
     for n in shape:
         if n < 0:
@@ -382,8 +465,10 @@ def empty(shape: Any, dtype: Optional["torch.dtype"] = None) -> "torch.Tensor":
         count *= n
     if count == 0:
         return torch.empty(shape, dtype=dtype)
-    view = allocator().allocate(count * _item_bytes(torch, dtype))
-    flat = torch.frombuffer(view, dtype=dtype, count=count)
+    item = _item_bytes.get(dtype)
+    if item is None:
+        item = _item_bytes[dtype] = torch.empty(0, dtype=dtype).element_size()
+    flat = torch.frombuffer((_default or allocator()).export(count * item), dtype=dtype, count=count)
     return flat if len(shape) == 1 else flat.view(shape)
 
 
@@ -424,11 +509,6 @@ def reset_peak_stats() -> None:
 def empty_cache() -> None:
     """Unregisters and unmaps what no tensor uses."""
     allocator().empty_cache()
-
-
-@functools.lru_cache(maxsize=None)
-def _item_bytes(torch: Any, dtype: Any) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
 
 
 FACTORIES = ("empty", "zeros", "ones", "full", "rand", "randn", "arange", "tensor", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")

@@ -86,26 +86,48 @@ def cache() -> None:
     import torch
 
     def each(f: Callable[[], Any]) -> float:
-        f()
-        return min(seconds(lambda: [f() for _ in range(2000)]) for _ in range(5)) / 2000 * 1e6
+        def repeat() -> None:
+            for _ in range(2000):
+                f()  # its result ends here: 2000 at once would be more than the cache keeps
+
+        repeat()
+        return min(seconds(repeat) for _ in range(5)) / 2000 * 1e6
 
     theirs = each(lambda: torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True))
+    pinned.empty(1 << 20, torch.uint8)
+    made = pinned.stats()["segment.all.allocated"]
     ours = each(lambda: pinned.empty(1 << 20, torch.uint8))
+    check(pinned.stats()["segment.all.allocated"] == made, "the cache made memory anew")
     row("empty + free from the cache, 1 MiB", f"{theirs:.2f} us", f"{ours:.2f} us", "3 us", ours <= 3)
-    side, n = torch.cuda.Stream(), 64 << 20
+    while_a_copy_runs(torch.cuda.Stream())
+
+
+def while_a_copy_runs(side: Any) -> None:
+    """Memory that is freed while a copy on a stream reads it is used again after the copy, and not before."""
+    import pinned
+    import torch
+
+    pinned.empty_cache()  # a full cache gives memory back, for which it waits
+    n, shown = 64 << 20, 0
     for i in range(20):
         x = pinned.empty(n, torch.uint8).fill_(i)
         at = x.data_ptr()
         with torch.cuda.stream(side):
-            torch.cuda._sleep(20_000_000)  # the copy is queued behind it
             y = torch.empty(n, dtype=torch.uint8, device="cuda")
+            torch.cuda._sleep(100_000_000)  # the copy is queued behind it
             y.copy_(x, non_blocking=True)
         del x
-        z = pinned.empty(n, torch.uint8).fill_(255)
-        check(z.data_ptr() != at, "memory was used again during a copy on another stream")
+        z = pinned.empty(n, torch.uint8)
+        again = z.data_ptr() == at
+        running = not side.query()  # asked after the memory was had
+        check(not (running and again), "memory was used again during a copy on another stream")
+        shown += running
+        z.fill_(255)
         side.synchronize()
         check(bool((y == i).all()), "a copy from memory that was freed")
         del z
+    check(shown >= 15, f"only {shown} of 20 copies were running when memory was asked for: nothing is shown")
+    pinned.empty_cache()
     x = pinned.empty(n, torch.uint8)
     with torch.cuda.stream(side):
         y = x.to("cuda", non_blocking=True)
@@ -113,8 +135,25 @@ def cache() -> None:
     del x
     side.synchronize()
     check(pinned.empty(n, torch.uint8).data_ptr() == at, "memory was not used again after the copy")
-    rows.append("memory freed during a copy on another stream: not used again until its end, 20 times")
+    rows.append(f"memory freed during a copy on another stream: not used again until its end, {shown} times")
     print(rows[-1])
+
+
+EARLY = """
+import sys
+sys.path.insert(0, {here!r})
+import torch
+side = torch.cuda.Stream()
+import test_gpu
+test_gpu.while_a_copy_runs(side)
+"""
+
+
+def early_stream() -> None:
+    """The same on a stream from before pinned was imported, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", EARLY.format(here=HERE)], capture_output=True, text=True, timeout=300)
+    print(done.stdout, done.stderr, sep="")
+    check(done.returncode == 0, f"a stream from before the import: status {done.returncode}")
 
 
 MANAGED = """
@@ -292,6 +331,7 @@ def main() -> int:
     print("| what | PyTorch | here | target | |\n|---|---|---|---|---|")
     part(pinning)
     part(cache)
+    part(early_stream)
     part(managed_memory)
     if args.feeder:
         part(loaders, args.feeder)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 import unittest
 from typing import Any, Dict, List
 from unittest import mock
@@ -179,9 +180,42 @@ class Allocations(unittest.TestCase):
         view = self.a.allocate(PAGE)
         at, part = address(view), view[8:16].cast("q")
         del view
-        self.assertNotEqual(address(self.a.allocate(PAGE)), 0)
+        self.assertEqual(self.a.stats()["allocation.all.current"], 1)
+        other = self.a.allocate(PAGE)
+        self.assertNotEqual(address(other), at)
         part[0] = 3
         self.assertTrue(mapped(at))
+        del part
+        self.assertEqual(address(self.a.allocate(PAGE)), at)
+
+    def test_the_cache_makes_no_call_but_a_query_of_each_stream(self) -> None:
+        self.a.allocate(PAGE)  # mapped and registered once
+        with mock.patch.object(Stream, "query", autospec=True, return_value=True) as query, \
+                mock.patch.object(pinned, "available_bytes", side_effect=AssertionError("nothing is made anew")):
+            for _ in range(100):
+                self.a.allocate(PAGE)
+        self.assertEqual((self.runtime.calls, query.call_count), (["register"], 200))
+
+    def test_memory_stays_while_cuda_does_not_say_what_is_queued(self) -> None:
+        def refused() -> bool:  # as while a graph is captured, or after an error that stays
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        view = self.a.allocate(17 * PAGE)
+        at = address(view)
+        with mock.patch.object(self.runtime.side, "query", refused):
+            self.runtime.side.copy()
+            del view
+            self.a.empty_cache()
+            other = self.a.allocate(17 * PAGE)
+            self.assertNotEqual(address(other), at, "the copy may read it")
+            self.assertTrue(mapped(at) and at in self.runtime.registered)
+        again = self.a.allocate(17 * PAGE)
+        self.assertNotIn(at, (address(other), address(again)), "the copy reads it")
+        self.assertTrue(mapped(at))
+        self.runtime.side.finish()
+        del other, again
+        self.a.empty_cache()
+        self.assertEqual((self.runtime.registered, mapped(at)), ({}, False))
 
     def test_refusals(self) -> None:
         for size in (0, -1):
@@ -281,6 +315,103 @@ class Allocations(unittest.TestCase):
         self.assertEqual(view[0], 7)
         for fd in (read, write):
             os.close(fd)
+
+
+class FakeTorch:
+    """What TorchRuntime takes from PyTorch, on a host with two GPUs. Device 1 has no context until a stream is made there."""
+
+    def __init__(self) -> None:
+        fake, self.contexts = self, {0}
+        self.cudart = Runtime()
+
+        class Base:
+            def __init__(self, device: int = 0, stream: int = 0) -> None:
+                self.device_index, self.cuda_stream, self.work = device, stream, Stream()
+                if stream != 0:
+                    fake.contexts.add(device)
+
+            def query(self) -> bool:
+                assert self.device_index in fake.contexts, "the query made a context"
+                return self.work.query()
+
+        class TorchStream(Base):
+            def __new__(cls, *args: Any, **kwargs: Any) -> "TorchStream":
+                return super().__new__(cls)
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                pass
+
+            def query(self) -> bool:
+                return super().query()
+
+            def record_event(self) -> Event:
+                return self.work.record_event()
+
+        def made(cls: Any, device: int = 0, stream: int = 0) -> Any:
+            self = object.__new__(cls)
+            Base.__init__(self, device, stream)
+            return self
+
+        TorchStream.__new__ = made  # type: ignore[method-assign]
+        self.Stream = TorchStream
+        self.ExternalStream = type("ExternalStream", (TorchStream,), {})
+        self.defaults = [TorchStream(0), TorchStream(1)]
+        self.module = types.ModuleType("torch")
+        self.module.__dict__.update(
+            _C=types.SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device in self.contexts),
+            cuda=types.SimpleNamespace(
+                is_available=lambda: True, init=lambda: None, cudart=lambda: self.cudart, device_count=lambda: 2, current_device=lambda: 0,
+                Stream=TorchStream, ExternalStream=self.ExternalStream, get_device_properties=lambda device: None,
+                default_stream=self.defaults.__getitem__, current_stream=self.defaults.__getitem__,
+            ),
+        )
+
+
+class KnownStreams(unittest.TestCase):
+    def setUp(self) -> None:
+        self.torch = FakeTorch()
+        p = mock.patch.dict(sys.modules, torch=self.torch.module)
+        p.start()
+        self.addCleanup(p.stop)
+
+    def reads(self, a: pinned.Allocator, stream: Any) -> None:
+        """Requires that memory is not used again while a stream that was known to nobody else reads it."""
+        view = a.allocate(PAGE)
+        at = address(view)
+        stream.work.copy()
+        del view
+        other = a.allocate(PAGE)
+        self.assertNotEqual(address(other), at, "a copy reads it")
+        stream.work.finish()
+        again = a.allocate(PAGE)
+        self.assertEqual(address(again), at)
+        del other, again
+        a.empty_cache()
+
+    def test_streams_from_before_the_first_use_and_later_ones(self) -> None:
+        early = self.torch.Stream(0, 7)
+        a = pinned.Allocator()
+        self.reads(a, early)
+        self.reads(a, self.torch.Stream(0, 8))
+        self.reads(a, self.torch.defaults[0])
+
+    def test_a_device_without_a_context_gets_none(self) -> None:
+        a = pinned.Allocator()
+        self.reads(a, self.torch.defaults[0])
+        self.assertEqual(self.torch.contexts, {0})
+        second = self.torch.Stream(1, 9)
+        self.reads(a, second)
+        self.reads(a, self.torch.defaults[1])
+
+    def test_external_streams_are_not_queried_after_their_objects_end(self) -> None:
+        a = pinned.Allocator()
+        external = self.torch.ExternalStream(0, 11)
+        self.reads(a, external)
+        del external
+        gc.collect()
+        with mock.patch.object(self.torch.ExternalStream, "query", side_effect=AssertionError("it may be destroyed"), create=True):
+            a.allocate(PAGE)
+        self.assertEqual(len(a._runtime.streams()), 1)
 
 
 class Interpreters(unittest.TestCase):
