@@ -31,6 +31,7 @@ import re
 import sys
 import threading
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
@@ -65,11 +66,18 @@ class CUDA:
             raise ManagedError(f"{paths[0]} does not tell its version")
         self._by_location = version.value >= 13000
         self._lib.cudaGetErrorString.restype = ctypes.c_char_p
+        self._bind()
+
+    def _bind(self) -> None:
+        """Declares the arguments of the functions that are called most: that converts them in C."""
+        self._malloc_managed, self._free = self._lib.cudaMallocManaged, self._lib.cudaFree
+        self._malloc_managed.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+        self._free.argtypes = [ctypes.c_void_p]
 
     def malloc_managed(self, size: int) -> Tuple[int, int]:
         """Returns CUDA's error code and the address."""
         p = ctypes.c_void_p()
-        code = self._lib.cudaMallocManaged(ctypes.byref(p), ctypes.c_size_t(size), ctypes.c_uint(1))
+        code = self._malloc_managed(ctypes.byref(p), size, 1)
         return code, p.value or 0
 
     def malloc(self, size: int) -> Tuple[int, int]:
@@ -78,7 +86,7 @@ class CUDA:
         return code, p.value or 0
 
     def free(self, address: int) -> int:
-        return self._lib.cudaFree(ctypes.c_void_p(address))
+        return self._free(address)
 
     def prefetch(self, address: int, size: int, device: int, stream: int) -> int:
         p, n, s = ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(stream)
@@ -114,8 +122,22 @@ class Large(NamedTuple):
     allocated: int  # bytes of all allocations, with this one
 
 
+class Bytes:
+    """Bytes that are allocated: of all devices, of one, or of a label."""
+
+    __slots__ = ("now", "peak", "limit")
+
+    def __init__(self, limit: int = 1 << 62) -> None:
+        self.now = self.peak = 0
+        self.limit = limit  # of a device: what it has, less the reserve
+
+
 class Allocator:
-    """The two functions for PyTorch, and what they count. They are called in any thread, with the lock of the interpreter."""
+    """The two functions for PyTorch, and what they count. They are called in any thread, with the lock of the interpreter.
+
+    Programs that allocate much call them often, so they make few calls: frees, and bytes of devices and labels, are
+    derived or found without a look-up.
+    """
 
     def __init__(self, cuda: Any, reserve: int = 512 << 20, oversubscribe: bool = False, prefetch_from: Optional[int] = 64 << 20,
                  log_from: int = 100 << 20, log: Any = None) -> None:
@@ -125,87 +147,107 @@ class Allocator:
         self.cuda, self.reserve, self.oversubscribe = cuda, reserve, oversubscribe
         self.prefetch_from, self.log_from, self.log = prefetch_from, log_from, log
         self._lock = threading.RLock()  # a garbage collection inside of a function may free a tensor
-        self._limits: Dict[int, int] = {}  # of each device: what it has, less the reserve
         self._held: Dict[int, int] = {}  # the reserve of each device
-        self._live: Dict[int, Tuple[int, str, int]] = {}  # bytes, label, device
-        self._on: Dict[int, int] = {}  # bytes of each device
-        self._labels: Dict[str, List[int]] = {}  # current, peak
-        self._allocated = self._peak = self._allocations = self._frees = self._failures = self._refusals = 0
+        self._live: Dict[int, Tuple[int, Bytes, Bytes]] = {}  # bytes, those of the label and of the device that they count in
+        self._devices: Dict[int, Bytes] = {}
+        self._labels: Dict[str, Bytes] = {}
+        self._all = Bytes()
+        self._allocations = self._failures = self._refusals = 0
         self.large: List[Large] = []
         self._here = threading.local()
         self._inside: Dict[int, bool] = {}  # by thread
+        self._notable = min(log_from, log_from if prefetch_from is None else prefetch_from)
 
     def allocate(self, size: int, device: int, stream: Optional[int]) -> int:
         """Returns the address of managed memory, or 0 if CUDA has none. It raises nothing: PyTorch's call is of C."""
-        here, inside = threading.get_ident(), self._inside
+        here, inside = get_ident(), self._inside
         inside[here] = True
         try:
-            address = self._allocate(max(size, 1), device, stream or 0)
+            size = size or 1
+            label = getattr(self._here, "label", "")
+            of_all, of_label, of_device = self._all, self._labels.get(label), self._devices.get(device)
+            if of_label is None:
+                of_label = self._labels.setdefault(label, Bytes())
+            if of_device is None:
+                of_device = self._first(device)
+            code, address = self.cuda.malloc_managed(size)
+            if code == 0:
+                self._lock.acquire()  # with takes twice as long
+                try:
+                    self._live[address] = (size, of_label, of_device)
+                    self._allocations += 1
+                    of_device.now += size
+                    of_all.now += size
+                    if of_all.now > of_all.peak:
+                        of_all.peak = of_all.now
+                    of_label.now += size
+                    if of_label.now > of_label.peak:
+                        of_label.peak = of_label.now
+                    beyond = of_device.now - of_device.limit
+                    entry = Large(self._allocations, size, label, of_all.now) if size >= self.log_from else None
+                finally:
+                    self._lock.release()
+                if beyond > 0 or size >= self._notable:
+                    self._notice(address, size, device, stream or 0, beyond, entry)
+            else:
+                self._failed(f"cudaMallocManaged of {size} bytes", code)
         except BaseException as err:  # an interrupt
-            _, address = self.cuda.malloc_managed(max(size, 1))
+            _, address = self.cuda.malloc_managed(size)
             self._raise(type(err), str(err))
         inside[here] = False  # nothing can be raised after this: it is no call
         return address
 
     def free(self, address: Optional[int], size: int = 0, device: int = 0, stream: Optional[int] = None) -> None:
         """Frees memory when the GPU is done with it (cudaFree). An address that is not live is ignored. It raises nothing."""
-        here, inside = threading.get_ident(), self._inside
+        here, inside = get_ident(), self._inside
         outer = inside.get(here, False)  # a garbage collection in allocate
         inside[here] = True
         try:
-            self._free(address or 0)
+            self._lock.acquire()
+            try:
+                found = self._live.pop(address, None)
+                if found is not None:
+                    size, of_label, of_device = found
+                    self._all.now -= size
+                    of_label.now -= size
+                    of_device.now -= size
+            finally:
+                self._lock.release()
+            if found is not None:
+                code = self.cuda.free(address)
+                if code != 0:
+                    self._failed("cudaFree", code)
+            elif address:
+                self._stray(address)
         except BaseException as err:  # an interrupt: the memory may stay
             self._raise(type(err), str(err))
         inside[here] = outer
 
-    def _allocate(self, size: int, device: int, stream: int) -> int:
-        label = getattr(self._here, "label", "")
-        with self._lock:
-            if device not in self._limits:
-                self._first(device)
-            code, address = self.cuda.malloc_managed(size)
-            if code != 0:
-                self._failures += 1
-                self._raise(ManagedError, f"cudaMallocManaged of {size} bytes: {self.cuda.text(code)}")
-                return 0
-            self._live[address] = (size, label, device)
-            self._allocations += 1
-            self._allocated += size
-            self._peak = max(self._peak, self._allocated)
-            on = self._on[device] = self._on.get(device, 0) + size
-            counts = self._labels.setdefault(label, [0, 0])
-            counts[0] += size
-            counts[1] = max(counts)
-            beyond = on - self._limits[device]
-            if size >= self.log_from:
-                self._note(Large(self._allocations, size, label, self._allocated))
+    def _notice(self, address: int, size: int, device: int, stream: int, beyond: int, entry: Optional[Large]) -> None:
+        """Logs an allocation, and prefetches or refuses it. The lock is not held: the thread that raises an error may need it."""
+        if entry is not None:
+            self._note(entry)
         if beyond > 0 and not self.oversubscribe:
-            self._refusals += 1
+            with self._lock:
+                self._refusals += 1
             self._raise(ManagedError, f"{size} bytes are {beyond} more than device {device} has beside a reserve of {self.reserve}: "
                         "managed.enable(oversubscribe=True) allows it")
         elif self.prefetch_from is not None and size >= self.prefetch_from and beyond <= 0:
             self.cuda.prefetch(address, size, device, stream)  # only for speed
-        return address
 
-    def _free(self, address: int) -> None:
-        if not address:
-            return
+    def _failed(self, call: str, code: int) -> None:
         with self._lock:
-            found = self._live.pop(address, None)
-            if found is None:
-                self._note_text(f"free of {address:#x}, which is not allocated: ignored")
-                self._failures += 1
-                return
-            size, label, device = found
-            self._frees += 1
-            self._allocated -= size
-            self._on[device] -= size
-            self._labels[label][0] -= size
-        code = self.cuda.free(address)
-        if code != 0:
-            with self._lock:
-                self._failures += 1
-            self._note_text(f"cudaFree: {self.cuda.text(code)}")
+            self._failures += 1
+        text = f"{call}: {self.cuda.text(code)}"
+        if call == "cudaFree":
+            self._note_text(text)
+        else:
+            self._raise(ManagedError, text)
+
+    def _stray(self, address: int) -> None:
+        with self._lock:
+            self._failures += 1
+        self._note_text(f"free of {address:#x}, which is not allocated: ignored")
 
     @contextlib.contextmanager
     def label(self, name: str) -> Iterator[None]:
@@ -242,22 +284,26 @@ class Allocator:
         """Bytes now and at most, also by label; the numbers of allocations, frees, refusals and failures."""
         with self._lock:
             return {
-                "allocated": self._allocated, "peak": self._peak, "allocations": self._allocations, "frees": self._frees,
+                "allocated": self._all.now, "peak": self._all.peak, "allocations": self._allocations,
+                "frees": self._allocations - len(self._live),
                 "refusals": self._refusals, "failures": self._failures, "reserved": {d: self.reserve for d in self._held},
-                "limits": dict(self._limits), "labels": {name: {"allocated": c, "peak": p} for name, (c, p) in self._labels.items()},
+                "limits": {device: b.limit for device, b in self._devices.items()},
+                "labels": {name: {"allocated": b.now, "peak": b.peak} for name, b in self._labels.items()},
             }
 
     def reset_peak(self) -> None:
         """Makes each peak the current number of bytes."""
         with self._lock:
-            self._peak = self._allocated
-            for counts in self._labels.values():
-                counts[1] = counts[0]
+            for b in (self._all, *self._labels.values()):
+                b.peak = b.now
 
-    def _first(self, device: int) -> None:
-        total = self.cuda.total()
-        self._limits[device] = max(total - self.reserve, 0) if total else 1 << 62
-        self._hold(device)
+    def _first(self, device: int) -> Bytes:
+        with self._lock:
+            if device not in self._devices:  # another thread was not faster
+                total = self.cuda.total()
+                self._devices[device] = Bytes(max(total - self.reserve, 0)) if total else Bytes()
+                self._hold(device)
+            return self._devices[device]
 
     def _hold(self, device: int) -> None:
         if self.reserve == 0:
@@ -272,7 +318,7 @@ class Allocator:
     def _raise(self, kind: type, text: str) -> None:
         """Raises an error in this thread when it has left allocate and free; for a thread of PyTorch's own, in the main one."""
         error = type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, text), "__module__": kind.__module__})
-        here = threading.get_ident()
+        here = get_ident()
         own = not any(t.ident == here and not isinstance(t, threading._DummyThread) for t in threading.enumerate())
         thread = threading.main_thread().ident if own else here
 

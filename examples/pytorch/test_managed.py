@@ -185,6 +185,41 @@ class Allocations(unittest.TestCase):
                 self.free(one, 10, 0, None)
                 step()
 
+    def test_no_lock_is_held_while_an_error_begins_its_way(self) -> None:
+        # A garbage collection in the thread that raises it may free a tensor, which needs the lock.
+        free: List[Any] = []
+
+        def deliver(kind: type, text: str) -> None:
+            def need() -> None:
+                free.append(self.a._lock.acquire(timeout=5))
+                if free[-1]:
+                    self.a._lock.release()
+
+            t = threading.Thread(target=need)
+            t.start()
+            t.join()
+
+        with mock.patch.object(self.a, "_raise", deliver):
+            self.allocate(9 * GIB, 0, None)
+            self.cuda.failing = {"malloc_managed": 2}
+            self.assertIsNone(self.allocate(10, 0, None))
+        self.assertEqual(free, [True, True])
+
+    def test_tensors_that_end_inside_of_a_call(self) -> None:
+        held = [self.allocate(10, 0, None)]
+        inner = self.cuda.malloc_managed
+
+        def collecting(size: int) -> Any:  # as a garbage collection at this place
+            while held:
+                self.free(held.pop(), 10, 0, None)
+            return inner(size)
+
+        with mock.patch.object(self.cuda, "malloc_managed", collecting):
+            self.free(self.allocate(20, 0, None), 20, 0, None)
+        s = self.a.stats()
+        self.assertEqual((s["allocations"], s["frees"], s["allocated"], s["peak"]), (2, 2, 0, 20))
+        self.assertEqual(self.cuda.live, {})
+
     def test_threads(self) -> None:
         def work() -> None:
             for n in range(200):
