@@ -23,6 +23,7 @@ type client struct {
 	w    welcome
 	fd   int
 	mem  []byte
+	rest []byte // of the last packet
 }
 
 // A received is a batch in the client's ring.
@@ -97,19 +98,19 @@ func (c *client) release(b received) {
 
 func releaseOf(serial uint64) []byte {
 	message := binary.LittleEndian.AppendUint32(nil, kindRelease)
-	return binary.LittleEndian.AppendUint64(append(message, 0, 0, 0, 0), serial)
+	return binary.LittleEndian.AppendUint64(append(message, 1, 0, 0, 0), serial)
 }
 
 var errFromFeeder = errors.New("from the feeder")
 
 // next returns the next batch, whose bytes are right, or the error that the feeder sent.
 func (c *client) next() (b received, err error) {
-	buf := make([]byte, maxMessage)
-	message, err := receive(c.conn, buf)
-	if err != nil {
-		return b, err
+	if len(c.rest) == 0 {
+		if c.rest, err = receive(c.conn, make([]byte, maxMessage)); err != nil {
+			return b, err
+		}
 	}
-	order := binary.LittleEndian
+	message, order := c.rest, binary.LittleEndian
 	switch kind := order.Uint32(message); kind {
 	case kindError:
 		return b, fmt.Errorf("%w: %s", errFromFeeder, message[4:])
@@ -117,10 +118,11 @@ func (c *client) next() (b received, err error) {
 	default:
 		return b, fmt.Errorf("kind %d", kind)
 	}
-	samples := int(order.Uint32(message[4:]))
+	n := order.Uint32(message[4:])
+	message, c.rest = message[:n], message[n:]
 	b.serial = order.Uint64(message[8:])
 	b.Epoch, b.Number = int(order.Uint64(message[16:])), int(order.Uint64(message[24:]))
-	last, fields := order.Uint32(message[32:]), int(order.Uint32(message[36:]))
+	samples, fields, last := int(order.Uint32(message[32:])), int(order.Uint16(message[36:])), order.Uint16(message[38:])
 	for f := range fields {
 		b.offsets = append(b.offsets, int(order.Uint64(message[40+8*f:])))
 	}

@@ -250,9 +250,25 @@ func (f *feeder) feed(ctx context.Context, conn *net.UnixConn, l *loader.Loader,
 	return err
 }
 
-// send sends the batches of all epochs.
+// send sends the batches of all epochs. Another goroutine writes them, so that the loop goes on meanwhile.
 func (s *session) send(ctx context.Context, conn *net.UnixConn, l *loader.Loader, epochs, fields int) error {
-	var message []byte
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	messages, written := make(chan []byte, maxTogether), make(chan error, 1)
+	go func() {
+		defer stop()
+		written <- writePackets(conn, messages)
+	}()
+	err := s.encodeAll(ctx, messages, l, epochs, fields)
+	close(messages)
+	if failed := <-written; failed != nil {
+		return failed
+	}
+	return err
+}
+
+// encodeAll encodes the batches of all epochs.
+func (s *session) encodeAll(ctx context.Context, messages chan<- []byte, l *loader.Loader, epochs, fields int) error {
 	serial := uint64(0)
 	for range l.Epochs(epochs) {
 		for b, err := range l.Batches(ctx) {
@@ -261,11 +277,14 @@ func (s *session) send(ctx context.Context, conn *net.UnixConn, l *loader.Loader
 			}
 			b.Retain()
 			s.add(serial, b)
-			if message, err = (delivery{serial, b, fields}).encode(message); err != nil {
+			message, err := delivery{serial, b, fields}.encode()
+			if err != nil {
 				return err
 			}
-			if _, err := conn.Write(message); err != nil {
-				return err
+			select {
+			case messages <- message:
+			case <-ctx.Done():
+				return ctx.Err()
 			}
 			serial++
 		}
@@ -280,14 +299,11 @@ func (s *session) read(conn *net.UnixConn, buf []byte) error {
 		if err != nil {
 			return err
 		}
-		serial, bye, err := parseRelease(message)
+		bye, err := parseRelease(message, s.release)
 		switch {
 		case bye:
 			return errBye
-		case err == nil:
-			err = s.release(serial)
-		}
-		if err != nil {
+		case err != nil:
 			return err
 		}
 	}

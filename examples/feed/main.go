@@ -13,18 +13,18 @@
 //
 // # Protocol
 //
-// Version 1, over one Unix socket (SOCK_SEQPACKET): a message is a packet of at most 64 KiB. Numbers
-// are little-endian.
+// Version 2, over one Unix socket (SOCK_SEQPACKET): a message is a packet of at most 64 KiB, but for those
+// about batches, of which a packet has several if the consumer is busy. Numbers are little-endian.
 //
 //	consumer                                  feeder
-//	hello {"protocol":1,"rank":0,"world":2,
+//	hello {"protocol":2,"rank":0,"world":2,
 //	       "start":{…}}                   →
-//	                                      ←   welcome {"protocol":1,"ring":…,"batch_size":…,"fields":[…], …}
+//	                                      ←   welcome {"protocol":2,"ring":…,"batch_size":…,"fields":[…], …}
 //	                                          with the descriptor of the ring (SCM_RIGHTS);
-//	                                          or {"protocol":1,"error":"…"}, and the end
+//	                                          or {"protocol":2,"error":"…"}, and the end
 //	                                      ←   batch: number, samples, where its fields are in the ring,
 //	                                          the position after it
-//	release of a batch                    →
+//	release of one or several batches     →
 //	bye                                   →
 //	                                      ←   error, and the end
 //

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"syscall"
 
@@ -18,25 +19,27 @@ import (
 
 const (
 	// protocolVersion is the version that both sides must have.
-	protocolVersion = 1
+	protocolVersion = 2
 	// maxMessage is the size of the longest message in bytes. A packet that is longer is cut off by
 	// the kernel and refused.
 	maxMessage = 64 << 10
 	// maxWorld is the largest number of shards.
 	maxWorld = 1 << 20
+	// maxTogether is the maximum number of batches in a packet.
+	maxTogether = 32
 )
 
 // Kinds of the messages that are not JSON. Each begins with its kind as a little-endian uint32; no
 // kind is the beginning of a JSON object.
 const (
-	kindBatch   = 1 // to the consumer: a batch is in the ring; see delivery
-	kindRelease = 2 // to the feeder, releaseBytes: a batch may be overwritten
+	kindBatch   = 1 // to the consumer: a batch is in the ring; see delivery. A packet has one or several
+	kindRelease = 2 // to the feeder: batches may be overwritten; see parseRelease
 	kindBye     = 3 // to the feeder, byeBytes: the consumer ends, and needs no other batch
 	kindError   = 4 // to the consumer: the text follows; nothing else comes after it
 )
 
 const (
-	releaseBytes = 16 // kind, 0 as a uint32, and the batch's serial number as a uint64
+	releaseBytes = 8 // kind, and the number of batches as a uint32; 8 more for each batch
 	byeBytes     = 4
 )
 
@@ -70,57 +73,102 @@ type field struct {
 
 // A delivery is a message of kind batch, all little-endian:
 //
-//	uint32 kind, uint32 samples, uint64 serial, uint64 epoch, uint64 batch,
-//	uint32 last (1 if no other batch of the epoch follows), uint32 number of fields,
+//	uint32 kind, uint32 bytes of the message, with kind,
+//	uint64 serial, uint64 epoch, uint64 batch, uint32 samples,
+//	uint16 number of fields, uint16 last (1 if no other batch of the epoch follows),
 //	uint64 offset in the ring, for each field,
 //	JSON of the loader.Position after the batch, up to the end of the message
+//
+// Messages follow each other in a packet without a gap.
 type delivery struct {
 	serial uint64 // from 0, one more for each batch of the connection
 	batch  *loader.Batch
 	fields int
 }
 
-// encode returns the message in buf.
-func (d delivery) encode(buf []byte) ([]byte, error) {
+// encode returns the message.
+func (d delivery) encode() ([]byte, error) {
 	b, next := d.batch, d.batch.Position()
 	position, err := json.Marshal(next)
 	if err != nil {
 		return nil, err
 	}
-	last := uint32(0)
+	last := uint16(0)
 	if next.Epoch > b.Epoch() {
 		last = 1
 	}
 	order := binary.LittleEndian
-	buf = order.AppendUint32(buf[:0], kindBatch)
-	buf = order.AppendUint32(buf, uint32(b.Len()))
+	n := 40 + 8*d.fields + len(position)
+	if n > maxMessage || d.fields > math.MaxUint16 {
+		return nil, fmt.Errorf("%w: a message of %d bytes, at most %d", errProtocol, n, maxMessage)
+	}
+	buf := make([]byte, 0, n)
+	buf = order.AppendUint32(buf, kindBatch)
+	buf = order.AppendUint32(buf, uint32(n))
 	buf = order.AppendUint64(buf, d.serial)
 	buf = order.AppendUint64(buf, uint64(b.Epoch()))
 	buf = order.AppendUint64(buf, uint64(b.Number()))
-	buf = order.AppendUint32(buf, last)
-	buf = order.AppendUint32(buf, uint32(d.fields))
+	buf = order.AppendUint32(buf, uint32(b.Len()))
+	buf = order.AppendUint16(buf, uint16(d.fields))
+	buf = order.AppendUint16(buf, last)
 	for f := range d.fields {
 		buf = order.AppendUint64(buf, uint64(b.Offset(f)))
 	}
-	if buf = append(buf, position...); len(buf) > maxMessage {
-		return nil, fmt.Errorf("%w: a message of %d bytes, at most %d", errProtocol, len(buf), maxMessage)
-	}
-	return buf, nil
+	return append(buf, position...), nil
 }
 
-// parseRelease returns the serial of a message of kind release, or that it says bye.
-func parseRelease(message []byte) (serial uint64, bye bool, err error) {
-	kind := uint32(0)
+// writePackets writes messages until the channel is closed. Those that wait together share a packet: so a consumer
+// that is busy gets several by one call.
+func writePackets(conn *net.UnixConn, messages <-chan []byte) error {
+	packet := make([]byte, 0, maxMessage)
+	for message, open := <-messages; open; {
+		packet = append(packet[:0], message...)
+		message = nil
+	together:
+		for range maxTogether - 1 {
+			select {
+			case message, open = <-messages:
+			default:
+				break together
+			}
+			if !open || len(packet)+len(message) > maxMessage {
+				break
+			}
+			packet = append(packet, message...)
+			message = nil
+		}
+		if _, err := conn.Write(packet); err != nil {
+			return err
+		}
+		if open && message == nil {
+			message, open = <-messages
+		}
+	}
+	return nil
+}
+
+// parseRelease calls release for each batch of a message of kind release, which is:
+//
+//	uint32 kind, uint32 number of batches, uint64 serial, for each batch
+//
+// It reports whether the message says bye instead.
+func parseRelease(message []byte, release func(serial uint64) error) (bye bool, err error) {
+	kind, order := uint32(0), binary.LittleEndian
 	if len(message) >= 4 {
-		kind = binary.LittleEndian.Uint32(message)
+		kind = order.Uint32(message)
 	}
 	switch {
-	case kind == kindRelease && len(message) == releaseBytes:
-		return binary.LittleEndian.Uint64(message[8:]), false, nil
 	case kind == kindBye && len(message) == byeBytes:
-		return 0, true, nil
+		return true, nil
+	case kind != kindRelease || len(message) <= releaseBytes || uint64(len(message)) != releaseBytes+8*uint64(order.Uint32(message[4:])):
+		return false, fmt.Errorf("%w: %d bytes, kind %d", errProtocol, len(message), kind)
 	}
-	return 0, false, fmt.Errorf("%w: %d bytes, kind %d", errProtocol, len(message), kind)
+	for rest := message[releaseBytes:]; len(rest) > 0; rest = rest[8:] {
+		if err := release(order.Uint64(rest)); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // parseHello returns the hello in a message.

@@ -16,7 +16,8 @@ In a program of your own:
 A batch is tensors on the shared memory, without a copy. It is the loop body's for one turn, or
 until ``release`` after ``batch.retain()``. Then the feeder writes the memory again, and a tensor that
 is still there shows other samples. Copies to a GPU that are queued on the current stream, or on those of
-``batch.use(stream)``, end first: the release is sent when the streams have reached the turn's end.
+``batch.use(stream)``, end first: the release is sent when the streams have reached the turn's end, and together with
+others if turns are short.
 
 A feeder that dies or refuses is a FeedError, and so is all that is not the protocol, which
 examples/feed/main.go describes. A consumer that ends without ``close`` is an error of the feeder. Memory,
@@ -44,12 +45,15 @@ import time
 import weakref
 from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE = 64 << 10
 KIND_BATCH, KIND_RELEASE, KIND_BYE, KIND_ERROR = 1, 2, 3, 4
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW
 F_GET_SEALS = 1034
-HEADER = struct.Struct("<IIQQQII")
+HEADER = struct.Struct("<IIQQQIHH")
+RELEASE = struct.Struct("<II")
+MAX_TOGETHER = 32  # releases of one message
+HOLD = 2e-4  # seconds that a release waits for others at most, while batches come
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }
@@ -124,20 +128,27 @@ def parse_welcome(message: bytes) -> Welcome:
     return Welcome(*numbers, fields=tuple(fields))
 
 
-def parse_batch(message: bytes, welcome: Welcome) -> Delivery:
-    """Returns the batch in a message, all of whose bytes are in the ring."""
-    n = len(welcome.fields)
+def parse_batches(packet: Any, welcome: Welcome) -> List[Delivery]:
+    """Returns the batches in a packet, all of whose bytes are in the ring."""
+    n, found, at = len(welcome.fields), [], 0
     begins = HEADER.size + 8 * n
-    if len(message) < begins:
-        raise FeedError(f"a message about a batch has {len(message)} bytes: at least {begins}")
-    _, samples, serial, epoch, number, last, fields = HEADER.unpack_from(message)
-    if fields != n or last > 1 or samples > welcome.batch_size:
-        raise FeedError(f"a batch of {samples} samples with {fields} fields: at most {welcome.batch_size}, and {n}")
-    offsets = struct.unpack_from(f"<{n}Q", message, HEADER.size)
-    for f, off in zip(welcome.fields, offsets):
-        if off % 256 or off + samples * f.bytes > welcome.ring:
-            raise FeedError(f"field {f.name!r} of a batch is at {off}, outside of the ring of {welcome.ring} bytes, or not aligned")
-    return Delivery(samples, serial, epoch, number, last == 1, offsets, message[begins:])
+    sizes = [f.bytes for f in welcome.fields]
+    while at < len(packet):
+        left = len(packet) - at
+        if left < begins:
+            raise FeedError(f"a message about a batch has {left} bytes: at least {begins}")
+        kind, length, serial, epoch, number, samples, fields, last = HEADER.unpack_from(packet, at)
+        if kind != KIND_BATCH or not begins <= length <= left:
+            raise FeedError(f"a message about a batch has {length} bytes and kind {kind}, in a packet with {left}: at least {begins}")
+        if fields != n or last > 1 or samples > welcome.batch_size:
+            raise FeedError(f"a batch of {samples} samples with {fields} fields: at most {welcome.batch_size}, and {n}")
+        offsets = struct.unpack_from(f"<{n}Q", packet, at + HEADER.size)
+        for i, off in enumerate(offsets):
+            if off % 256 or off + samples * sizes[i] > welcome.ring:
+                raise FeedError(f"field {welcome.fields[i].name!r} of a batch is at {off}, outside of the ring of {welcome.ring} bytes, or not aligned")
+        found.append(Delivery(samples, serial, epoch, number, last == 1, offsets, bytes(packet[at + begins : at + length])))
+        at += length
+    return found
 
 
 class Batch:
@@ -199,13 +210,13 @@ class Batch:
     def release(self) -> None:
         """Ends the use of the batch, when the streams have ended theirs. A second release is an error."""
         self._usable()
-        self._end()
+        self._end(True)
 
     def _usable(self) -> None:
         if self._released:
             raise FeedError(f"batch {self.number} of epoch {self.epoch} is released already")
 
-    def _end(self) -> None:
+    def _end(self, now: bool) -> None:
         self._released = True
         for view in self._views or ():
             try:
@@ -213,7 +224,7 @@ class Batch:
             except BufferError:  # something else looks at it still
                 pass
         self._views = None
-        self._feed._release(self._delivery.serial, self._streams)
+        self._feed._release(self._delivery.serial, self._streams, now)
 
 
 class Feed:
@@ -231,8 +242,15 @@ class Feed:
     ) -> None:
         self._pid = os.getpid()
         self._timeout = timeout
-        self._lock = threading.Lock()  # of _queued, and of registering and closing
-        self._queued: Deque[Tuple[int, List[Any]]] = collections.deque()  # releases, and the events that they wait for
+        self._lock = threading.Lock()  # of _ended_batches, _used and _queued, and of registering and closing
+        self._ended_batches: List[int] = []  # serials of batches that wait for others, to be released together
+        self._used: List[Any] = []  # streams that use them
+        self._last_used: Any = None  # the one that was current at the end of the last of them
+        self._sent = 0.0  # the time of the last release
+        self._queued: Deque[Tuple[List[int], List[Any]]] = collections.deque()  # releases, and the events that they wait for
+        self._arrived: Deque[Delivery] = collections.deque()
+        self._buffer = memoryview(bytearray(MAX_MESSAGE))
+        self._current_stream: Any = None  # a function, once the ring is registered
         self._cache: Dict[Tuple[int, ...], List[Any]] = {}
         self._events: List[Any] = []
         self._unpin: Optional[weakref.finalize] = None
@@ -246,6 +264,8 @@ class Feed:
         except BaseException:
             self._socket.close()
             raise
+        batch = sum(-(-f.bytes * self._welcome.batch_size // 256) * 256 for f in self._welcome.fields)
+        self._together = max(1, min(MAX_TOGETHER, self._welcome.ring // batch // 8))
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         _opened.add(self)
@@ -271,10 +291,12 @@ class Feed:
             batch = Batch(self, delivery)
             self._turn = batch
             self._ended = delivery.epoch
+            goes_on = False
             try:
                 yield batch
+                goes_on = not delivery.last
             finally:
-                self._end_turn()
+                self._end_turn(not goes_on)
             if delivery.last:
                 self._ended = delivery.epoch + 1
                 return
@@ -296,6 +318,7 @@ class Feed:
             code = int(runtime.cudaHostRegister(address, self._welcome.ring, 0))
             if code != 0:
                 raise FeedError(f"cudaHostRegister refused {self._welcome.ring} bytes of the ring: CUDA's error {code}")
+            self._current_stream = _current_stream(torch)
             # The map is an argument, so that it is unmapped after it is unregistered.
             self._unpin = weakref.finalize(self, _unregister, self._map, address, self._pid)
 
@@ -311,6 +334,8 @@ class Feed:
                     pass
             self._socket.close()
             self._queued.clear()
+            self._ended_batches.clear()
+            self._used.clear()
         self._cache.clear()
         if self._unpin is not None:
             self._unpin()
@@ -329,6 +354,8 @@ class Feed:
         with self._lock:
             self._socket.close()
             self._queued.clear()
+            self._ended_batches.clear()
+            self._used.clear()
         self._cache.clear()
         if self._unpin is not None:
             self._unpin()
@@ -393,86 +420,110 @@ class Feed:
             raise FeedError(f"the feeder's welcome is longer than {MAX_MESSAGE} bytes")
         return message, fds
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> memoryview:
         # A feeder that closed before it read this side's messages is an error before its own last message.
         for _ in range(2):
             try:
-                message, _, flags, _ = self._socket.recvmsg(MAX_MESSAGE)
+                n, _, flags, _ = self._socket.recvmsg_into([self._buffer])
             except ConnectionResetError:
                 continue
             if flags & socket.MSG_TRUNC:
                 raise self._fail(f"a message of the feeder is longer than {MAX_MESSAGE} bytes")
-            return message
-        return b""
+            return self._buffer[:n]
+        return self._buffer[:0]
 
     def _next(self) -> Delivery:
         """Returns the next batch. While it waits, it releases what streams are done with."""
         self._usable()
+        if not self._arrived:
+            self._fetch()
+        elif self._queued:
+            self._flush()
+        return self._arrived.popleft()
+
+    def _fetch(self) -> None:
+        """Receives batches."""
         while True:
+            with self._lock:
+                self._close_group()  # the feeder may be waiting for it
             waiting = self._flush()
             if waiting is None or self._readable.poll(0):
                 break
             waiting.synchronize()  # the feeder may be waiting for this one
         try:
-            message = self._receive()
+            packet = self._receive()
         except socket.timeout:
             raise FeedError(f"no batch in {self._timeout} s: the source is slow, or all batches are retained") from None
-        kind = struct.unpack_from("<I", message)[0] if len(message) >= 4 else 0
-        if not message:
+        kind = struct.unpack_from("<I", packet)[0] if len(packet) >= 4 else 0
+        if not packet:
             raise self._fail("the feeder has ended, without a word")
         if kind == KIND_ERROR:
-            raise self._fail(f"the feeder failed: {message[4:].decode(errors='replace')}")
+            raise self._fail(f"the feeder failed: {bytes(packet[4:]).decode(errors='replace')}")
         if kind != KIND_BATCH:
-            raise self._fail(f"a message of the feeder of {len(message)} bytes is of unknown kind {kind}")
+            raise self._fail(f"a message of the feeder of {len(packet)} bytes is of unknown kind {kind}")
         try:
-            delivery = parse_batch(message, self._welcome)
+            deliveries = parse_batches(packet, self._welcome)
         except FeedError as err:
             raise self._fail(str(err)) from None
-        if delivery.serial != self._serial:
-            raise self._fail(f"batch {delivery.serial} came in place of batch {self._serial}")
-        self._serial += 1
-        return delivery
+        for delivery in deliveries:
+            if delivery.serial != self._serial:
+                raise self._fail(f"batch {delivery.serial} came in place of batch {self._serial}")
+            self._serial += 1
+        self._arrived.extend(deliveries)
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, now: bool) -> None:
         batch, self._turn = self._turn, None
         if batch is not None and not batch._retained and not batch._released and self._socket.fileno() >= 0:
-            batch._end()
-
-    def _release(self, serial: int, streams: List[Any]) -> None:
-        events = self._record(streams)
-        with self._lock:
-            if not events and not self._queued:
-                self._send_release(serial)
-            else:
-                self._queued.append((serial, events))
-        if events:
+            batch._end(now)
+        elif now and self._socket.fileno() >= 0:
+            with self._lock:
+                self._close_group()
             self._flush()
 
-    def _record(self, streams: List[Any]) -> List[Any]:
-        """Returns events at the end of the work on the streams, and on the current one if the ring is registered."""
-        if self._unpin is not None:
-            import torch
+    def _release(self, serial: int, streams: List[Any], now: bool) -> None:
+        """Releases a batch: at once, or together with the next ones if their turns are short."""
+        with self._lock:
+            self._ended_batches.append(serial)
+            if streams:
+                self._used.extend(streams)
+            if self._current_stream is not None:
+                key, stream = self._current_stream(self._last_used)
+                if stream is not None:
+                    self._last_used = key
+                    self._used.append(stream)
+            if not now and len(self._ended_batches) < self._together and time.monotonic() - self._sent < HOLD:
+                return
+            self._close_group()
+        self._flush()
 
-            streams = streams + [torch.cuda.current_stream()]
-        return [stream.record_event() for stream in streams]
+    def _close_group(self) -> None:
+        """Queues the release of the batches that wait for others: after all work that is on their streams now."""
+        if self._ended_batches:
+            used = {id(stream): stream for stream in self._used}
+            events = [stream.record_event() for stream in used.values()]
+            self._queued.append((self._ended_batches, events))
+            self._ended_batches, self._used, self._last_used = [], [], None
+            self._sent = time.monotonic()
 
     def _flush(self) -> Optional[Any]:
         """Sends the releases whose events are done, in order. Returns an event that is not."""
+        waiting, done = None, []
         with self._lock:
-            while self._queued:
-                serial, events = self._queued[0]
-                for event in events:
-                    if not event.query():
-                        return event
-                self._queued.popleft()
-                self._send_release(serial)
-        return None
+            while self._queued and waiting is None:
+                serials, events = self._queued[0]
+                waiting = next((event for event in events if not event.query()), None)
+                if waiting is None:
+                    done.extend(serials)
+                    self._queued.popleft()
+            if done:
+                self._send_release(done)
+        return waiting
 
-    def _send_release(self, serial: int) -> None:
+    def _send_release(self, serials: List[int]) -> None:
         if self._socket.fileno() < 0:
             return  # closed: the feeder has all
         try:
-            self._socket.send(struct.pack("<IIQ", KIND_RELEASE, 0, serial))
+            self._socket.send(RELEASE.pack(KIND_RELEASE, len(serials)) + struct.pack(f"<{len(serials)}Q", *serials))
         except OSError:
             pass  # the feeder is gone, which the next batch says
 
@@ -492,6 +543,21 @@ class Feed:
                 made.append(torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=off).reshape(shape))
             self._cache[key] = made
         return made
+
+
+def _current_stream(torch: Any) -> Any:
+    """Returns a function that returns the current stream and a key of it, or no stream if the key is that of its argument."""
+    c = getattr(torch, "_C", None)
+    raw = getattr(c, "_cuda_getCurrentRawStream", None)
+    if raw is None:
+        return lambda last: (True, torch.cuda.current_stream())
+
+    def current(last: Any) -> Tuple[Any, Any]:  # an object of a stream takes longer than its handle
+        device = c._cuda_getDevice()
+        key = (device, raw(device))
+        return key, None if key == last else torch.cuda.current_stream()
+
+    return current
 
 
 def _unregister(mapped: mmap.mmap, address: int, pid: int) -> None:

@@ -27,7 +27,7 @@ FIELDS = [
     {"name": "x", "dtype": "float32", "shape": [4], "bytes": 16},
     {"name": "label", "dtype": "int64", "shape": [], "bytes": 8},
 ]
-WELCOME = {"protocol": 1, "ring": RING, "batch_size": 4, "samples": 8, "epochs": 1, "fields": FIELDS}
+WELCOME = {"protocol": feed.PROTOCOL, "ring": RING, "batch_size": 4, "samples": 8, "epochs": 1, "fields": FIELDS}
 POSITION = {"epoch": 0, "batch": 1, "order": "8 samples"}
 
 
@@ -40,8 +40,8 @@ def ring(size: int = RING, seals: int = feed.SEALS) -> int:
 
 def batch(serial: int, samples: int = 4, last: int = 0, offsets: Any = (0, 256), epoch: int = 0, fields: Optional[int] = None) -> bytes:
     n = len(offsets) if fields is None else fields
-    head = feed.HEADER.pack(feed.KIND_BATCH, samples, serial, epoch, serial, last, n)
-    return head + struct.pack(f"<{len(offsets)}Q", *offsets) + json.dumps(POSITION).encode()
+    rest = struct.pack(f"<{len(offsets)}Q", *offsets) + json.dumps(POSITION).encode()
+    return feed.HEADER.pack(feed.KIND_BATCH, feed.HEADER.size + len(rest), serial, epoch, serial, samples, n, last) + rest
 
 
 class Feeder:
@@ -81,14 +81,19 @@ def send_welcome(conn: socket.socket, welcome: Any = WELCOME, fds: Optional[List
 
 
 def received(conn: socket.socket) -> Any:
-    """The serial of a release, "bye", or b"" at the end."""
+    """The serial of a release (or their list, if they are several), "bye", or b"" at the end."""
     try:
         message = conn.recv(100)
     except ConnectionResetError:
         message = conn.recv(100)
     if len(message) == 4:
         return "bye"
-    return struct.unpack("<IIQ", message)[2] if message else b""
+    if not message:
+        return b""
+    kind, n = feed.RELEASE.unpack_from(message)
+    assert (kind, len(message)) == (feed.KIND_RELEASE, feed.RELEASE.size + 8 * n)
+    serials = struct.unpack_from(f"<{n}Q", message, feed.RELEASE.size)
+    return serials[0] if n == 1 else list(serials)
 
 
 def fds() -> List[str]:
@@ -127,7 +132,7 @@ class MessagesAreChecked(unittest.TestCase):
     def test_welcome(self) -> None:
         self.assertEqual(feed.parse_welcome(json.dumps(WELCOME).encode()).ring, RING)
         for change, want in [
-            ({"protocol": 2}, "version 2 of the protocol, and this file 1"),
+            ({"protocol": 1}, "version 1 of the protocol, and this file 2"),
             ({"protocol": None}, "no protocol"),
             ({"error": "no"}, "the feeder refused: no"),
             ({"fields": []}, "no fields"),
@@ -151,12 +156,23 @@ class MessagesAreChecked(unittest.TestCase):
 
     def test_batch(self) -> None:
         welcome = feed.parse_welcome(json.dumps(WELCOME).encode())
-        self.assertEqual(feed.parse_batch(batch(0), welcome).offsets, (0, 256))
-        self.assertEqual(feed.parse_batch(batch(0, offsets=(0, RING - 256)), welcome).samples, 4)
+        self.assertEqual(feed.parse_batches(batch(0), welcome)[0].offsets, (0, 256))
+        self.assertEqual(feed.parse_batches(batch(0, offsets=(0, RING - 256)), welcome)[0].samples, 4)
+        together = feed.parse_batches(batch(0) + batch(1, samples=2) + batch(2), welcome)
+        self.assertEqual([(d.serial, d.samples, json.loads(d.position)) for d in together], [(0, 4, POSITION), (1, 2, POSITION), (2, 4, POSITION)])
         whole = batch(0)
+        def length(n: int) -> bytes:
+            return whole[:4] + struct.pack("<I", n) + whole[8:]
+
         for message, want in [
             (whole[:39], "has 39 bytes: at least 56"),
             (whole[:55], "has 55 bytes: at least 56"),
+            (whole + whole[:55], "has 55 bytes: at least 56"),
+            (length(55), "has 55 bytes and kind 1, in a packet with"),
+            (length(0), "has 0 bytes and kind 1"),
+            (length(len(whole) + 1), f"has {len(whole) + 1} bytes and kind 1"),
+            (whole + b"\x09" + whole[1:], "kind 9"),
+            (whole + batch(1, offsets=(0, RING)), "'label' of a batch is at 16384, outside"),
             (batch(0, samples=5), "5 samples with 2 fields: at most 4"),
             (batch(0, last=2), "samples with 2 fields"),
             (batch(0, fields=3), "with 3 fields"),
@@ -165,7 +181,7 @@ class MessagesAreChecked(unittest.TestCase):
             (batch(0, offsets=(8, 256)), "not aligned"),
         ]:
             with self.subTest(want), self.assertRaisesRegex(feed.FeedError, want):
-                feed.parse_batch(message, welcome)
+                feed.parse_batches(message, welcome)
 
 
 class FeedersThatAreWrong(unittest.TestCase):
@@ -191,7 +207,7 @@ class FeedersThatAreWrong(unittest.TestCase):
         with self.assertRaisesRegex(feed.FeedError, "no feeder at /none"):
             feed.Feed("/none")
         self.refused("ended without a welcome", lambda conn: None)
-        self.refused("refused: because", lambda conn: send_welcome(conn, {"protocol": 1, "error": "because"}, []))
+        self.refused("refused: because", lambda conn: send_welcome(conn, {"protocol": feed.PROTOCOL, "error": "because"}, []))
         self.refused("has 0 descriptors, not 1", lambda conn: send_welcome(conn, fds=[]))
         self.refused("has 2 descriptors, not 1", lambda conn: send_welcome(conn, fds=[ring(), ring()]))
         self.refused("longer than", lambda conn: send_welcome(conn, fds=[ring() for _ in range(40)]))
@@ -272,7 +288,7 @@ class Batches(unittest.TestCase):
             self.assertEqual(list(batches), [])
             self.assertEqual(list(source), [], "there is no other epoch")
         feeder.thread.join()
-        self.assertEqual(feeder.hello, {"protocol": 1, "rank": 3, "world": 5, "start": POSITION})
+        self.assertEqual(feeder.hello, {"protocol": feed.PROTOCOL, "rank": 3, "world": 5, "start": POSITION})
         self.assertEqual(got, [0, struct.pack("<q", 77), 1, "bye", b""])
 
     def test_retained_batches_and_errors_of_the_body(self) -> None:
@@ -310,8 +326,7 @@ class Batches(unittest.TestCase):
             sent.set()
             go.wait(30)
             steps.append(received(conn))
-            conn.send(batch(2, last=1))  # not before the first one is back: its memory is needed
-            steps.append(received(conn))
+            conn.send(batch(2, last=1))  # not before the first ones are back: their memory is needed
             steps.append(received(conn))
             steps.append(received(conn))
 
@@ -330,7 +345,49 @@ class Batches(unittest.TestCase):
             self.assertEqual((second.number, third.number), (1, 2))
             self.assertEqual(list(batches), [])
         feeder.thread.join()
-        self.assertEqual(steps, [0, 1, 2, "bye"])
+        self.assertEqual(steps, [[0, 1], 2, "bye"])
+
+    def test_short_turns_are_released_together(self) -> None:
+        got: List[Any] = []
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            conn.send(b"".join(batch(serial, last=int(serial == 10)) for serial in range(11)))
+            while not got or got[-1] not in ("bye", b""):
+                got.append(received(conn))
+
+        feeder = Feeder(self, play)
+        stream, clock = Stream(), [1.0]
+        with mock.patch.object(feed.time, "monotonic", lambda: clock[0]), feed.Feed(feeder.address, timeout=30) as source:
+            for batch_ in source:
+                if batch_.number in (5, 7):
+                    batch_.use(stream)
+                if batch_.number == 9:
+                    clock[0] += 2 * feed.HOLD
+                self.assertEqual(len(stream.events), 1 if batch_.number > 8 else 0, "one event for all that is released together")
+                for event in stream.events:
+                    event.done = True
+        feeder.thread.join()
+        self.assertEqual(source._together, 4)
+        self.assertEqual(got, [0, [1, 2, 3, 4], [5, 6, 7, 8, 9], 10, "bye"], "the first, four, four and a long turn, the end")
+
+    def test_a_release_that_waits_for_others_is_sent_before_anything_waits(self) -> None:
+        got: List[Any] = []
+
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)
+            conn.send(batch(0) + batch(1))
+            got.extend([received(conn), received(conn)])
+            conn.send(batch(2))  # not before both are back
+            received(conn)
+
+        feeder = Feeder(self, play)
+        with mock.patch.object(feed.time, "monotonic", lambda: 1.0), feed.Feed(feeder.address, timeout=30) as source:
+            batches = iter(source)
+            self.assertEqual([next(batches).number for _ in range(3)], [0, 1, 2])
+            batches.close()  # type: ignore[attr-defined]
+        feeder.thread.join()
+        self.assertEqual(got, [0, 1])
 
     def test_a_child_has_no_feed(self) -> None:
         got: List[Any] = []
