@@ -10,6 +10,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/gopinned/pinned/internal/ntcopy"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -95,29 +96,39 @@ func floats(b []byte) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }
 
-// inMemory are vectors that are in memory before they are asked for.
+// inMemory are vectors that are in memory before they are asked for. They are copied by non-temporal stores: the
+// consumer's GPU reads a batch next, and would have to fetch it from the caches of the cores that wrote it. Outside of
+// this module use loader.Memory, which has them for loaders with a device.
 type inMemory struct {
 	vectors
-	loader.BatchSource
+	fields [2][]byte
 }
 
 func newInMemory(v vectors) (dataset, error) {
+	m := inMemory{vectors: v}
 	sizes := v.Fields()
-	all := [][]byte{make([]byte, v.n*sizes[vector]), make([]byte, v.n*sizes[index])}
+	for f, size := range sizes {
+		m.fields[f] = make([]byte, v.n*size)
+	}
 	for i := range v.n {
-		sample := [][]byte{all[vector][i*sizes[vector]:][:sizes[vector]], all[index][i*sizes[index]:][:sizes[index]]}
+		sample := [][]byte{m.fields[vector][i*sizes[vector]:][:sizes[vector]], m.fields[index][i*sizes[index]:][:sizes[index]]}
 		if err := v.Read(context.Background(), i, sample); err != nil {
 			return nil, err
 		}
 	}
-	source, err := loader.Memory(sizes, all...)
-	return inMemory{v, source}, err
+	return m, nil
 }
 
-func (m inMemory) Len() int      { return m.vectors.Len() }
-func (m inMemory) Fields() []int { return m.vectors.Fields() }
 func (m inMemory) Read(ctx context.Context, i int, sample [][]byte) error {
-	return m.BatchSource.Read(ctx, i, sample)
+	return m.ReadBatch(ctx, []int{i}, sample)
+}
+
+// ReadBatch implements loader.BatchSource.
+func (m inMemory) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
+	for f, size := range m.Fields() {
+		ntcopy.Rows(samples[f], m.fields[f], size, indices)
+	}
+	return nil
 }
 
 // slow are vectors of a store that takes its time to answer, and that are normalised on the way.
