@@ -200,8 +200,8 @@ def each(f):
 print("times", each(raw), each(ours))
 x = torch.randn(2048, 2048, device="cuda", requires_grad=True)
 y = x.detach().clone().double().requires_grad_()
-(x @ x).relu().sum().backward(); (y @ y).relu().sum().backward(); torch.cuda.synchronize()
-assert torch.allclose(x.grad.double(), y.grad, rtol=1e-2, atol=1), "gradients in managed memory are wrong"
+(x @ x / 45).tanh().sum().backward(); (y @ y / 45).tanh().sum().backward(); torch.cuda.synchronize()  # smooth: no sign decides
+assert torch.allclose(x.grad.double(), y.grad, rtol=1e-2, atol=1e-2), "gradients in managed memory are wrong"
 z = torch.arange(1 << 24, device="cuda"); managed.prefetch(z, managed.HOST); managed.prefetch(z); managed.advise(z, "preferred_location")
 assert int(z.sum()) == (1 << 24) * ((1 << 24) - 1) // 2, "a tensor that was prefetched is wrong"
 try:
