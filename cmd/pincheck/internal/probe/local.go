@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -120,13 +121,14 @@ func (l Local) limit(byDefault time.Duration) time.Duration { return cmp.Or(l.Li
 
 func (l Local) grace() time.Duration { return cmp.Or(l.Grace, defaultGrace) }
 
-// openInTime is openLibrary within its time limit. A call that is about to return at the end of
-// ctx does so.
+// openInTime is openLibrary within its time limit, which counts while this process runs. A call
+// that is about to return at the end of ctx does so.
 func (l Local) openInTime(ctx context.Context, r Request) (*cudart.Runtime, func() []string, error) {
 	extended, stop := bounded.Extend(ctx, l.grace())
 	defer stop()
-	limited, cancel := context.WithTimeout(extended, l.limit(openLimit))
-	defer cancel()
+	limit := l.limit(openLimit)
+	limited, _, stopLimit := listen(extended, limit, limit, fmt.Errorf("time limit of %v: %w", limit, context.Canceled))
+	defer stopLimit()
 	return l.openLibrary(limited, r)
 }
 
@@ -304,7 +306,7 @@ func (l Local) Device(ctx context.Context, r Request, send func(Device)) (Device
 }
 
 // watch returns when a call exceeds its limit, or when a call is still inside the library after
-// the grace period that follows ctx's end.
+// the grace period that follows ctx's end: of several the one that has been inside for longest.
 func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Request, ongoing *examination) doctor.Probe {
 	tick := l.Tick
 	if tick == 0 {
@@ -340,8 +342,9 @@ func (l Local) watch(watching, ctx context.Context, rt *cudart.Runtime, r Reques
 		if ended.IsZero() {
 			ended = time.Now()
 		}
-		if len(names) > 0 && time.Since(ended) >= l.grace() {
-			return unreturned(ctx, names[0], calls[stuck[0]], limit)
+		if len(stuck) > 0 && time.Since(ended) >= l.grace() {
+			longest := slices.MaxFunc(stuck, func(a, b cudart.StuckCall) int { return cmp.Compare(calls[a], calls[b]) })
+			return unreturned(ctx, longest.String(), calls[longest], limit)
 		}
 	}
 	return doctor.Probe{}

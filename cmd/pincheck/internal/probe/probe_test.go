@@ -341,6 +341,56 @@ func TestAContextThatEndsWhileTheLibraryOpens(t *testing.T) {
 	}
 }
 
+// The time in which this process is stopped does not count: a time limit of the context would have
+// passed afterwards, and a call that is about to return be reported.
+func TestTheLimitOfOpeningCountsWhileThisProcessRuns(t *testing.T) {
+	t.Parallel()
+	l := Local{Limit: time.Millisecond, OpenLibrary: func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
+		_, timed := ctx.Deadline()
+		assert.False(t, timed)
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}}
+	_, err := l.Open(t.Context(), Request{})
+	require.ErrorContains(t, err, "time limit of 1ms")
+	require.NoError(t, t.Context().Err())
+}
+
+// Of several calls that have not returned at the end, the one that has been inside for longest is named.
+func TestTheCallThatIsInsideLongestIsNamed(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	block := func(fn string, call func()) {
+		t.Helper()
+		t.Cleanup(sim.Block(fn, cudasim.Fault{}))
+		calls.Go(call)
+		require.NoError(t, sim.AwaitBlocked(t.Context(), fn, 1))
+	}
+	defer sim.ResetFaults() // before the calls are waited for
+	block("cudaMemGetInfo", func() { _, _, _ = dev.MemInfo() })
+	ongoing := &examination{send: func(d Device) {
+		switch len(d.Inside) {
+		case 1:
+			block("cudaHostAlloc", func() {
+				p, err := dev.HostAlloc(4096, 0)
+				assert.NoError(t, err)
+				assert.NoError(t, dev.FreeHost(p))
+			})
+		case 2:
+			assert.Equal(t, []string{"cudaHostAlloc on device 0", "cudaMemGetInfo on device 0"}, d.Inside)
+			cancel(assert.AnError)
+		}
+	}}
+	got := Local{Tick: time.Millisecond, Grace: time.Millisecond}.watch(t.Context(), ctx, rt, Request{}, ongoing)
+	assert.Equal(t, "cudaMemGetInfo on device 0", got.Call)
+	assert.Equal(t, doctor.ProbeUnfinished, got.State)
+}
+
 func TestExamination(t *testing.T) {
 	t.Parallel()
 	needsProcesses(t)

@@ -81,8 +81,10 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	extended, stop := bounded.Extend(ctx, p.grace())
 	defer stop()
 	r.Grace = p.grace() * 3 / 4 // the answer takes a while, too
+	listening, _, stopListening := listen(extended, limit+bounded.Grace, limit+bounded.Grace, child.ErrTimeout)
+	defer stopListening()
 	// The process learns of ctx's end by its turn, and names the call that it is in.
-	out, err := child.StreamTurn(extended, limit+bounded.Grace, openChild, r, ctx.Done(), func(Opened) {})
+	out, err := child.StreamTurn(listening, noTimeout, openChild, r, ctx.Done(), func(Opened) {})
 	probe, err := outcome(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
 		if out.Facts != nil && ctx.Err() != nil {
@@ -109,7 +111,7 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	began := time.Now()
 	silence := cmp.Or(p.Silence, silenceLimit)
 	limit := p.limit(openLimit) + silence // the first answer comes when the library is open
-	listening, heard, stop := listen(ctx, limit, silence)
+	listening, heard, stop := listen(ctx, limit, silence, errSilent)
 	defer stop()
 	r.InTurn = r.Turn != nil
 	out, err := child.StreamTurn(listening, noTimeout, deviceChild, r, r.Turn, func(d Device) {
@@ -148,7 +150,7 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	var newest *nvml.Report
 	extended, stop := bounded.Extend(ctx, p.grace())
 	defer stop()
-	listening, heard, stopListening := listen(extended, limit, limit)
+	listening, heard, stopListening := listen(extended, limit, limit, errSilent)
 	defer stopListening()
 	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, func(now NVML) {
 		heard() // of a call that returned, and another one that begins
