@@ -274,7 +274,7 @@ func TestCallsThatAnInterruptMeets(t *testing.T) {
 	}
 }
 
-// Experiments run in this process: those that hang are left alone when the time is over.
+// Experiments run in this process: those that hang are left alone when the run is ended.
 func TestAStalledExperimentIsNamed(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
@@ -287,12 +287,9 @@ func TestAStalledExperimentIsNamed(t *testing.T) {
 				sys := on(t, "h200-vm")
 				sys.releaseGrace = 100 * time.Millisecond
 				sys.experiments = []measure.Experiment{bench.Link(bench.LinkPlan{SizeBytes: 1 << 20, Copies: 1, Samples: 3})}
-				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
-				}
-				got := call(t, sys, "bench", "link", "--quiet", "--timeout", "1s", "--format", "json")
+				got := interrupted(t, sys, sim, fn, "bench", "link", "--quiet", "--format", "json")
 				unblock()
-				assert.Equal(t, exitIncomplete, got.code, fn)
+				assert.Equal(t, exitInterrupted, got.code, fn)
 				r, err := report.Read([]byte(got.stdout))
 				require.NoError(t, err)
 				require.NotEmpty(t, r.Probes, fn)

@@ -74,8 +74,9 @@ func TestMain(m *testing.M) {
 	child.Serve(children(scripted())) // probes and experiments start this executable again
 	if os.Getenv(asProgram) != "" {
 		sys := thisMachine()
-		// A busy machine takes longer than a second to end its processes, and to hear what they call.
-		sys.releaseGrace, sys.callGrace = time.Minute, 3*time.Second
+		// A busy machine takes longer than a second to end its processes, and to hear what they call:
+		// they report it after three quarters of callGrace, and are listened to for the rest.
+		sys.releaseGrace, sys.callGrace = time.Minute, 8*time.Second
 		runOn(sys)
 	}
 	os.Exit(m.Run())

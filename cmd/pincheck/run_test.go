@@ -45,11 +45,13 @@ func capturedHost(t *testing.T, name string) fs.FS {
 }
 
 // on is a machine whose host is a captured one; libraries are the real ones of
-// the machine that the test runs on.
+// the machine that the test runs on. What a run has found when it is ended is in its result, also
+// where the machine stands still meanwhile: tests of the grace period set releaseGrace.
 func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
 	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: tiny,
-		hostname: func() (string, error) { return "host-7", nil }}
+		releaseGrace: time.Hour,
+		hostname:     func() (string, error) { return "host-7", nil }}
 }
 
 // tiny makes plans that tests have time for, with round trips of few sizes.
