@@ -55,18 +55,16 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 			return v.counted(len(mem), err)
 		}
 	}
-	c := stage.Upload(mem)
-	switch {
-	case down && len(mem) >= minFresh && fresh(mem):
-		c = intoFresh(len(mem), func(from []byte, off int) error {
-			copyIn(mem[off:off+len(from)], from)
-			return nil
-		})
-	case down:
-		c = stage.Copy{N: len(mem), Down: true, Host: stage.Memory(func(from []byte, off int) error {
-			copyIn(mem[off:off+len(from)], from)
-			return nil
-		})}
+	if !down {
+		return v.at(len(mem), at).stage(ctx, stage.Upload(mem))
+	}
+	fill := func(from []byte, off int) error {
+		copyIn(mem[off:off+len(from)], from)
+		return nil
+	}
+	c := stage.Copy{N: len(mem), Down: true, Host: stage.Memory(fill)}
+	if len(mem) >= minFresh && fresh(mem) {
+		c = intoFresh(len(mem), fill)
 	}
 	return v.at(len(mem), at).stage(ctx, c)
 }

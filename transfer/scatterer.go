@@ -19,7 +19,7 @@ type scatterer struct {
 
 const (
 	// minScattered is the least number of parts, and maxScattered the largest mean size, that a kernel
-	// copies: the copy engines are as quick with few or large ones.
+	// copies: of 16 blocks of 4 KiB the copy engines are about as quick (H200). Larger ones were not compared here.
 	minScattered = 64
 	maxScattered = 32 * kib
 	// maxEntry is the size of the largest piece of a part that one warp copies.
@@ -34,7 +34,7 @@ func (p *partList) small() bool {
 // A lazyScatterer is loaded by the first copy that wants it.
 type lazyScatterer struct {
 	loaded atomic.Pointer[scatterer] // nil before, and without a kernel where it cannot be had
-	mu     sync.Mutex                // of loading and closing
+	mu     sync.Mutex                // of loading: when the engine is released no call is in progress
 }
 
 // scatterer returns the engine's scatterer. It returns nil if it cannot be had, or is being loaded by another
@@ -60,8 +60,6 @@ func (e *engine) scatterer(ctx context.Context) *scatterer {
 
 // releaseScatterer waits for the kernels that were launched.
 func (e *engine) releaseScatterer(ctx context.Context) error {
-	e.scattering.mu.Lock()
-	defer e.scattering.mu.Unlock()
 	s := e.scattering.loaded.Load()
 	if s == nil || s.kernel == nil {
 		return nil

@@ -1,7 +1,6 @@
 package cudasim
 
 import (
-	"strings"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -21,7 +20,7 @@ func (s *Sim) unattached(e *export, thread uint64) cudart.Code {
 	switch {
 	case s.thread(thread).context != nil:
 		return cudart.Success
-	case strings.HasPrefix(e.driver, "cuMemcpyBatchAsync"): // the one that does not say why
+	case e.traits&blamesArgument != 0:
 		return cudart.ErrInvalidValue
 	}
 	return cudart.ErrDeviceUninitialized

@@ -11,6 +11,7 @@ const (
 	infallible                        // cannot fail, so is not counted for FailCall
 	keepsLast                         // does not set the thread's last error
 	hidden                            // OnCall is not called: the number of calls depends on threads
+	blamesArgument                    // libcuda's calls its arguments invalid on a thread without a context
 )
 
 // An export is one C function of libcudart, of libcuda, or of both if they take the same
@@ -96,8 +97,8 @@ func init() {
 		{name: "cudaMemcpyPeerAsync", args: 6, stream: 6, run: (*call).memcpyPeerAsync},
 		{name: "cudaMemset", driver: "cuMemsetD8_v2", args: 3, run: (*call).memset},
 		{name: "cudaMemsetAsync", driver: "cuMemsetD8Async", args: 4, stream: 4, run: (*call).memsetAsync},
-		{name: "cudaMemcpyBatchAsync", driver: "cuMemcpyBatchAsync", args: 9, stream: 9, since: 12080, until: 13000, run: (*call).memcpyBatchFailIndex},
-		{name: "cudaMemcpyBatchAsync", driver: "cuMemcpyBatchAsync_v2", args: 8, stream: 8, since: 13000, run: (*call).memcpyBatch},
+		{name: "cudaMemcpyBatchAsync", driver: "cuMemcpyBatchAsync", args: 9, stream: 9, since: 12080, until: 13000, traits: blamesArgument, run: (*call).memcpyBatchFailIndex},
+		{name: "cudaMemcpyBatchAsync", driver: "cuMemcpyBatchAsync_v2", args: 8, stream: 8, since: 13000, traits: blamesArgument, run: (*call).memcpyBatch},
 
 		{name: "cudaStreamCreateWithPriority", driver: "cuStreamCreateWithPriority", args: 3, run: (*call).streamCreateWithPriority},
 		{name: "cudaStreamDestroy", driver: "cuStreamDestroy_v2", args: 1, stream: 1, run: (*call).streamDestroy},

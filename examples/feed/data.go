@@ -10,7 +10,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/gopinned/pinned/internal/ntcopy"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -97,8 +96,8 @@ func floats(b []byte) []float32 {
 }
 
 // inMemory are vectors that are in memory before they are asked for. They are copied by non-temporal stores: the
-// consumer's GPU reads a batch next, and would have to fetch it from the caches of the cores that wrote it. Outside of
-// this module use loader.Memory, which has them for loaders with a device.
+// consumer's GPU reads a batch next, and would have to fetch it from the caches of the cores that wrote it. loader.Memory
+// does so only for loaders with a device.
 type inMemory struct {
 	vectors
 	fields [2][]byte
@@ -126,7 +125,7 @@ func (m inMemory) Read(ctx context.Context, i int, sample [][]byte) error {
 // ReadBatch implements loader.BatchSource.
 func (m inMemory) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
 	for f, size := range m.Fields() {
-		ntcopy.Rows(samples[f], m.fields[f], size, indices)
+		loader.CopySamples(samples[f], m.fields[f], size, indices)
 	}
 	return nil
 }
