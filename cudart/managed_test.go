@@ -120,7 +120,7 @@ func TestPrefetchBatchIsOneCallFromCUDA13(t *testing.T) {
 		require.NoError(t, dev.Free(mem))
 		require.NoError(t, s.Close())
 		require.NoError(t, rt.Close())
-		require.NoError(t, sim.Close())
+		testgpu.End(t, sim)
 	}
 }
 

@@ -22,7 +22,7 @@ func newSim(t *testing.T, cfg cudasim.Config) *cudasim.Sim {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	t.Cleanup(func() { testgpu.End(t, sim) })
 	return sim
 }
 

@@ -103,7 +103,7 @@ func TestOutstandingListsOpenMemory(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	t.Cleanup(func() { testgpu.End(t, sim) })
 	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)

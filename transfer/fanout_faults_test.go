@@ -132,8 +132,7 @@ func (b *fanTrial) close(what string) {
 		require.NoError(b, dev.Free(b.mems[i]), what)
 	}
 	require.NoError(b, b.rt.Close(), what)
-	require.NoError(b, b.sim.Check(), what)
-	require.NoError(b, b.sim.Close(), what)
+	testgpu.End(b, b.sim)
 }
 
 // callsOf counts the calls of what one makes.
@@ -501,8 +500,7 @@ func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
 		calls := sim.TotalCalls() - start
 		sim.ResetFaults()
 		require.NoError(t, rt.Close())
-		require.NoError(t, sim.Check(), "call %d", nth)
-		require.NoError(t, sim.Close())
+		testgpu.End(t, sim)
 		positions++
 		if made && nth > calls {
 			break
@@ -526,8 +524,7 @@ func TestFanoutWorksWhenPeerAccessIsExhausted(t *testing.T) {
 	require.Len(t, f.groups, 2)
 	require.NoError(t, f.Close())
 	require.NoError(t, rt.Close())
-	require.NoError(t, sim.Check())
-	require.NoError(t, sim.Close())
+	testgpu.End(t, sim)
 }
 
 // A copy between devices that fails has copies before it, which the GPU may be at: the

@@ -96,8 +96,7 @@ func (b *bench) close(what string) {
 	require.NoError(t, b.buf.Close())
 	require.NoError(t, b.dev.Free(b.mem))
 	require.NoError(t, b.rt.Close())
-	require.NoError(t, b.sim.Check(), what)
-	require.NoError(t, b.sim.Close(), what)
+	testgpu.End(t, b.sim)
 }
 
 // calls runs f and counts the calls of each C function, but of those that cannot fail.
@@ -321,8 +320,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 		calls := sim.TotalCalls() - start
 		sim.ResetFaults()
 		require.NoError(t, rt.Close())
-		require.NoError(t, sim.Check(), "call %d", nth)
-		require.NoError(t, sim.Close())
+		testgpu.End(t, sim)
 		positions++
 		if made && nth > calls {
 			break

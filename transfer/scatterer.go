@@ -2,13 +2,15 @@ package transfer
 
 import (
 	"context"
-	"sync"
+	"fmt"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A scatterer copies many small parts between the ring and the device by a kernel.
@@ -33,24 +35,21 @@ func (p *partList) small() bool {
 
 // A lazyScatterer is loaded by the first copy that wants it.
 type lazyScatterer struct {
+	begun  atomic.Bool
 	loaded atomic.Pointer[scatterer] // nil before, and without a kernel where it cannot be had
-	mu     sync.Mutex                // of loading: when the engine is released no call is in progress
 }
 
-// scatterer returns the engine's scatterer. It returns nil if it cannot be had, or is being loaded by another
-// call: engines copy then.
+// scatterer returns the engine's scatterer. It returns nil if it cannot be had, is being loaded for another
+// call, or ctx has ended first: engines copy then. The load goes on without its caller.
 func (e *engine) scatterer(ctx context.Context) *scatterer {
 	s := e.scattering.loaded.Load()
-	if s == nil && e.sameAddress && e.scattering.mu.TryLock() {
-		defer e.scattering.mu.Unlock()
-		if s = e.scattering.loaded.Load(); s == nil {
-			k, err := kernel.NewParts(ctx, e.members[0].dev)
-			if err != nil && ctx.Err() != nil {
-				return nil // another call tries again
-			}
-			s = &scatterer{k, e.queued}
+	if s == nil && e.sameAddress && e.scattering.begun.CompareAndSwap(false, true) {
+		s, _ = bounded.Do(ctx, bounded.Call[*scatterer]{Run: func() (*scatterer, error) {
+			k, _ := kernel.NewParts(context.WithoutCancel(ctx), e.members[0].dev) // nil after an error
+			s := &scatterer{k, e.queued}
 			e.scattering.loaded.Store(s)
-		}
+			return s, nil
+		}})
 	}
 	if s == nil || s.kernel == nil {
 		return nil
@@ -58,13 +57,16 @@ func (e *engine) scatterer(ctx context.Context) *scatterer {
 	return s
 }
 
-// releaseScatterer waits for the kernels that were launched.
+// releaseScatterer waits for the kernels that were launched. It fails while the kernel is being loaded for a call
+// that has gone.
 func (e *engine) releaseScatterer(ctx context.Context) error {
-	s := e.scattering.loaded.Load()
-	if s == nil || s.kernel == nil {
-		return nil
+	switch s := e.scattering.loaded.Load(); {
+	case s != nil && s.kernel != nil:
+		return s.kernel.CloseContext(ctx)
+	case s == nil && e.scattering.begun.Load():
+		return fmt.Errorf("the kernel that copies parts: %w", stage.ErrHeld)
 	}
-	return s.kernel.CloseContext(ctx)
+	return nil
 }
 
 // queue launches a kernel for the copies of a chunk. queued is false if they are few, or there is no memory for

@@ -13,6 +13,8 @@ import (
 
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // TestEveryCallCanBlock makes the first call of each CUDA function in each operation
@@ -89,4 +91,36 @@ func (b *bench) blocked(t *testing.T, operation func(context.Context, *bench) ([
 	unblock()
 	b.sim.ResetFaults()
 	b.close(t.Name())
+}
+
+// A copy of parts whose caller has gone while the kernel is loaded leaves the kernel to the Copier, which is not
+// closed before CUDA returns.
+func TestAKernelWhoseFirstCallerHasGone(t *testing.T) {
+	t.Parallel()
+	for _, fn := range []string{"cuModuleLoadDataEx", "cuModuleGetFunction"} {
+		t.Run(fn, func(t *testing.T) {
+			t.Parallel()
+			b := newBenches(t)(t, 13000)
+			unblock := b.sim.Block(fn, cudasim.Fault{})
+			defer unblock()
+			ctx, cancel := context.WithCancel(t.Context())
+			got := make([]byte, benchBytes)
+			copied := make(chan error, 1)
+			go func() { copied <- b.c.DownloadAll(ctx, cutUp(got, b.mem, 0, 5000)) }()
+			require.NoError(t, b.sim.AwaitBlocked(t.Context(), fn, 1))
+			require.NoError(t, b.c.DownloadAll(t.Context(), cutUp(got, b.mem, 0, 5000)), "others do without it")
+			require.True(t, bytes.Equal(b.bytes, got))
+			cancel()
+			require.ErrorIs(t, <-copied, context.Canceled)
+			require.ErrorIs(t, b.c.Close(), stage.ErrHeld)
+			unblock()
+			(&fixture{TB: t, c: b.c}).closeSoon()
+			require.Zero(t, b.sim.Outstanding().Modules)
+			require.NoError(t, b.strm.Close())
+			require.NoError(t, b.buf.Close())
+			require.NoError(t, b.dev.Free(b.mem))
+			require.NoError(t, b.rt.Close())
+			testgpu.End(t, b.sim)
+		})
+	}
 }

@@ -96,8 +96,7 @@ func (tr *trial) close(t testing.TB, what string) {
 		require.NoError(t, m.Device.Free(m.Ptr), what)
 	}
 	require.NoError(t, tr.rt.Close(), what)
-	require.NoError(t, tr.sim.Check(), what)
-	require.NoError(t, tr.sim.Close(), what)
+	testgpu.End(t, tr.sim)
 }
 
 // calls counts the calls that a load makes.

@@ -25,6 +25,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // counting is an experiment that measures sizes, and calls at before each sample.
@@ -418,7 +419,7 @@ func TestDevicesThatFail(t *testing.T) {
 	needsSim(t)
 	sim, err := cudasim.New(cudasim.Config{})
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	t.Cleanup(func() { testgpu.End(t, sim) })
 	sim.Fail("cudaMemGetInfo", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	sys := on(t, "h200-vm")
 	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {

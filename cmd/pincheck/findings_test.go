@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // Programs that read results find what they may expect in the program itself.
@@ -194,8 +195,7 @@ func stalling(t *testing.T, cfg cudasim.Config, fn string, f cudasim.Fault) (sim
 	unblock = sim.Block(fn, f)
 	t.Cleanup(func() {
 		unblock()
-		assert.Eventually(t, func() bool { return sim.Check() == nil }, time.Minute, time.Millisecond)
-		assert.NoError(t, sim.Close())
+		testgpu.End(t, sim)
 	})
 	return sim, unblock
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // losing is a simulated library whose asynchronous copies report success and copy nothing: they
@@ -78,7 +79,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 			machine: func(t *testing.T) system {
 				sim, err := cudasim.New(gpu(cudasim.Link{}))
 				require.NoError(t, err)
-				t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+				t.Cleanup(func() { testgpu.End(t, sim) })
 				sys := on(t, "h200-vm")
 				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
 					return cudart.OpenContext(ctx, cudart.Options{Source: losing{sim}})
@@ -130,7 +131,7 @@ func TestTooFewOpenFilesIsTheOnlyProblem(t *testing.T) {
 				t.Parallel()
 				sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:00:06.0"}}})
 				require.NoError(t, err)
-				t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+				t.Cleanup(func() { testgpu.End(t, sim) })
 				for _, function := range []string{"cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags", "cudaMallocManaged"} {
 					sim.Fail(function, cudasim.Fault{Nth: nth, Times: -1, Code: code})
 				}

@@ -272,7 +272,7 @@ func TestCallsThatOverlapDoNotHang(t *testing.T) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+	t.Cleanup(func() { testgpu.End(t, sim) })
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)
@@ -479,7 +479,7 @@ func here(t *testing.T) Local {
 		if err != nil {
 			return nil, err
 		}
-		t.Cleanup(func() { assert.NoError(t, sim.Close()) })
+		t.Cleanup(func() { testgpu.End(t, sim) })
 		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
 	}
 	return l
