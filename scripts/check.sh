@@ -4,6 +4,7 @@
 # summary at the end names every step with its time, and the exit status is 1 when any failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
 exec </dev/null
 
 all=(format tidy vet lint deploy ecosystem test driver race arm64 libcudart gpuscript)
@@ -27,14 +28,14 @@ banner() {
 }
 
 # gotest NAME ARGUMENT... runs `go test ARGUMENT...`, writes the whole output to NAME.log and shows
-# a line a package, or everything about the failures.
+# a line a package, and what the failed tests printed.
 gotest() {
 	local log=$out/$1.log status=0
 	shift
 	echo "go test $*"
 	go test -v "$@" 2>&1 | tee "$log" | { grep -E --line-buffered '^(ok|FAIL|\?|panic:) ' || true; } || status=1
 	if ((status != 0)); then
-		grep -vE '^ *(=== (RUN|PAUSE|CONT|NAME)|--- PASS)' "$log" || true
+		awk -f "$root/scripts/failures.awk" "$log" | grep . || cat "$log" # which does not build, if nothing failed
 		return 1
 	fi
 	echo "$(grep -cE '^ *--- PASS' "$log" || true) passed, $(grep -cE '^ *--- SKIP' "$log" || true) skipped"
