@@ -202,7 +202,8 @@ type BlockCopy struct {
 	Count int // of blocks
 }
 
-// Upload queues copies from host memory to the device, on s, and returns the place after them.
+// Upload queues copies from host memory to the device, on s, and returns the place after them. The
+// priority of s is that of the copies.
 // The lists may be changed when it returns. The host memory and lists in the device's memory may be
 // changed, and a lease released, when the stream has passed the copies: give s to the lease's
 // Release.
@@ -211,66 +212,165 @@ type BlockCopy struct {
 // within its memory, or if two blocks of the target overlap: the error has the block.
 // Other errors are those of ctx, [ErrClosed], and CUDA's; after one of CUDA's, copies may be queued.
 func (b *Blocks) Upload(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
-	return b.copy(ctx, s, c, false)
+	return b.single(ctx, s, c, false)
 }
 
 // Download queues copies from the device to host memory: see Upload. Host memory that is registered
 // as read-only is refused ([hostmem.ErrReadOnly]).
 func (b *Blocks) Download(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
-	return b.copy(ctx, s, c, true)
+	return b.single(ctx, s, c, true)
 }
 
-func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, c BlockCopy, down bool) (p cudart.Point, err error) {
-	what := "upload"
-	if down {
-		what = "download"
-	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("transfer: %s %d blocks of %d bytes: %w", what, c.Count, c.Size, err)
-		}
-	}()
-	switch {
-	case !b.made():
-		return p, errNoBlocks
-	case ctx == nil:
-		return p, errNilContext
-	case s == nil || s.Device() == nil:
-		return p, errors.New("the stream is nil or zero")
-	case s.Device() != b.dev:
-		return p, fmt.Errorf("%v is not of %v", s, b.dev)
-	case ctx.Err() != nil:
-		return p, bounded.Ended(ctx)
-	case !b.life.Begin():
-		return p, ErrClosed
-	}
-	defer b.life.End()
-	if c.HostStride == 0 {
-		c.HostStride = c.Size
-	}
-	if c.DeviceStride == 0 {
-		c.DeviceStride = c.Size
-	}
-	if err := b.check(&c, down); err != nil {
-		return p, err
-	}
-	switch {
-	case c.Count == 0:
-	case c.Hosts != nil:
-		err = b.queueEach(ctx, s, c.split(), down)
-	default:
-		err = b.queue(ctx, s, &c, down)
+// UploadAll does what Upload does for each of several requests, in their order, and joins those next to
+// each other that differ only in their lists and counts: a hundred requests of the same memory, such as the
+// sequences of a cache, cost one launch. No two blocks of the target of such requests may overlap. No
+// copy is queued if one of the requests is refused.
+func (b *Blocks) UploadAll(ctx context.Context, s *cudart.Stream, requests []BlockCopy) (cudart.Point, error) {
+	return b.several(ctx, s, requests, false)
+}
+
+// DownloadAll does what Download does for each of several requests: see UploadAll.
+func (b *Blocks) DownloadAll(ctx context.Context, s *cudart.Stream, requests []BlockCopy) (cudart.Point, error) {
+	return b.several(ctx, s, requests, true)
+}
+
+func (b *Blocks) single(ctx context.Context, s *cudart.Stream, c BlockCopy, down bool) (p cudart.Point, err error) {
+	err = b.begin(ctx, s)
+	if err == nil {
+		defer b.life.End()
+		p, err = b.copy(ctx, s, []BlockCopy{c}, down)
 	}
 	if err != nil {
+		return p, fmt.Errorf("transfer: %s %d blocks of %d bytes: %w", direction(down), c.Count, c.Size, err)
+	}
+	return p, nil
+}
+
+func (b *Blocks) several(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (p cudart.Point, err error) {
+	err = b.begin(ctx, s)
+	if err == nil {
+		defer b.life.End()
+		p, err = b.copy(ctx, s, slices.Clone(requests), down)
+	}
+	if err != nil {
+		return p, fmt.Errorf("transfer: %s blocks (requests: %d): %w", direction(down), len(requests), err)
+	}
+	return p, nil
+}
+
+func direction(down bool) string {
+	if down {
+		return "download"
+	}
+	return "upload"
+}
+
+// begin begins a call, which the caller has to end unless there is an error.
+func (b *Blocks) begin(ctx context.Context, s *cudart.Stream) error {
+	switch {
+	case !b.made():
+		return errNoBlocks
+	case ctx == nil:
+		return errNilContext
+	case s == nil || s.Device() == nil:
+		return errors.New("the stream is nil or zero")
+	case s.Device() != b.dev:
+		return fmt.Errorf("%v is not of %v", s, b.dev)
+	case ctx.Err() != nil:
+		return bounded.Ended(ctx)
+	case !b.life.Begin():
+		return ErrClosed
+	}
+	return nil
+}
+
+// copy queues the copies of requests, which it changes, if all of them may be.
+func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (p cudart.Point, err error) {
+	for i := range requests {
+		c := &requests[i]
+		c.HostStride, c.DeviceStride = cmp.Or(c.HostStride, c.Size), cmp.Or(c.DeviceStride, c.Size)
+		if err := b.check(c, down); err != nil {
+			return p, ofRequest(err, i, 1, len(requests))
+		}
+	}
+	var launches []BlockCopy
+	for i, n := 0, 0; i < len(requests); i += n {
+		c := requests[i]
+		for n = 1; i+n < len(requests) && requests[i+n].joins(&c); n++ {
+		}
+		if n > 1 {
+			c = concatenate(requests[i : i+n])
+			if err := b.check(&c, down); err != nil {
+				return p, ofRequest(err, i, n, len(requests))
+			}
+		}
+		switch {
+		case c.Count == 0:
+		case c.Hosts != nil:
+			launches = append(launches, c.split()...)
+		default:
+			launches = append(launches, c)
+		}
+	}
+	if err := b.queueEach(ctx, s, launches, down); err != nil {
 		return p, err
 	}
 	return s.Point(), nil
 }
 
-// queueEach queues copies of several host memories, if all of them may be used.
-func (b *Blocks) queueEach(ctx context.Context, s *cudart.Stream, parts []BlockCopy, down bool) error {
-	for _, part := range parts {
-		owner, _, err := pinnedMemory(part.Host)
+// ofRequest adds to an error which of several requests it is about: n of them, from i on.
+func ofRequest(err error, i, n, of int) error {
+	switch {
+	case of == 1:
+		return err
+	case n == 1:
+		return fmt.Errorf("request %d: %w", i, err)
+	}
+	return fmt.Errorf("requests %d to %d joined: %w", i, i+n-1, err)
+}
+
+// joins reports whether the copies of c differ from others in their lists and count alone, which are on the host.
+func (c *BlockCopy) joins(other *BlockCopy) bool {
+	for _, one := range []*BlockCopy{c, other} {
+		if one.Hosts != nil || one.listsOnDevice() {
+			return false
+		}
+	}
+	return unsafe.SliceData(c.Host) == unsafe.SliceData(other.Host) && len(c.Host) == len(other.Host) &&
+		c.Device == other.Device && c.DeviceLen == other.DeviceLen &&
+		c.HostStride == other.HostStride && c.DeviceStride == other.DeviceStride && c.Size == other.Size
+}
+
+// concatenate returns the copies of requests that join.
+func concatenate(requests []BlockCopy) BlockCopy {
+	all := requests[0]
+	all.Count = 0
+	for i := range requests {
+		all.Count += requests[i].Count
+	}
+	all.HostIndex, all.DeviceIndex = make([]uint32, 0, all.Count), make([]uint32, 0, all.Count)
+	for i := range requests {
+		for block := range requests[i].Count {
+			host, device := requests[i].numbers(block)
+			all.HostIndex, all.DeviceIndex = append(all.HostIndex, uint32(host)), append(all.DeviceIndex, uint32(device))
+		}
+	}
+	return all
+}
+
+// queueEach queues copies, if all of their host memories may be used.
+func (b *Blocks) queueEach(ctx context.Context, s *cudart.Stream, launches []BlockCopy, down bool) error {
+	for i := range launches {
+		c := &launches[i]
+		if c.CheckIndices && c.listsOnDevice() {
+			if err := b.checkOnDevice(ctx, s, c); err != nil {
+				return err
+			}
+		}
+		if len(launches) == 1 {
+			break // its own use refuses it
+		}
+		owner, _, err := pinnedMemory(c.Host)
 		if err == nil {
 			err = owner.Use(s, down, func() error { return nil })
 		}
@@ -278,8 +378,8 @@ func (b *Blocks) queueEach(ctx context.Context, s *cudart.Stream, parts []BlockC
 			return err
 		}
 	}
-	for i := range parts {
-		if err := b.queue(ctx, s, &parts[i], down); err != nil {
+	for i := range launches {
+		if err := b.queue(ctx, s, &launches[i], down); err != nil {
 			return err
 		}
 	}
@@ -291,11 +391,6 @@ func (b *Blocks) queue(ctx context.Context, s *cudart.Stream, c *BlockCopy, down
 	owner, start, err := pinnedMemory(c.Host)
 	if err != nil {
 		return err
-	}
-	if c.CheckIndices && c.listsOnDevice() {
-		if err := b.checkOnDevice(ctx, s, c); err != nil {
-			return err
-		}
 	}
 	if b.choose(c, down) == KernelMethod {
 		return b.byKernel(ctx, s, c, owner, down)

@@ -19,7 +19,7 @@ import (
 
 // BenchmarkBlocks copies random blocks of a pool of pinned memory, each way and by each method, and
 // a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Latency is that of few
-// blocks in µs, BothWays the sum of both directions. On a real GPU:
+// blocks in µs, BothWays the sum of both directions, Requests many small ones. On a real GPU:
 //
 //	PINNED_TEST_GPU=1 go test ./transfer -run XXX -bench Blocks -benchtime 7x
 //
@@ -78,6 +78,7 @@ func BenchmarkBlocks(b *testing.B) {
 		return nil
 	}}
 	variants := []variant{each}
+	var requests *Blocks
 	for _, w := range []struct {
 		name string
 		o    BlocksOptions
@@ -85,6 +86,9 @@ func BenchmarkBlocks(b *testing.B) {
 		blocks, err := NewBlocks(b.Context(), dev, w.o)
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, blocks.Close()) })
+		if w.name == "kernel" {
+			requests = blocks
+		}
 		variants = append(variants, variant{w.name, func(s *cudart.Stream, c BlockCopy, down bool) error {
 			do := blocks.Upload
 			if down {
@@ -152,4 +156,30 @@ func BenchmarkBlocks(b *testing.B) {
 			return streams[1].SynchronizeBlocking()
 		})
 	}
+	// A hundred requests of 16 blocks, as of sequences of a cache.
+	all := random(4<<10, min(1600, poolBytes/(8<<10)))
+	apart := make([]BlockCopy, 100)
+	for i := range apart {
+		n := all.Count / len(apart)
+		apart[i] = all
+		apart[i].Count, apart[i].HostIndex = n, all.HostIndex[i*n:][:n]
+		apart[i].DeviceIndex = make([]uint32, n)
+		for j := range n {
+			apart[i].DeviceIndex[j] = uint32(i*n + j)
+		}
+	}
+	run("Requests/apart", all.Count*all.Size, func() error {
+		for _, c := range apart {
+			if _, err := requests.Upload(b.Context(), s, c); err != nil {
+				return err
+			}
+		}
+		return s.SynchronizeBlocking()
+	})
+	run("Requests/joined", all.Count*all.Size, func() error {
+		if _, err := requests.UploadAll(b.Context(), s, apart); err != nil {
+			return err
+		}
+		return s.SynchronizeBlocking()
+	})
 }

@@ -342,6 +342,114 @@ func TestBlocksOfSeveralHostMemories(t *testing.T) {
 	}
 }
 
+// Requests are copied as if one by one, but those next to each other that differ in their lists alone by one launch.
+func TestRequestsOfBlocksAreJoined(t *testing.T) {
+	t.Parallel()
+	for _, method := range []BlocksMethod{KernelMethod, EngineMethod} {
+		t.Run(method.String(), func(t *testing.T) {
+			t.Parallel()
+			dev := testgpu.Device(t)
+			f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+			r := rand.New(rand.NewPCG(4, uint64(method)))
+			for trial := range 30 {
+				down := trial%2 == 0
+				kinds := []BlockCopy{
+					{Host: f.mem, Device: f.p, DeviceLen: f.n / 2, Size: 100, HostStride: 112, DeviceStride: 128},
+					{Host: f.mem, Device: f.p + cudart.DevPtr(f.n/2), DeviceLen: f.n / 2, Size: 4000, HostStride: 4000, DeviceStride: 4000},
+				}
+				// No target twice: each kind takes its numbers from one permutation.
+				hosts := [][]int{r.Perm(4000), r.Perm(120)}
+				devices := [][]int{r.Perm(4000), r.Perm(120)}
+				if down { // the kinds' parts of the host's memory are apart
+					kinds[0].Host, kinds[1].Host = f.mem[:f.n/2], f.mem[f.n/2:]
+				}
+				device := bytesOf(uint64(trial)+99, f.n)
+				copy(f.mem, bytesOf(uint64(trial), f.n))
+				wantHost, wantDevice := slices.Clone(f.mem), slices.Clone(device)
+				var requests []BlockCopy
+				for range r.IntN(30) {
+					k := r.IntN(2)
+					c := kinds[k]
+					c.Count = r.IntN(5)
+					for i := range c.Count {
+						c.HostIndex, c.DeviceIndex = append(c.HostIndex, uint32(hosts[k][i])), append(c.DeviceIndex, uint32(devices[k][i]))
+					}
+					hosts[k], devices[k] = hosts[k][c.Count:], devices[k][c.Count:]
+					requests = append(requests, c)
+					hostAt, deviceAt := int(uintptr(unsafe.Pointer(&c.Host[0]))-uintptr(unsafe.Pointer(&f.mem[0]))), int(c.Device-f.p)
+					for i := range c.Count {
+						host, at := wantHost[hostAt+int(c.HostIndex[i])*c.HostStride:][:c.Size], wantDevice[deviceAt+int(c.DeviceIndex[i])*c.DeviceStride:][:c.Size]
+						if down {
+							copy(host, at)
+						} else {
+							copy(at, host)
+						}
+					}
+				}
+				require.NoError(t, dev.CopyToDevice(f.p, unsafe.Pointer(&device[0]), f.n))
+				do := f.UploadAll
+				if down {
+					do = f.DownloadAll
+				}
+				point, err := do(t.Context(), f.s, requests)
+				require.NoError(t, err)
+				require.NoError(t, point.Wait(t.Context()))
+				got := make([]byte, f.n)
+				require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, f.n))
+				require.True(t, bytes.Equal(wantDevice, got), "trial %d, down %v, %d requests: on the device", trial, down, len(requests))
+				require.True(t, bytes.Equal(wantHost, f.mem), "trial %d, down %v, %d requests: on the host", trial, down, len(requests))
+			}
+		})
+	}
+	t.Run("launches", func(t *testing.T) {
+		t.Parallel()
+		sim, rt := testgpu.Sim(t, cudasim.Config{})
+		f := newBlocksFixture(t, rt.Devices()[0], KernelMethod, hostmem.Options{})
+		one := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 1}
+		list := one
+		list.Count, list.HostIndex, list.DeviceIndex = 2, []uint32{4, 4}, []uint32{7, 9}
+		larger := one
+		larger.Size, larger.DeviceIndex = 200, []uint32{3}
+		launches := func() int { return sim.Calls("cuLaunchKernel") }
+		for _, tc := range []struct {
+			requests []BlockCopy
+			launches int
+		}{
+			{nil, 0},
+			{[]BlockCopy{{Size: 1}, {Size: 1}}, 0},
+			{[]BlockCopy{one}, 1},
+			{[]BlockCopy{one, list}, 1},
+			{[]BlockCopy{larger, one, list}, 2},
+			{[]BlockCopy{one, larger, list}, 3},
+		} {
+			before := launches()
+			given := slices.Clone(tc.requests)
+			point, err := f.UploadAll(t.Context(), f.s, tc.requests)
+			require.NoError(t, err)
+			require.NoError(t, point.Wait(t.Context()))
+			assert.Equal(t, tc.launches, launches()-before, "%v", tc.requests)
+			assert.Equal(t, given, tc.requests, "they stay the caller's")
+		}
+		far, foreign := list, one
+		far.DeviceIndex = []uint32{7, 20}
+		foreign.Host = make([]byte, 1000)
+		for want, requests := range map[string][]BlockCopy{
+			"transfer: upload blocks (requests: 2): request 1: block 1, with index 20, is not within":             {one, far},
+			"requests 1 to 2 joined: block 2 overlaps another one in the device's memory: index 7 is there twice": {larger, list, list},
+			"1000 bytes of host memory are not pinned":                                                            {one, foreign},
+		} {
+			before := launches()
+			_, err := f.UploadAll(t.Context(), f.s, requests)
+			assert.ErrorContains(t, err, want)
+			assert.Equal(t, before, launches(), want)
+		}
+		_, err := f.UploadAll(t.Context(), nil, nil)
+		assert.ErrorContains(t, err, "stream")
+		_, err = (*Blocks)(nil).DownloadAll(t.Context(), f.s, nil)
+		assert.ErrorIs(t, err, errNoBlocks)
+	})
+}
+
 // Copies are in the order of their stream, and nothing of them runs before.
 func TestBlocksAreInStreamOrder(t *testing.T) {
 	t.Parallel()
