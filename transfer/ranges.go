@@ -334,13 +334,18 @@ type rangeFile struct {
 func (r *Ranges) files(call Call, off, n int) (files rangeFiles, rest bool) {
 	files = rangeFiles{}
 	first, last := sort.SearchInts(r.ends, off+1), sort.SearchInts(r.ends, off+n)
-	for _, g := range r.list[first : last+1] {
+	var before *os.File
+	var at *rangeFile
+	for i := first; i <= last; i++ {
+		g := &r.list[i]
 		f, ok := g.Reader.(*os.File)
 		if !ok {
 			rest = rest || g.Reader != nil && !inMemory(g.Reader)
 			continue
 		}
-		at := files[f]
+		if f != before { // there are many ranges of few files
+			before, at = f, files[f]
+		}
 		if at == nil {
 			at = &rangeFile{off: g.Off, end: g.last(), direct: call.reopenDirect(f, os.O_RDONLY)}
 			files[f] = at

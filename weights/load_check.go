@@ -37,6 +37,11 @@ func (p *Plan) placements(memory map[int]Memory) (list []Placement, err error) {
 		return nil, errors.New("nil plan")
 	}
 	index := map[*cudart.Device]int{} // in the plan
+	n := 0
+	for _, d := range p.Devices {
+		n += len(d.Tensors)
+	}
+	list = make([]Placement, 0, n)
 	for _, d := range p.Devices {
 		m, ok := memory[d.Device]
 		if !ok {
@@ -80,7 +85,7 @@ func (l *loading) plan(files []*File, placements []Placement) error {
 		}
 		targets = append(targets, target{p.Part, device, int(p.To.Ptr)})
 	}
-	l.placed = slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
+	l.placed = withBytes(targets)
 	slices.SortFunc(l.placed, target.compareAddress)
 	if err := l.checkOverlap(); err != nil {
 		return err

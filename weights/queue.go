@@ -42,7 +42,7 @@ type segment struct {
 
 // queues returns the reads by their sets of devices.
 func (l *loading) queues() (list []*queue) {
-	totals := map[*queue]int{}
+	of, pieces := make([]int, len(l.reads)), []int(nil) // by read; by queue
 	for i := range l.reads {
 		r := &l.reads[i]
 		at := slices.IndexFunc(list, func(q *queue) bool { return slices.Equal(q.set, r.Devices) })
@@ -51,16 +51,24 @@ func (l *loading) queues() (list []*queue) {
 			for _, d := range r.Devices {
 				q.devices = append(q.devices, l.devices[d])
 			}
-			at, list = len(list), append(list, q)
+			at, list, pieces = len(list), append(list, q), append(pieces, 0)
 		}
-		q := list[at]
+		of[i] = at
+		pieces[at] += len(r.Pieces)
+	}
+	for i, q := range list {
+		q.segments, q.ranges = make([]segment, 0, pieces[i]), make([]transfer.Range, 0, 2*pieces[i])
+	}
+	totals := make([]int, len(list))
+	for i, at := range of {
+		r, q := &l.reads[i], list[at]
 		q.reads = append(q.reads, i)
 		for _, p := range r.Pieces {
 			source := transfer.Range{Reader: r.File.r, Off: r.Offset + int64(p.From), N: p.Size, Row: r.Row, Stride: r.Stride}
-			q.segments = append(q.segments, segment{source: source, read: i, from: p.From, before: totals[q] + p.From})
+			q.segments = append(q.segments, segment{source: source, read: i, from: p.From, before: totals[at] + p.From})
 			q.add(p.To, l)
 		}
-		totals[q] += r.Size
+		totals[at] += r.Size
 	}
 	return list
 }

@@ -13,6 +13,11 @@ type target struct {
 	device, to int
 }
 
+// withBytes returns the targets that have bytes, in memory of their own.
+func withBytes(targets []target) []target {
+	return slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
+}
+
 // planReads sorts targets, and returns the reads for them. The reads are in the order of files, and
 // after these in the order in which the targets use other files.
 func planReads(files []*File, targets []target) []Read {
@@ -26,7 +31,9 @@ func planReads(files []*File, targets []target) []Read {
 	slices.SortFunc(targets, func(t, u target) int {
 		return cmp.Or(order.compare(t.Part, u.Part), cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
 	})
-	targets = slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
+	if slices.ContainsFunc(targets, func(t target) bool { return t.Size == 0 }) {
+		targets = withBytes(targets)
+	}
 	p := readPlanner{last: map[string]int{}}
 	for from := 0; from < len(targets); {
 		to := from + 1
@@ -44,6 +51,19 @@ type readPlanner struct {
 	reads []Read
 	last  map[string]int // read for each set of devices
 	key   []byte         // of last
+	ints  []int          // unused memory for numbers that reads keep
+}
+
+// keep returns a copy of a few numbers. A model has tens of thousands of tensors: an allocation for each
+// takes longer than all the rest.
+func (p *readPlanner) keep(list []int) []int {
+	if len(p.ints) < len(list) {
+		p.ints = make([]int, max(len(list), 1024))
+	}
+	kept := p.ints[:len(list):len(list)]
+	p.ints = p.ints[len(list):]
+	copy(kept, list)
+	return kept
 }
 
 // tensor adds the parts of one tensor. Columns are reads of their own. The others are cut into
@@ -51,7 +71,7 @@ type readPlanner struct {
 func (p *readPlanner) tensor(targets []target) {
 	columns := slices.ContainsFunc(targets, func(t target) bool { return t.Row > 0 })
 	if t := targets[0]; len(targets) == 1 && !columns {
-		p.add(t.Part, []int{t.device}, []int{t.to})
+		p.add(t.Part, []int{t.device}, []int{t.to}) // on the stack
 		return
 	}
 	if columns {
@@ -107,25 +127,27 @@ func (p *readPlanner) places(s Part, targets []target) {
 
 // add adds a segment. For one device or for several, each segment is at a higher offset than the
 // segments before it.
-func (p *readPlanner) add(s Part, devices, to []int) {
+func (p *readPlanner) add(s Part, devices, places []int) {
+	to := p.keep(places)
 	p.key = p.key[:0]
 	for _, d := range devices {
 		p.key = binary.AppendUvarint(p.key, uint64(d))
 	}
 	f, offset := s.Tensor.File, s.Tensor.Offset+int64(s.From)
-	read := Read{File: f, Offset: offset, Size: s.Size, Row: s.Row, Stride: s.Stride, Devices: devices, Pieces: []Piece{{Size: s.Size, To: to}}}
 	if s.Row > 0 {
 		delete(p.last, string(p.key))
-		p.reads = append(p.reads, read)
-		return
-	}
-	if last, ok := p.last[string(p.key)]; ok {
-		if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to) {
-			return
+	} else {
+		if last, ok := p.last[string(p.key)]; ok {
+			if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to) {
+				return
+			}
 		}
+		p.last[string(p.key)] = len(p.reads)
 	}
-	p.last[string(p.key)] = len(p.reads)
-	p.reads = append(p.reads, read)
+	p.reads = append(p.reads, Read{
+		File: f, Offset: offset, Size: s.Size, Row: s.Row, Stride: s.Stride,
+		Devices: p.keep(devices), Pieces: []Piece{{Size: s.Size, To: to}},
+	})
 }
 
 // extend appends size bytes at an offset of the file to r, and reports whether only padding, which is
