@@ -27,6 +27,11 @@ func blocksAVX2(dst, src []byte)
 //go:noescape
 func blocksSSE2(dst, src []byte)
 
+// prefetch asks for the cache lines of mem, which is not empty.
+//
+//go:noescape
+func prefetch(mem []byte)
+
 // gathers reports whether gather may be called.
 func gathers() bool { return avx2 }
 

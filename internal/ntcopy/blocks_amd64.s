@@ -107,3 +107,15 @@ lines:
 	SFENCE
 	VZEROUPPER
 	RET
+
+// func prefetch(mem []byte)
+TEXT ·prefetch(SB), NOSPLIT, $0-24
+	MOVQ mem_base+0(FP), SI
+	MOVQ mem_len+8(FP), CX
+
+loop:
+	PREFETCHT0 (SI)
+	ADDQ       $64, SI
+	SUBQ       $64, CX
+	JHI        loop
+	RET

@@ -7,3 +7,8 @@ package ntcopy
 //
 //go:noescape
 func blocks(dst, src []byte)
+
+// prefetch asks for the cache lines of mem, which is not empty.
+//
+//go:noescape
+func prefetch(mem []byte)

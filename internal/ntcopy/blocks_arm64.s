@@ -35,3 +35,15 @@ loop:
 	SUBS  $128, R1
 	BHI   loop
 	RET
+
+// func prefetch(mem []byte)
+TEXT ·prefetch(SB), NOSPLIT, $0-24
+	MOVD mem_base+0(FP), R0
+	MOVD mem_len+8(FP), R1
+
+loop:
+	PRFM (R0), PLDL1KEEP
+	ADD  $64, R0
+	SUBS $64, R1
+	BHI  loop
+	RET

@@ -1,6 +1,7 @@
 package ntcopy
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -195,4 +196,20 @@ func TestFaultsInRowsArePanics(t *testing.T) {
 			assert.Contains(t, stack, "ntcopy.Rows", "the stack of the fault")
 		}
 	})
+}
+
+func TestPrefetchOnlyLooks(t *testing.T) {
+	mem := guarded(t, 2*os.Getpagesize())
+	randomize(mem, 3)
+	before := bytes.Clone(mem)
+	require.NoError(t, unix.Mprotect(mem[len(mem)/2:], unix.PROT_NONE))
+	recovered, stack := fault(func() {
+		for _, part := range [][]byte{nil, mem[:0], mem[:1], mem[1:], mem[len(mem)-1:], mem} {
+			Prefetch(part)
+		}
+		assert.Zero(t, testing.AllocsPerRun(10, func() { Prefetch(mem) }))
+	})
+	require.Nil(t, recovered, stack)
+	require.NoError(t, unix.Mprotect(mem, unix.PROT_READ))
+	assert.Equal(t, before, mem)
 }

@@ -32,6 +32,6 @@ func TestNonTemporalStoresAreFenced(t *testing.T) {
 			open = false
 		}
 	}
-	assert.Equal(t, 3, functions)
+	assert.Equal(t, 4, functions)
 	assert.False(t, open)
 }

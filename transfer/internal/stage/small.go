@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
 // A smallSlot is a pinned buffer and a stream for one small copy at a time, in one
@@ -115,11 +117,38 @@ func (l *smallSlot) copy(dev cudart.DevPtr, mem, slot []byte, down bool) error {
 		return l.wait(l.upload(dev, mem, slot))
 	}
 	l.state.Store(slotWaits)
-	err := l.wait(l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem)))
+	err := l.stream.CopyToHost(unsafe.Pointer(&slot[0]), dev, len(mem))
+	cold := err == nil && prefetch(mem)
+	err = l.wait(err)
 	if err != nil || !l.state.CompareAndSwap(slotWaits, slotCopies) {
 		return err
 	}
-	return bounded.Guard(func() error { copy(mem, slot); return nil })
+	return bounded.Guard(func() error {
+		n := copy(mem[:min(len(mem), prefetched)], slot)
+		if cold {
+			ntcopy.Copy(mem[n:], slot[n:])
+		} else {
+			copy(mem[n:], slot[n:])
+		}
+		return nil
+	})
+}
+
+const (
+	// prefetched is the number of a download's first bytes that are brought into the caches, in the time
+	// that the GPU needs for its copy.
+	prefetched = MaxSmall
+	// coldTime is the time from which prefetching them took so long that the memory is not in the caches. A
+	// Xeon of 2023 took 4.6 us, and less than 1 us for memory that was there.
+	coldTime = 2500 * time.Nanosecond
+)
+
+// prefetch brings the first bytes of mem into the caches, and reports whether they were not there: the
+// rest is written with non-temporal stores then, as it would be read from memory first.
+func prefetch(mem []byte) (cold bool) {
+	began := time.Now()
+	ntcopy.Prefetch(mem[:min(len(mem), prefetched)])
+	return len(mem) > prefetched && time.Since(began) > coldTime
 }
 
 // upload queues the copy of mem in pieces. When it returns, mem is not used any more.
