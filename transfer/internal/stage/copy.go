@@ -37,7 +37,7 @@ type Copy struct {
 	Piece       int  // bytes that a worker does at a time; 0 stands for a default
 	Slow        bool // Part.Copy may wait for a disk
 	Kernel      bool // Part.Copy spends its time in the kernel: more workers fill the link
-	NonTemporal bool // Part.Copy uses non-temporal stores: fewer workers fill the link. Downloads always count as such
+	NonTemporal bool // Part.Copy uses non-temporal stores: a small upload takes fewer workers. Downloads always count as such
 }
 
 // A Host is the host's side of a copy: the source of an upload or the target of a download.

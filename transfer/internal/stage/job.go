@@ -92,7 +92,7 @@ func (s *Stage) newJob(c Copy) *Job {
 	switch {
 	case c.Kernel:
 		j.maxWorkers = kernelWorkers
-	case c.Down, c.NonTemporal:
+	case c.Down, c.NonTemporal && c.N < minSpread:
 		j.maxWorkers = nonTemporalWorkers
 	}
 	j.reporter = bounded.NewReporter(c.N, c.Progress, j.abort, j.stopped)
@@ -305,6 +305,9 @@ func (j *Job) chunkSize(r *ring, opened, ready int) int {
 	size := min(opened+minSize, (j.N-opened)/2)
 	size = max(size/minSize*minSize, minSize)
 	maxSize := r.chunk(j.dir)
+	if j.NonTemporal {
+		maxSize = min(maxSize, maxNonTemporalChunk(j.N))
+	}
 	if j.MaxChunk > 0 {
 		maxSize = min(maxSize, j.MaxChunk)
 	}

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"testing"
@@ -26,7 +27,7 @@ func newSharing(devices int) *sharing {
 
 // job has something to copy on a device.
 func (s *sharing) job(device int, c Copy) *Job {
-	c.N = 64 * mib
+	c.N = cmp.Or(c.N, 64*mib)
 	j := s.stages[device].newJob(c)
 	j.setActive(true)
 	return j
@@ -57,9 +58,11 @@ func TestWorkersAreDividedAmongActiveJobs(t *testing.T) {
 	down.setActive(false)
 	require.Equal(t, []int32{uploadWorkers}, limits(up))
 
-	past := s.job(1, Copy{NonTemporal: true})
-	past.setActive(false)
-	require.Equal(t, []int32{nonTemporalWorkers}, limits(past))
+	for n, want := range map[int]int32{minSpread - 1: nonTemporalWorkers, minSpread: uploadWorkers} {
+		past := s.job(1, Copy{NonTemporal: true, N: n})
+		past.setActive(false)
+		require.Equal(t, []int32{want}, limits(past), "%d bytes", n)
+	}
 
 	// Many on one device share, down to none besides themselves.
 	jobs := []*Job{up}
@@ -165,4 +168,15 @@ func TestReadersThatAreSlowTakeNoShare(t *testing.T) {
 	waits.setActive(false)
 	waits.dropPieces()
 	require.Zero(t, stage.active[toDevice].Load())
+}
+
+// An upload with non-temporal stores has chunks of a sixteenth, because the GPU waits for the first ones.
+func TestChunksInTheMiddleOfACopy(t *testing.T) {
+	t.Parallel()
+	s := newSharing(1)
+	r := &ring{unit: ringUnit, units: maxRing / ringUnit, maxChunk: maxChunk / ringUnit}
+	for _, c := range []struct{ n, plain, nonTemporal int }{{16 * mib, 4 * mib, 2 * mib}, {64 * mib, 8 * mib, 4 * mib}, {128 * mib, 8 * mib, 8 * mib}} {
+		require.Equal(t, c.plain, s.job(0, Copy{N: c.n}).chunkSize(r, c.n/2, c.n), "%d bytes", c.n)
+		require.Equal(t, c.nonTemporal, s.job(0, Copy{N: c.n, NonTemporal: true}).chunkSize(r, c.n/2, c.n), "%d bytes", c.n)
+	}
 }

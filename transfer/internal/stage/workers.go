@@ -63,14 +63,15 @@ func defaultWorkers(procs int) int {
 	return procs - (procs+7)/8
 }
 
-// The workers that a copy keeps busy, besides its own goroutine, for each device. Copying
-// into the ring takes twice the cores of copying with non-temporal stores, which downloads
-// and smaller uploads use. Reading from the page cache, or faulting its pages in, takes three
+// The workers that a copy keeps busy, besides its own goroutine, for each device. Uploads from
+// minSpread on take more than what is copied with non-temporal stores otherwise, which are downloads
+// and smaller uploads: their bytes come from memory, and not from the caches. Reading from the page cache, or faulting its pages in, takes three
 // times as many. While several devices have uploads, each upload takes more workers, because
 // a worker gets less of the memory's bandwidth.
 const uploadWorkers, nonTemporalWorkers, kernelWorkers, severalWorkers = 7, 4, 9, 11
 
 const (
+	minSpread = 8 * mib
 	// manyCopies is the number of copies at once that keep a device's link busy without
 	// workers.
 	manyCopies = 4
