@@ -5,15 +5,18 @@
 
 In a program of your own:
 
-    with feed.Feed("@feed", rank, world) as source:
-        source.pin()                                 # once CUDA is initialised
+    with feed.Feed("@feed", rank, world, device="cuda") as source:
         for epoch in range(source.epochs):
             for batch in source:
-                x, index = (t.to(device, non_blocking=True) for t in batch.tensors)
+                x, index = batch.tensors             # on the GPU
                 ...
         position = batch.position                    # Feed(start=position) goes on after this batch
 
-A batch is tensors on the shared memory, without a copy. It is the loop body's for one turn, or
+Batches that have arrived together are copied together, on a stream of the Feed's own, while the loop computes with
+those before: a copy and two tensors for each batch would take PyTorch longer than the link. The tensors are the
+program's. Those of batches that were copied together share memory: one that is kept keeps up to 31 others.
+
+Without a device a batch is tensors on the shared memory, without a copy. It is the loop body's for one turn, or
 until ``release`` after ``batch.retain()``. Then the feeder writes the memory again, and a tensor that
 is still there shows other samples. Copies to a GPU that are queued on the current stream, or on those of
 ``batch.use(stream)``, end first: the release is sent when the streams have reached the turn's end, and together with
@@ -23,13 +26,14 @@ A feeder that dies or refuses is a FeedError, and so is all that is not the prot
 examples/feed/main.go describes. A consumer that ends without ``close`` is an error of the feeder. Memory,
 descriptor and socket disappear with their processes.
 
-The file needs PyTorch for ``tensors``, ``pin`` and ``use`` alone, and Python 3.9 on Linux.
+The file needs PyTorch for a device, ``tensors``, ``pin`` and ``use`` alone, and Python 3.9 on Linux.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -43,7 +47,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 PROTOCOL = 2
 MAX_MESSAGE = 64 << 10
@@ -227,18 +231,161 @@ class Batch:
         self._feed._release(self._delivery.serial, self._streams, now)
 
 
+class DeviceBatch:
+    """Samples on a GPU. ``tensors`` has each field, for work on the stream that was current when the loop got the batch."""
+
+    __slots__ = ("_delivery", "tensors")
+
+    def __init__(self, delivery: Delivery, tensors: Tuple[Any, ...]) -> None:
+        self._delivery, self.tensors = delivery, tensors
+
+    def __len__(self) -> int:
+        """The number of samples: batch_size, or fewer at the end of an epoch."""
+        return self._delivery.samples
+
+    @property
+    def epoch(self) -> int:
+        return self._delivery.epoch
+
+    @property
+    def number(self) -> int:
+        """The number of the batch in its epoch."""
+        return self._delivery.number
+
+    @property
+    def position(self) -> Dict[str, Any]:
+        """The place after this batch, for Feed(start=…): that of loader.Position."""
+        return json.loads(self._delivery.position)
+
+
+def run_length(arrived: Sequence[Delivery], most: int) -> int:
+    """Returns how many of the batches that have arrived one copy can have: full ones at one distance, of one epoch."""
+    first, n = arrived[0], 1
+    while n < min(len(arrived), most):
+        last, after = arrived[n - 1], arrived[n]
+        distance = arrived[1].offsets[0] - first.offsets[0]
+        if last.last or after.samples != first.samples or distance <= 0:
+            break
+        if any(b - a != distance for a, b in zip(last.offsets, after.offsets)):
+            break
+        n += 1
+    return n
+
+
+class Run:
+    """Batches of one copy."""
+
+    __slots__ = ("memory", "copied", "used")
+
+    def __init__(self, memory: Any, copied: Any) -> None:
+        self.memory, self.copied = memory, copied
+        self.used: Set[int] = set()  # handles of the streams that wait for the copy
+
+
+class DeviceCopies:
+    """Copies batches to a GPU, in runs, one run before the loop needs it."""
+
+    def __init__(self, feed: "Feed", device: Any) -> None:
+        try:
+            import torch
+        except ImportError as err:
+            raise FeedError(f"PyTorch is not installed: {err}") from None
+        chosen = torch.device(device)
+        if chosen.type != "cuda":
+            raise FeedError(f"device {device}: must be one of CUDA")
+        if not torch.cuda.is_available():
+            raise FeedError("PyTorch finds no GPU (torch.cuda.is_available() is false)")
+        torch.cuda.init()
+        index = torch.cuda.current_device() if chosen.index is None else chosen.index
+        self._torch, self._feed, self._device = torch, feed, torch.device("cuda", index)
+        if feed._welcome.ring % 256:
+            raise FeedError(f"the ring has {feed._welcome.ring} bytes: a device needs a multiple of 256")
+        with torch.cuda.device(index):
+            feed.pin()
+        self._stream = torch.cuda.Stream(self._device)
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # an object of a stream takes longer than its handle
+        self._handle = (lambda: raw(index)) if raw is not None else lambda: torch.cuda.current_stream(index).cuda_stream
+        self._ring = torch.frombuffer(feed._map, dtype=torch.uint8)
+        self._types = [getattr(torch, f.dtype) for f in feed.fields]
+        self._batches: Deque[Tuple[Delivery, Tuple[Any, ...], Run]] = collections.deque()
+        self._newest: Optional[Run] = None
+
+    def next(self) -> Tuple[Delivery, DeviceBatch]:
+        feed, batches = self._feed, self._batches
+        if not batches:  # after an error of the feeder there may be some
+            feed._usable()
+            if not feed._arrived:
+                feed._fetch()
+            self._copy()
+        delivery, tensors, run = batches.popleft()
+        handle = self._handle()
+        if handle not in run.used:
+            run.used.add(handle)
+            stream = self._torch.cuda.current_stream(self._device)
+            stream.wait_event(run.copied)
+            run.memory.record_stream(stream)
+            if run is self._newest:
+                self._copy_ahead()
+        return delivery, DeviceBatch(delivery, tensors)
+
+    def _copy_ahead(self) -> None:
+        """Copies the next run, if it is there."""
+        feed = self._feed
+        if not feed._arrived and feed._readable.poll(0):
+            with contextlib.suppress(FeedError):  # it is that of the batch after those that are there
+                feed._fetch()
+        if feed._arrived:
+            self._copy()
+
+    def _copy(self) -> None:
+        feed, torch = self._feed, self._torch
+        n = run_length(feed._arrived, feed._together)
+        run = [feed._arrived.popleft() for _ in range(n)]
+        first, samples = run[0], run[0].samples
+        begin = min(first.offsets)
+        end = max(off + samples * f.bytes for f, off in zip(feed.fields, run[-1].offsets))
+        end = min(begin + -(-(end - begin) // 256) * 256, len(self._ring))  # whole elements of all types
+        distance = run[1].offsets[0] - first.offsets[0] if n > 1 else 0
+        with torch.cuda.stream(self._stream):
+            memory = self._ring[begin:end].to(self._device, non_blocking=True)
+            copied = self._stream.record_event()
+        columns = []
+        for f, dtype, off in zip(feed.fields, self._types, first.offsets):
+            item = ITEM_BYTES[f.dtype]
+            shape, strides = (n, samples, *f.shape), [1]
+            for length in reversed(shape[2:]):
+                strides.insert(0, strides[0] * length)
+            flat = memory if f.dtype == "uint8" else memory.view(dtype)
+            columns.append(flat.as_strided(shape, (distance // item, *strides), (off - begin) // item).unbind(0))
+        self._newest = Run(memory, copied)
+        self._batches.extend((delivery, tensors, self._newest) for delivery, tensors in zip(run, zip(*columns)))
+        with feed._lock:
+            feed._queued.append(([delivery.serial for delivery in run], [copied]))
+        feed._flush()
+
+    def synchronize(self) -> None:
+        """Waits for the copies that are queued."""
+        self._stream.synchronize()
+
+    def clear(self) -> None:
+        self._batches.clear()
+        self._newest = None
+
+
 class Feed:
     """The consumer's side of a feeder, for one shard of its data.
 
     address: "@name" or the path of a socket file. rank, world: the shard, from 0, of how many.
     start: the position of the last batch that was used, to go on after it. timeout: seconds until a
-    batch that does not come is an error; None waits. Iterating gives the batches of an epoch, or of what a loop
+    batch that does not come is an error; None waits. device: a GPU of PyTorch ("cuda:1", or "cuda" for the current one)
+    that the batches are copied to, which are DeviceBatches then. Iterating gives the batches of an epoch, or of what a loop
     that was left has left of it; the next loop begins the next one. A Feed is for one process and, but for
     Batch.release, for one thread at a time.
     """
 
     def __init__(
-        self, address: str, rank: int = 0, world: int = 1, start: Optional[Dict[str, Any]] = None, timeout: Optional[float] = None
+        self, address: str, rank: int = 0, world: int = 1, start: Optional[Dict[str, Any]] = None, timeout: Optional[float] = None,
+        device: Any = None,
     ) -> None:
         self._pid = os.getpid()
         self._timeout = timeout
@@ -254,6 +401,7 @@ class Feed:
         self._cache: Dict[Tuple[int, ...], List[Any]] = {}
         self._events: List[Any] = []
         self._unpin: Optional[weakref.finalize] = None
+        self._copies: Optional[DeviceCopies] = None
         self._serial = 0
         self._failed: Optional[str] = None
         self._turn: Optional[Batch] = None
@@ -269,6 +417,12 @@ class Feed:
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         _opened.add(self)
+        if device is not None:
+            try:
+                self._copies = DeviceCopies(self, device)
+            except BaseException:
+                self._abandon()
+                raise
 
     @property
     def fields(self) -> Tuple[Field, ...]:
@@ -283,13 +437,16 @@ class Feed:
     def epochs(self) -> int:
         return self._welcome.epochs
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         if self._ended >= self.epochs:
             return
         while True:
-            delivery = self._next()
-            batch = Batch(self, delivery)
-            self._turn = batch
+            batch: Any
+            if self._copies is not None:
+                delivery, batch = self._copies.next()
+            else:
+                delivery = self._next()
+                self._turn = batch = Batch(self, delivery)
             self._ended = delivery.epoch
             goes_on = False
             try:
@@ -320,7 +477,7 @@ class Feed:
                 raise FeedError(f"cudaHostRegister refused {self._welcome.ring} bytes of the ring: CUDA's error {code}")
             self._current_stream = _current_stream(torch)
             # The map is an argument, so that it is unmapped after it is unregistered.
-            self._unpin = weakref.finalize(self, _unregister, self._map, address, self._pid)
+            self._unpin = weakref.finalize(self, _unregister, self._map, address, self._pid, torch.cuda.current_device())
 
     def close(self) -> None:
         """Says that no other batch is needed, and gives back the memory. Tensors that are left keep it mapped."""
@@ -333,10 +490,7 @@ class Feed:
                 except OSError:  # the feeder is gone
                     pass
             self._socket.close()
-            self._queued.clear()
-            self._ended_batches.clear()
-            self._used.clear()
-        self._cache.clear()
+            self._forget()
         if self._unpin is not None:
             self._unpin()
 
@@ -353,12 +507,18 @@ class Feed:
         """Ends without bye."""
         with self._lock:
             self._socket.close()
-            self._queued.clear()
-            self._ended_batches.clear()
-            self._used.clear()
-        self._cache.clear()
+            self._forget()
         if self._unpin is not None:
             self._unpin()
+
+    def _forget(self) -> None:
+        self._queued.clear()
+        self._ended_batches.clear()
+        self._used.clear()
+        self._cache.clear()
+        if self._copies is not None:
+            self._copies.clear()
+            self._copies = None  # it refers to this
 
     def _usable(self) -> None:
         if os.getpid() != self._pid:
@@ -560,13 +720,13 @@ def _current_stream(torch: Any) -> Any:
     return current
 
 
-def _unregister(mapped: mmap.mmap, address: int, pid: int) -> None:
+def _unregister(mapped: mmap.mmap, address: int, pid: int, device: int) -> None:
     """Unregisters the ring when no copy reads it any more."""
     if os.getpid() != pid:
         return
     import torch
 
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     torch.cuda.cudart().cudaHostUnregister(address)
     del mapped
 
@@ -590,39 +750,27 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("address", help="as the feeder's -listen")
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", 0)), help="default: RANK, which torchrun sets")
     parser.add_argument("--world", type=int, default=int(os.environ.get("WORLD_SIZE", 1)), help="default: WORLD_SIZE")
-    parser.add_argument("--device", default="", help="copy each batch there: cuda is cuda:LOCAL_RANK; default: none, and no PyTorch")
+    parser.add_argument("--device", default="", help="copy the batches there: cuda is cuda:LOCAL_RANK; default: none, and no PyTorch")
     parser.add_argument("--start", type=json.loads, default=None, help="a position, as JSON")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that a batch may take")
     args = parser.parse_args(arguments)
     try:
-        with Feed(args.address, args.rank, args.world, args.start, args.timeout) as feed:
-            device = None
-            if args.device:
-                import torch
-
-                device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if args.device == "cuda" else args.device)
-                if device.type == "cuda":
-                    torch.cuda.set_device(device)
-                    torch.cuda.init()
-                    feed.pin()
-            _read(feed, device, args.rank)
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if args.device == "cuda" else args.device or None
+        with Feed(args.address, args.rank, args.world, args.start, args.timeout, device) as feed:
+            _read(feed, args.rank)
     except FeedError as err:
         print(f"feed.py: rank {args.rank}: {err}", file=sys.stderr)
         return 1
     return 0
 
 
-def _read(feed: Feed, device: Any, rank: int) -> None:
+def _read(feed: Feed, rank: int) -> None:
     while feed._ended < feed.epochs:
         began, samples, batches, number = time.perf_counter(), 0, 0, 0
         for batch in feed:
-            if device is not None:
-                _ = [t.to(device, non_blocking=True) for t in batch.tensors]
             samples, batches, number = samples + len(batch), batches + 1, batch.epoch
-        if device is not None and device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
+        if feed._copies is not None:
+            feed._copies.synchronize()
         took = time.perf_counter() - began
         print(f"rank {rank}: epoch {number}: {samples} samples in {batches} batches, {samples / took:,.0f} samples/s", flush=True)
 

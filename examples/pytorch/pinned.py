@@ -51,6 +51,7 @@ PAGE = mmap.PAGESIZE
 HUGE = 2 << 20
 POPULATE_THREADS = 6  # eight are slower than six: the kernel's locks
 POPULATE_PIECE = 32 << 20
+NONE: List[Any] = []  # marks that nothing is waited for by
 SEARCHED = 8  # cached blocks of a size, from the one that was freed first
 MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE = 10, 14, 23
 MPOL_PREFERRED = 1
@@ -89,6 +90,7 @@ class TorchRuntime:
         self._has_context = torch._C._cuda_hasPrimaryContext
         self._cudart = torch.cuda.cudart()
         self._known: Dict[Tuple[int, int], KnownStream] = {}
+        self._listed: List[Any] = []  # its values
         self._external: "weakref.WeakValueDictionary[Tuple[int, int], Any]" = weakref.WeakValueDictionary()
         self._unused = list(range(torch.cuda.device_count()))  # devices without a context: a query would make one
         made = self._kind.__new__
@@ -109,6 +111,7 @@ class TorchRuntime:
             self._external[key] = stream  # its owner may destroy it after this object's end
         elif key not in self._known and (key[1] != 0 or key[0] not in self._unused):  # 0 is the default stream
             self._known[key] = KnownStream(self._kind, stream)
+            self._listed = list(self._known.values())
 
     def _know_new_devices(self) -> None:
         for device in [d for d in self._unused if self._has_context(d)]:
@@ -126,7 +129,7 @@ class TorchRuntime:
         """The streams that may read memory."""
         if self._unused:
             self._know_new_devices()
-        return [*self._known.values(), *self._external.values()] if self._external else list(self._known.values())
+        return [*self._listed, *self._external.values()] if self._external else self._listed
 
     def numa_node(self) -> int:
         """The node of the current GPU, or -1."""
@@ -156,12 +159,6 @@ class Block:
         self.gone: Any = functools.partial(owner._put_back, self)
         self.marks: Optional[List[Any]] = []  # events that the memory's next use waits for; None: not recorded yet
         self.used: List[Any] = []  # streams of record_stream
-
-    def export(self, size: int) -> Any:
-        """Begins a use of the memory."""
-        exporter = self.array.from_address(self.address)
-        self.requested, self.reference = size, weakref.ref(exporter, self.gone)
-        return exporter
 
 
 class Count:
@@ -197,6 +194,7 @@ class Allocator:
 
     def __init__(self, runtime: Any = None, cache_bytes: int = 1 << 30) -> None:
         self._runtime = TorchRuntime() if runtime is None else runtime
+        self._streams = self._runtime.streams
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._live: Dict[int, Block] = {}  # by address
@@ -226,11 +224,13 @@ class Allocator:
             if self._returned:
                 self._take_back()
             blocks = self._cache.get(whole)
-            block = self._reusable(blocks) if blocks else None
-            if block is not None:
-                self._cached -= whole
-                del self._order[block.address]
-                return self._begin(block, size)
+            if blocks:
+                # A block that nothing waits for is mostly there: a call for each step would take longer than the step.
+                block = blocks.popleft() if blocks[0].marks == NONE else self._reusable(blocks)
+                if block is not None:
+                    self._cached -= whole
+                    del self._order[block.address]
+                    return self._begin(block, size)
         block = self._make(whole)
         with self._lock:
             return self._begin(block, size)
@@ -250,7 +250,9 @@ class Allocator:
             allocated.peak = allocated.current
         if requested.current > requested.peak:
             requested.peak = requested.current
-        return block.export(size)
+        exporter = block.array.from_address(block.address)
+        block.requested, block.reference = size, weakref.ref(exporter, block.gone)
+        return exporter
 
     def record_stream(self, address: int, stream: Any) -> None:
         """The memory is used again after what is queued on a stream when it is freed, though nobody else knows the stream."""
@@ -293,12 +295,12 @@ class Allocator:
     def _take_back(self) -> None:
         while self._returned:
             block = self._returned.popleft()
-            size = block.size
+            size, address = block.size, block.address
             block.marks = None
             self._cache[size].append(block)
-            self._order[block.address] = block
+            self._order[address] = block
             self._cached += size
-            del self._live[block.address]
+            del self._live[address]
             self._allocations.current -= 1
             self._allocated.current -= size
             self._requested.current -= block.requested
@@ -309,18 +311,20 @@ class Allocator:
     def _mark(self, block: Block) -> bool:
         """Records what the memory's next use waits for. It returns False if CUDA refuses, as it does while a graph is captured."""
         try:
-            marks = [s.record_event() for s in self._runtime.streams() if not s.query()]
+            marks = NONE
+            for s in self._streams():
+                if not s.query():
+                    marks = [*marks, s.record_event()]
             if block.used:
-                marks += [s.record_event() for s in block.used if not s.query()]
+                marks = [*marks, *(s.record_event() for s in block.used if not s.query())]
+                block.used = []
         except RuntimeError:
             return False
-        block.marks, block.used = marks, []
+        block.marks = marks
         return True
 
     def _reusable(self, blocks: Deque[Block]) -> Optional[Block]:
         """Takes a block from the cached ones of a size."""
-        if blocks[0].marks == []:
-            return blocks.popleft()
         for block in itertools.islice(blocks, SEARCHED):
             if (block.marks is not None or self._mark(block)) and all(mark.query() for mark in block.marks or ()):
                 blocks.remove(block)
@@ -439,6 +443,7 @@ def available_bytes() -> int:
 _default: Optional[Allocator] = None
 _default_lock = threading.Lock()
 _item_bytes: Dict[Any, int] = {}  # by dtype
+_frombuffer: Any = None  # PyTorch's, once a dtype is known: an import for each tensor takes long
 
 
 def allocator() -> Allocator:
@@ -453,10 +458,12 @@ def allocator() -> Allocator:
 
 def empty(shape: Any, dtype: Optional["torch.dtype"] = None) -> "torch.Tensor":
     """Returns a pinned tensor whose values are undefined. A tensor without elements takes no memory, and is not pinned."""
-    import torch
+    global _frombuffer
+    if dtype not in _item_bytes:
+        import torch
 
-    if dtype is None:
-        dtype = torch.get_default_dtype()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        _item_bytes[dtype], _frombuffer = torch.empty(0, dtype=dtype).element_size(), torch.frombuffer
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     count = 1
     for n in shape:
@@ -464,11 +471,10 @@ def empty(shape: Any, dtype: Optional["torch.dtype"] = None) -> "torch.Tensor":
             raise PinnedError(f"a tensor of shape {shape}: no dimension may be negative")
         count *= n
     if count == 0:
+        import torch
+
         return torch.empty(shape, dtype=dtype)
-    item = _item_bytes.get(dtype)
-    if item is None:
-        item = _item_bytes[dtype] = torch.empty(0, dtype=dtype).element_size()
-    flat = torch.frombuffer((_default or allocator()).export(count * item), dtype=dtype, count=count)
+    flat = _frombuffer((_default or allocator()).export(count * _item_bytes[dtype]), dtype=dtype, count=count)
     return flat if len(shape) == 1 else flat.view(shape)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
 import importlib.util
 import json
@@ -430,7 +431,8 @@ class FakeCUDA:
         stream = Stream()
         self.module = types.ModuleType("torch")
         self.module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-            cudart=lambda: self, current_stream=lambda: stream, synchronize=lambda: self.calls.append("synchronize")
+            cudart=lambda: self, current_stream=lambda device=0: stream, current_device=lambda: 0,
+            synchronize=lambda device: self.calls.append("synchronize"),
         )
         self.stream = stream
 
@@ -486,6 +488,198 @@ class Pinning(unittest.TestCase):
                 source.pin()
             self.assertEqual(len(list(source)), 1)
         self.assertEqual(cuda.calls, ["register"])
+
+
+class FakeTensor:
+    """A tensor of bytes, of which others are views."""
+
+    def __init__(self, log: List[Any], memory: memoryview, dtype: str = "uint8", shape: Any = None, strides: Any = (1,), offset: int = 0) -> None:
+        self.log, self.memory, self.dtype, self.strides, self.offset = log, memory, dtype, strides, offset
+        self.shape = (len(memory),) if shape is None else shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> "FakeTensor":
+        return FakeTensor(self.log, self.memory[part])
+
+    def to(self, device: Any, non_blocking: bool) -> "FakeTensor":
+        assert non_blocking
+        self.log.append(("copy", len(self.memory)))
+        return FakeTensor(self.log, memoryview(bytes(self.memory)))
+
+    def record_stream(self, stream: Any) -> None:
+        self.log.append("record_stream")
+
+    def view(self, dtype: str) -> "FakeTensor":
+        assert len(self.memory) % feed.ITEM_BYTES[dtype] == 0
+        return FakeTensor(self.log, self.memory, dtype)
+
+    def as_strided(self, shape: Any, strides: Any, offset: int) -> "FakeTensor":
+        return FakeTensor(self.log, self.memory, self.dtype, tuple(shape), tuple(strides), offset)
+
+    def unbind(self, dim: int) -> List["FakeTensor"]:
+        assert dim == 0
+        return [
+            FakeTensor(self.log, self.memory, self.dtype, self.shape[1:], self.strides[1:], self.offset + i * self.strides[0]) for i in range(self.shape[0])
+        ]
+
+    def tolist(self) -> Any:
+        if self.shape:
+            return [t.tolist() for t in self.unbind(0)]
+        item = feed.ITEM_BYTES[self.dtype]
+        return struct.unpack_from({"float32": "f", "int64": "q", "uint8": "B"}[self.dtype], self.memory, self.offset * item)[0]
+
+
+class DeviceStream(Stream):
+    """A stream of a fake device, which a loop and the copies may use."""
+
+    def __init__(self, log: List[Any], handle: int) -> None:
+        super().__init__()
+        self.log, self.cuda_stream = log, handle
+
+    def wait_event(self, event: Any) -> None:
+        self.log.append(("wait", self.cuda_stream))
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Devices(unittest.TestCase):
+    def setUp(self) -> None:
+        self.cuda = FakeCUDA()
+        self.log: List[Any] = []
+        self.streams = [DeviceStream(self.log, 7), DeviceStream(self.log, 8)]
+        self.current = self.streams[1]
+        torch, cuda = self.cuda.module, self.cuda.module.cuda  # type: ignore[attr-defined]
+        cuda.is_available, cuda.init, cuda.device_count = lambda: True, lambda: None, lambda: 2
+        cuda.current_stream = lambda device=0: self.current
+        cuda.Stream = lambda device: self.streams[0]
+        cuda.stream = cuda.device = lambda of: contextlib.nullcontext()
+        torch.device = lambda kind, index=None: types.SimpleNamespace(  # type: ignore[attr-defined]
+            type=kind.split(":")[0], index=int(kind.split(":")[1]) if ":" in kind else index
+        )
+        for dtype in feed.ITEM_BYTES:
+            setattr(torch, dtype, dtype)
+        torch._C = types.SimpleNamespace()  # type: ignore[attr-defined]
+        torch.frombuffer = lambda memory, dtype: FakeTensor(self.log, memoryview(memory))  # type: ignore[attr-defined]
+        replaced = mock.patch.dict(sys.modules, torch=torch)
+        replaced.start()
+        self.addCleanup(replaced.stop)
+
+    def feed(self, play: Callable[[socket.socket], None], **welcome: Any) -> feed.Feed:
+        shared = ring(RING)
+        for i in range(RING // 512):  # batch i is at i * 512: 4 rows of 4 numbers, and 4 labels
+            os.pwrite(shared, array.array("f", range(16 * i, 16 * i + 16)).tobytes(), 512 * i)
+            os.pwrite(shared, array.array("q", range(4 * i, 4 * i + 4)).tobytes(), 512 * i + 256)
+
+        def serve(conn: socket.socket) -> None:
+            send_welcome(conn, {**WELCOME, **welcome}, fds=[shared])
+            play(conn)
+
+        self.feeder = Feeder(self, serve)
+        return feed.Feed(self.feeder.address, timeout=30, device="cuda")
+
+    def check(self, got: Any, at: int, samples: int = 4) -> None:
+        x, label = got.tensors
+        self.assertEqual(x.tolist(), [[float(16 * at + 4 * i + k) for k in range(4)] for i in range(samples)])
+        self.assertEqual(label.tolist(), [4 * at + i for i in range(samples)])
+        self.assertEqual((len(got), got.position), (samples, POSITION))
+
+    def until_bye(self, conn: socket.socket) -> List[Any]:
+        got = []
+        while not got or got[-1] not in ("bye", b""):
+            got.append(received(conn))
+        return got
+
+    def test_batches_that_arrive_together_are_one_copy(self) -> None:
+        released: List[Any] = []
+
+        def play(conn: socket.socket) -> None:
+            at = lambda i: (512 * i, 512 * i + 256)  # noqa: E731
+            conn.send(b"".join(batch(i, offsets=at(i)) for i in range(3)) + batch(3, offsets=at(9)) + batch(4, samples=2, offsets=at(10), last=1))
+            conn.send(batch(5, offsets=at(4), epoch=1) + batch(6, offsets=at(3), epoch=1, last=1))
+            released.extend(self.until_bye(conn))
+
+        with self.feed(play, epochs=2) as source:
+            got = list(source)
+            for number, (at, samples) in enumerate([(0, 4), (1, 4), (2, 4), (9, 4), (10, 2)]):
+                self.check(got[number], at, samples)
+                self.assertEqual((got[number].number, got[number].epoch), (number, 0))
+            for at, batch_of in zip((4, 3), source):
+                self.check(batch_of, at)
+            copies = [entry[1] for entry in self.log if entry[0] == "copy"]
+            self.assertEqual(copies, [1536, 512, 512, 512, 512])
+            self.assertEqual(self.log.count(("wait", 8)), 5)
+            self.assertEqual(self.log.count("record_stream"), 5)
+            for event in self.streams[0].events:
+                event.done = True
+            source._flush()
+        self.feeder.thread.join()
+        self.assertEqual([s for r in released[:-1] for s in r], list(range(7)))
+
+    def test_a_stream_that_changes_within_a_run_waits(self) -> None:
+        def play(conn: socket.socket) -> None:
+            conn.send(batch(0) + batch(1, offsets=(512, 768), last=1))
+            self.until_bye(conn)
+
+        with self.feed(play) as source:
+            for got in source:
+                self.check(got, got.number)
+                self.current = DeviceStream(self.log, 9)
+        self.assertEqual([e for e in self.log if e[0] == "wait"], [("wait", 8), ("wait", 9)])
+
+    def test_a_loop_that_is_left_goes_on_with_its_run(self) -> None:
+        def play(conn: socket.socket) -> None:
+            conn.send(b"".join(batch(i, offsets=(512 * i, 512 * i + 256), last=int(i == 2)) for i in range(3)))
+            self.until_bye(conn)
+
+        with self.feed(play) as source:
+            for got in source:
+                break
+            self.check(got, 0)
+            self.assertEqual([b.number for b in source], [1, 2])
+            self.check(got, 0)
+
+    def test_an_error_comes_behind_the_batches_before_it(self) -> None:
+        def play(conn: socket.socket) -> None:
+            conn.send(batch(0) + batch(1, offsets=(512, 768)))
+            conn.send(struct.pack("<I", feed.KIND_ERROR) + b"the disk is gone")
+
+        source, numbers = self.feed(play), []
+        with self.assertRaisesRegex(feed.FeedError, "the disk is gone"):
+            for got in source:
+                numbers.append(got.number)
+                source._readable.poll()
+        self.assertEqual(numbers, [0, 1])
+        source.close()
+        self.assertEqual(self.cuda.calls, ["register", "synchronize", "unregister mapped"])
+
+    def test_devices_that_are_none(self) -> None:
+        for device, available, want in (("cpu", True, "device cpu: must be one of CUDA"), ("cuda", False, "PyTorch finds no GPU")):
+            self.cuda.module.cuda.is_available = lambda: available  # type: ignore[attr-defined]
+            with self.subTest(device), self.assertRaisesRegex(feed.FeedError, want):
+                feed.Feed(Feeder(self, send_welcome).address, timeout=30, device=device)
+        with mock.patch.dict(sys.modules, torch=None), self.assertRaisesRegex(feed.FeedError, "PyTorch is not installed"):
+            feed.Feed(Feeder(self, send_welcome).address, timeout=30, device="cuda")
+
+    def test_runs(self) -> None:
+        def arrived(*of: Any) -> List[feed.Delivery]:
+            return [feed.Delivery(samples, 0, 0, 0, last, offsets, b"") for offsets, samples, last in of]
+
+        for want, most, deliveries in (
+            (1, 8, arrived(((0, 256), 4, False))),
+            (3, 8, arrived(((0, 256), 4, False), ((512, 768), 4, False), ((1024, 1280), 4, False))),
+            (2, 2, arrived(((0, 256), 4, False), ((512, 768), 4, False), ((1024, 1280), 4, False))),
+            (2, 8, arrived(((0, 256), 4, False), ((512, 768), 4, False), ((0, 256), 4, False))),  # the ring begins again
+            (1, 8, arrived(((512, 768), 4, False), ((0, 256), 4, False))),
+            (1, 8, arrived(((0, 256), 4, False), ((0, 256), 4, False))),
+            (1, 8, arrived(((0, 256), 4, False), ((512, 1024), 4, False))),  # the fields are apart otherwise
+            (1, 8, arrived(((0, 256), 4, True), ((512, 768), 4, False))),
+            (1, 8, arrived(((0, 256), 4, False), ((512, 768), 2, True))),
+            (2, 8, arrived(((0, 256), 4, False), ((512, 768), 4, True), ((1024, 1280), 4, False))),
+        ):
+            self.assertEqual(feed.run_length(deliveries, most), want, deliveries)
 
 
 @unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed: tensors on the ring are not tried")

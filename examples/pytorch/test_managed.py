@@ -270,7 +270,8 @@ class Enabling(unittest.TestCase):
             self.refused("PyTorch 9 has no torch._C._cuda_customAllocator")
         with mock.patch.dict(sys.modules, torch=None):
             self.refused("PyTorch is not installed")
-        with self.assertRaisesRegex(managed.ManagedError, "has loaded no libcudart"):
+        none = mock.patch.object(managed, "open", mock.mock_open(read_data="7f00-7f01 r-xp 0 00:00 0 /lib/libc.so.6\n"), create=True)
+        with none, self.assertRaisesRegex(managed.ManagedError, "has loaded no libcudart"):
             managed.enable()
 
     def test_pytorch_gets_the_functions(self) -> None:
