@@ -316,6 +316,7 @@ class DeviceCopies:
             feed._usable()
             if not feed._arrived:
                 feed._fetch()
+            self._take_all()
             self._copy()
         delivery, tensors, run = batches.popleft()
         handle = self._handle()
@@ -329,13 +330,19 @@ class DeviceCopies:
         return delivery, DeviceBatch(delivery, tensors)
 
     def _copy_ahead(self) -> None:
-        """Copies the next run, if it is there."""
-        feed = self._feed
-        if not feed._arrived and feed._readable.poll(0):
-            with contextlib.suppress(FeedError):  # it is that of the batch after those that are there
-                feed._fetch()
-        if feed._arrived:
+        """Copies the next run, if some of it is there."""
+        self._take_all()
+        if self._feed._arrived:
             self._copy()
+        else:
+            self._feed._flush()
+
+    def _take_all(self) -> None:
+        """Takes what has arrived, up to a run. A message may have one batch, and a run costs as much as one batch."""
+        feed = self._feed
+        with contextlib.suppress(FeedError):  # it is that of the batch after those that are there
+            while feed._failed is None and len(feed._arrived) < feed._together and feed._readable.poll(0):
+                feed._take_packet()
 
     def _copy(self) -> None:
         feed, torch = self._feed, self._torch
@@ -610,6 +617,9 @@ class Feed:
             if waiting is None or self._readable.poll(0):
                 break
             waiting.synchronize()  # the feeder may be waiting for this one
+        self._take_packet()
+
+    def _take_packet(self) -> None:
         try:
             packet = self._receive()
         except socket.timeout:
