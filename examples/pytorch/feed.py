@@ -36,6 +36,7 @@ import collections
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import math
 import mmap
@@ -260,16 +261,18 @@ class DeviceBatch:
 
 def run_length(arrived: Sequence[Delivery], most: int) -> int:
     """Returns how many of the batches that have arrived one copy can have: full ones at one distance, of one epoch."""
-    first, n = arrived[0], 1
-    while n < min(len(arrived), most):
-        last, after = arrived[n - 1], arrived[n]
-        distance = arrived[1].offsets[0] - first.offsets[0]
-        if last.last or after.samples != first.samples or distance <= 0:
+    first, n, distance = arrived[0], 0, 0
+    offsets = first.offsets
+    for n, delivery in enumerate(itertools.islice(arrived, most)):
+        if n == 1:
+            distance = delivery.offsets[0] - offsets[0]
+        if n > 0:
+            offsets = tuple([off + distance for off in offsets])
+            if distance <= 0 or delivery.offsets != offsets or delivery.samples != first.samples:
+                return n
+        if delivery.last:
             break
-        if any(b - a != distance for a, b in zip(last.offsets, after.offsets)):
-            break
-        n += 1
-    return n
+    return n + 1
 
 
 class Run:
@@ -309,6 +312,7 @@ class DeviceCopies:
         self._types = [getattr(torch, f.dtype) for f in feed.fields]
         self._batches: Deque[Tuple[Delivery, Tuple[Any, ...], Run]] = collections.deque()
         self._newest: Optional[Run] = None
+        self._layouts: Dict[Tuple[int, ...], List[Tuple[Any, ...]]] = {}  # as few as there are lengths of runs
 
     def next(self) -> Tuple[Delivery, DeviceBatch]:
         feed, batches = self._feed, self._batches
@@ -353,22 +357,29 @@ class DeviceCopies:
         end = max(off + samples * f.bytes for f, off in zip(feed.fields, run[-1].offsets))
         end = min(begin + -(-(end - begin) // 256) * 256, len(self._ring))  # whole elements of all types
         distance = run[1].offsets[0] - first.offsets[0] if n > 1 else 0
+        layout = (n, samples, distance, *[off - begin for off in first.offsets])
+        views = self._layouts.get(layout)
+        if views is None:
+            views = self._layouts[layout] = self._views(*layout)
         with torch.cuda.stream(self._stream):
             memory = self._ring[begin:end].to(self._device, non_blocking=True)
             copied = self._stream.record_event()
-        columns = []
-        for f, dtype, off in zip(feed.fields, self._types, first.offsets):
-            item = ITEM_BYTES[f.dtype]
-            shape, strides = (n, samples, *f.shape), [1]
-            for length in reversed(shape[2:]):
-                strides.insert(0, strides[0] * length)
-            flat = memory if f.dtype == "uint8" else memory.view(dtype)
-            columns.append(flat.as_strided(shape, (distance // item, *strides), (off - begin) // item).unbind(0))
+        columns = [memory.view(dtype).as_strided(*view).unbind(0) for dtype, view in zip(self._types, views)]
         self._newest = Run(memory, copied)
         self._batches.extend((delivery, tensors, self._newest) for delivery, tensors in zip(run, zip(*columns)))
         with feed._lock:
             feed._queued.append(([delivery.serial for delivery in run], [copied]))
         feed._flush()
+
+    def _views(self, n: int, samples: int, distance: int, *offsets: int) -> List[Tuple[Any, ...]]:
+        """Returns the shape, the strides and the offset of each field in a run's memory, in elements."""
+        views = []
+        for f, off in zip(self._feed.fields, offsets):
+            item, strides = ITEM_BYTES[f.dtype], [1]
+            for length in reversed(f.shape):
+                strides.insert(0, strides[0] * length)
+            views.append(((n, samples, *f.shape), (distance // item, *strides), off // item))
+        return views
 
     def synchronize(self) -> None:
         """Waits for the copies that are queued."""
