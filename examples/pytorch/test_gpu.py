@@ -312,7 +312,7 @@ def loaders(feeder: str) -> None:
         for w in (0, 8)
     )
     del data
-    ours = feed_rate(feeder, ["-samples", "500000", "-prefetch", "255"], True)
+    ours = feed_rate(feeder, ["-samples", "500000", "-prefetch", "256"], True)
     row("samples of 1024 float32, in memory, shuffled", f"{theirs / 1e6:.2f} M/s, {lists / 1e6:.2f} by index lists", f"{ours / 1e6:.2f} M/s", "8 M/s", ours >= 8e6)
     slow = loader_rate(DataLoader(Rows(30_000, 0.002), BATCH, num_workers=16, pin_memory=True), 80)
     ours = feed_rate(feeder, ["-samples", "200000", "-wait", "2ms", "-workers", "4096"], False)
