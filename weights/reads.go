@@ -137,10 +137,8 @@ func (p *readPlanner) add(s Part, devices, places []int) {
 	if s.Row > 0 {
 		delete(p.last, string(p.key))
 	} else {
-		if last, ok := p.last[string(p.key)]; ok {
-			if r := &p.reads[last]; r.File == f && r.extend(offset, s.Size, to) {
-				return
-			}
+		if last, ok := p.last[string(p.key)]; ok && p.reads[last].File == f && p.reads[last].extend(offset, s.Size, to) {
+			return
 		}
 		p.last[string(p.key)] = len(p.reads)
 	}

@@ -259,8 +259,9 @@ class DeviceBatch:
         return json.loads(self._delivery.position)
 
 
-def run_length(arrived: Sequence[Delivery], most: int) -> int:
-    """Returns how many of the batches that have arrived one copy can have: full ones at one distance, of one epoch."""
+def run_length(arrived: Sequence[Delivery], most: int, farthest: int) -> int:
+    """Returns how many of the batches that have arrived one copy can have: of one length and epoch, and at one distance
+    of at most farthest bytes, because what is between them is copied, too."""
     first, n, distance = arrived[0], 0, 0
     offsets = first.offsets
     for n, delivery in enumerate(itertools.islice(arrived, most)):
@@ -268,7 +269,7 @@ def run_length(arrived: Sequence[Delivery], most: int) -> int:
             distance = delivery.offsets[0] - offsets[0]
         if n > 0:
             offsets = tuple([off + distance for off in offsets])
-            if distance <= 0 or delivery.offsets != offsets or delivery.samples != first.samples:
+            if not 0 < distance <= farthest or delivery.offsets != offsets or delivery.samples != first.samples:
                 return n
         if delivery.last:
             break
@@ -350,7 +351,7 @@ class DeviceCopies:
 
     def _copy(self) -> None:
         feed, torch = self._feed, self._torch
-        n = run_length(feed._arrived, feed._together)
+        n = run_length(feed._arrived, feed._together, 2 * feed._batch_bytes)
         run = [feed._arrived.popleft() for _ in range(n)]
         first, samples = run[0], run[0].samples
         begin = min(first.offsets)
@@ -430,8 +431,8 @@ class Feed:
         except BaseException:
             self._socket.close()
             raise
-        batch = sum(-(-f.bytes * self._welcome.batch_size // 256) * 256 for f in self._welcome.fields)
-        self._together = max(1, min(MAX_TOGETHER, self._welcome.ring // batch // 8))
+        self._batch_bytes = sum(-(-f.bytes * self._welcome.batch_size // 256) * 256 for f in self._welcome.fields)
+        self._together = max(1, min(MAX_TOGETHER, self._welcome.ring // self._batch_bytes // 8))
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         _opened.add(self)

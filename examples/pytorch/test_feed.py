@@ -674,12 +674,13 @@ class Devices(unittest.TestCase):
             (2, 8, arrived(((0, 256), 4, False), ((512, 768), 4, False), ((0, 256), 4, False))),  # the ring begins again
             (1, 8, arrived(((512, 768), 4, False), ((0, 256), 4, False))),
             (1, 8, arrived(((0, 256), 4, False), ((0, 256), 4, False))),
+            (1, 8, arrived(((0, 256), 4, False), ((1280, 1536), 4, False))),  # too much is between them
             (1, 8, arrived(((0, 256), 4, False), ((512, 1024), 4, False))),  # the fields are apart otherwise
             (1, 8, arrived(((0, 256), 4, True), ((512, 768), 4, False))),
             (1, 8, arrived(((0, 256), 4, False), ((512, 768), 2, True))),
             (2, 8, arrived(((0, 256), 4, False), ((512, 768), 4, True), ((1024, 1280), 4, False))),
         ):
-            self.assertEqual(feed.run_length(deliveries, most), want, deliveries)
+            self.assertEqual(feed.run_length(deliveries, most, 1024), want, deliveries)
 
 
 @unittest.skipIf(importlib.util.find_spec("torch") is None, "PyTorch is not installed: tensors on the ring are not tried")

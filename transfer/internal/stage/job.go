@@ -535,7 +535,7 @@ func (j *Job) waitForEnds() {
 			defer p.Notify(make(chan struct{}, 1))() // so that it is known when the loop below waits for it
 		}
 	} else {
-		for begin := time.Now(); !j.pools[0].saturated() && time.Since(begin) < endSpin && !j.ends.Done(background); {
+		for begin := time.Now(); !j.pools[0].saturated() && time.Since(begin) < endSpin && !j.ends.Done(background); j.pools[0].yield() {
 			for range 64 {
 				relax()
 			}

@@ -18,13 +18,13 @@ func Put(to, from []byte) {
 
 // MaxNonTemporal is the size of the largest upload whose chunks are filled with non-temporal
 // stores. The chunks of a larger upload are overwritten in the caches again and again, and
-// mostly do not reach memory. At the begin and the end of an upload they are slow, because the GPU
+// mostly do not reach memory. At the beginning and the end of an upload they are slow, because the GPU
 // fetches lines that a core's own cache has: on a Xeon of 2023 that weighed more for up to 128 MiB. (To
 // use such stores for both ends alone is no quicker: what is between them finds no lines in the caches.)
 const MaxNonTemporal = 128 * mib
 
-// maxNonTemporalChunk is the size of the largest chunks of such an upload of n bytes: with those of 8 MiB the GPU would
-// wait for most of the workers' first pieces.
+// maxNonTemporalChunk is the size of the largest chunks of such an upload of n bytes: with those of
+// 8 MiB the GPU would wait for the first pieces of all workers.
 func maxNonTemporalChunk(n int) int { return max(n/16, 2*mib) }
 
 // Upload describes an upload of the caller's memory.

@@ -139,7 +139,7 @@ const (
 	// that the GPU needs for its copy.
 	prefetched = MaxSmall
 	// coldTime is the time from which prefetching them took so long that the memory is not in the caches. A
-	// Xeon of 2023 took 4.6 us, and less than 1 us for memory that was there.
+	// Xeon of 2023 took 4.6 µs, and less than 1 µs for memory that was there.
 	coldTime = 2500 * time.Nanosecond
 )
 
