@@ -65,8 +65,8 @@ func defaultWorkers(procs int) int {
 
 // The workers that a copy keeps busy, besides its own goroutine, for each device. Uploads from
 // minSpread on take more than downloads and smaller uploads: their bytes come from memory. Reading
-// from the page cache, or faulting its pages in, takes still more. While several devices have uploads, each upload takes more workers, because
-// a worker gets less of the memory's bandwidth.
+// from the page cache, or faulting its pages in, takes still more. While several devices have
+// uploads, each upload takes more workers, because a worker gets less of the memory's bandwidth.
 const uploadWorkers, nonTemporalWorkers, kernelWorkers, severalWorkers = 7, 4, 9, 11
 
 const (
