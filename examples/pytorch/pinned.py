@@ -612,17 +612,20 @@ def demonstrate(sizes: Iterable[int]) -> None:
         took = time.perf_counter() - began
         tensor.fill_(1)
         print(f"{what:48} asked {size:>13,}  kept {resident(tensor.data_ptr(), size):>13,}  {size / took / 1e9:5.1f} GB/s  pinned {tensor.is_pinned()}")
+        del tensor
+        empty_cache()
+        getattr(torch._C, "_host_emptyCache", lambda: None)()  # the next line's memory is made anew
 
     accelerator = deepspeed_accelerator()
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}; DeepSpeed: {'installed' if accelerator else 'not installed, its rows are missing'}")
     for size in sizes:
+        plain = torch.ones(size, dtype=torch.uint8)
         for name, context in (("", contextlib.nullcontext()), (", pinned.patch()", patch())):
             with context:
                 line(f"torch.empty(pin_memory=True){name}", size, lambda: torch.empty(size, dtype=torch.uint8, pin_memory=True))
-                line(f"Tensor.pin_memory(){name}", size, lambda: torch.ones(size, dtype=torch.uint8).pin_memory())
+                line(f"Tensor.pin_memory(){name}", size, plain.pin_memory)
                 if accelerator is not None:
-                    line(f"DeepSpeed's pin_memory{name}", size, lambda: accelerator().pin_memory(torch.ones(size, dtype=torch.uint8)))
-            empty_cache()
+                    line(f"DeepSpeed's pin_memory{name}", size, lambda: accelerator().pin_memory(plain))
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
