@@ -98,11 +98,15 @@ func (c *cEvent) removeWait() {
 }
 
 // replace discards the event when nobody waits for it any more: its Event has another one.
-func (c *cEvent) replace() {
+func (c *cEvent) replace() error {
+	if !c.dev.own(c) {
+		return c.closeTwice()
+	}
 	c.stale.Store(true)
 	if c.waits.Load() == 0 {
 		c.discard()
 	}
+	return nil
 }
 
 func (c *cEvent) discard() {
@@ -115,7 +119,7 @@ func (c *cEvent) discard() {
 // Device.mu.
 type eventPool struct {
 	free   []*cEvent
-	made   []*cEvent // all of them; some are with streams
+	made   []*cEvent // all of them, and replaced ones of Events; some are with streams
 	broken []*cEvent // to be destroyed
 	closed bool
 }
@@ -135,16 +139,25 @@ func (d *Device) takeEvent() (*cEvent, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !d.own(c) {
+		return nil, errors.Join(d.rt.errorf(fnEventCreate, codeRuntimeClosed, "%v", d), c.closeTwice())
+	}
+	return c, nil
+}
+
+// own has Runtime.Close destroy an event. It returns false if Close has begun to destroy
+// events: the caller must destroy this one.
+func (d *Device) own(c *cEvent) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.events.closed {
+		return false
+	}
 	if len(d.events.made) == cap(d.events.made) {
 		d.events.made = slices.DeleteFunc(d.events.made, func(c *cEvent) bool { return c.isDestroyed() })
 	}
 	d.events.made = append(d.events.made, c)
-	if d.events.closed { // meanwhile: the next Close of the Runtime destroys it
-		return nil, d.rt.errorf(fnEventCreate, codeRuntimeClosed, "%v", d)
-	}
-	return c, nil
+	return true
 }
 
 // putEvent makes an event available again. It may still be pending: an event may be
@@ -178,19 +191,24 @@ func (d *Device) destroyBroken() {
 	}
 }
 
-// closeEvents destroys all events that the package itself uses, also those in use. It tries
-// each of them twice, because CUDA reports an error of earlier work once. Those that cannot
-// be destroyed are kept for the next call.
+// closeTwice destroys an event. It tries twice, because CUDA reports an error of earlier
+// work once.
+func (c *cEvent) closeTwice() error {
+	if c.close() == nil {
+		return nil
+	}
+	return c.close()
+}
+
+// closeEvents destroys all events that the package itself uses, also those in use. Those
+// that cannot be destroyed are kept for the next call.
 func (d *Device) closeEvents() (err error) {
 	d.mu.Lock()
 	all := append(d.events.made, d.events.broken...)
 	d.events.free, d.events.made, d.events.broken, d.events.closed = nil, nil, nil, true
 	d.mu.Unlock()
 	for _, c := range all {
-		if c.close() == nil {
-			continue
-		}
-		if failed := c.close(); failed != nil {
+		if failed := c.closeTwice(); failed != nil {
 			d.discardEvent(c)
 			err = errors.Join(err, failed)
 		}

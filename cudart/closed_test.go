@@ -69,6 +69,58 @@ func TestClosedRuntime(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
+// An event that is made while Close destroys those of the Runtime is destroyed too.
+func TestCloseWhileAnEventIsMade(t *testing.T) {
+	t.Parallel()
+	for name, code := range map[string]cudart.Code{"": cudart.Success, "destroying it reports an error of earlier work": cudart.ErrMemoryAllocation} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sim, rt := testgpu.Sim(t, cudasim.Config{})
+			dev, err := rt.Device(0)
+			require.NoError(t, err)
+			s := stream(t, dev)
+			require.NoError(t, s.LaunchHostFunc(func() {}))
+			unblock := sim.Block("cudaEventCreateWithFlags", cudasim.Fault{Late: true})
+			points := make(chan cudart.Point)
+			go func() { points <- s.Point() }()
+			require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaEventCreateWithFlags", 1))
+			require.NoError(t, rt.Close())
+			sim.Fail("cudaEventDestroy", cudasim.Fault{Code: code})
+			unblock()
+			<-points
+			assert.Zero(t, sim.Outstanding().Events)
+		})
+	}
+}
+
+// An event that was recorded again during a wait is replaced, and destroyed after the wait. Close
+// ends the wait.
+func TestCloseDuringWaitsForReplacedEvents(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	s := stream(t, dev)
+	open := gate(t, s)
+	var events []*cudart.Event
+	var waits []<-chan error
+	for range 20 {
+		e, err := dev.NewEvent(cudart.EventOptions{})
+		require.NoError(t, err)
+		require.NoError(t, s.Record(e))
+		events, waits = append(events, e), append(waits, wait(e.Synchronize, t.Context()))
+		require.Eventually(t, func() bool { return rt.Waiting() == len(waits) }, 20*time.Second, 100*time.Microsecond)
+		require.NoError(t, s.Record(e))
+	}
+	require.NoError(t, rt.Close())
+	for i, e := range events {
+		require.ErrorIs(t, <-waits[i], cudart.ErrClosed)
+		require.NoError(t, e.Close())
+	}
+	open()
+	require.Eventually(t, func() bool { return sim.Outstanding().Events == 0 }, 20*time.Second, time.Millisecond)
+}
+
 // A nil context, stream or event is an error in every method.
 func TestNilArguments(t *testing.T) {
 	dev := testgpu.Device(t)

@@ -178,11 +178,11 @@ func (s *Stream) recordAnew(e *Event, c *cEvent) error {
 	if err := s.with(fnEventRecord, replacement, replacement.use); err != nil {
 		return errors.Join(err, replacement.close())
 	}
-	e.current.Swap(replacement).replace()
+	err = e.current.Swap(replacement).replace()
 	if e.closed.Load() {
-		return errors.Join(e.dev.rt.errorf(fnEventRecord, codeClosed, "%v and %v", s, e), replacement.close())
+		return errors.Join(e.dev.rt.errorf(fnEventRecord, codeClosed, "%v and %v", s, e), err, replacement.close())
 	}
-	return nil
+	return err
 }
 
 // WaitEvent makes work that is queued later wait for the work that e recorded, on any

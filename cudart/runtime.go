@@ -154,7 +154,7 @@ func (rt *Runtime) Close() error {
 		rt.binding.mu.Unlock()
 		for _, retry := range failed {
 			if err := retry(); err != nil {
-				rt.retryAtClose(retry)
+				rt.keepCleanup(retry)
 				errs = append(errs, err)
 			}
 		}
@@ -178,8 +178,15 @@ func (rt *Runtime) endWaits() {
 // Closed reports whether Close was called.
 func (rt *Runtime) Closed() bool { return !rt.made() || rt.life.Sealed() }
 
-// retryAtClose keeps what failed without a caller to report to: Close tries again.
+// retryAtClose keeps what failed without a caller to report to: Close tries again. If Close
+// was called already it may be over, so the next try is here.
 func (rt *Runtime) retryAtClose(retry func() error) {
+	if !rt.Closed() || retry() != nil {
+		rt.keepCleanup(retry)
+	}
+}
+
+func (rt *Runtime) keepCleanup(retry func() error) {
 	rt.binding.mu.Lock()
 	defer rt.binding.mu.Unlock()
 	rt.failedCleanups = append(rt.failedCleanups, retry)
