@@ -27,15 +27,24 @@
 // core, and 360 MB.
 //
 // The rules are those of the formats' descriptions and of the reference readers,
-// huggingface/safetensors and ggml. Stricter than the readers: a safetensors header
-// begins with {, no key that has a meaning appears twice, tensors have at most 64
+// huggingface/safetensors and ggml. Stricter than the readers: in a safetensors header
+// no key that has a meaning appears twice, tensors have at most 64
 // dimensions, and values are nested at most 10,000 levels deep; a GGUF header has at
-// most 100 MB, a key at most 65535 bytes, and a bool is 0 or 1; names of tensors are
+// most 100 MB, a key at most 65535 bytes, a bool is 0 or 1, and a shape with a 0 is refused
+// if the product of the dimensions outside of the 0 exceeds math.MaxInt; names of tensors are
 // UTF-8, not empty, and without zero bytes. More lenient: GGUF's version 1 is read,
-// its tensors may have names of more than 63 bytes, and be listed in any order.
+// its tensors may have names of more than 63 bytes, and be listed in any order, and the padding behind
+// the last tensor may be missing.
 // Keys of a tensor's entry that safetensors does not have are ignored, as its reader
 // does. Big-endian GGUF files are refused, because a GPU could not use their tensors
 // as they are.
+//
+// # Models of several files
+//
+// A model is opened as a whole or not at all, whether by its directory, its index or one of its files. The
+// names, the index and the headers must agree: files named name-00001-of-00003.safetensors or .gguf
+// are one model of three parts, with or without an index or GGUF's split.* keys, and the error
+// names parts that are missing. [OpenModel] has the rules.
 //
 // The files that an index names are in its directory, or in folders below it. A file
 // may be a symbolic link to anywhere, as in Hugging Face's cache; a folder that links

@@ -88,7 +88,7 @@ func OpenFile(path string) (*File, error) {
 func openRegular(path string) (*os.File, int64, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, 0, fmt.Errorf("weights: %w", err)
+		return nil, 0, statError(path, err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, 0, fmt.Errorf("weights: open %s: not a regular file (%v)", path, info.Mode().Type())
@@ -101,6 +101,15 @@ func openRegular(path string) (*os.File, int64, error) {
 		return nil, 0, errors.Join(fmt.Errorf("weights: %w", err), f.Close())
 	}
 	return f, info.Size(), nil
+}
+
+// statError returns the error for a path that stat refuses. Caches are full of links: a link to
+// nothing is not a missing name.
+func statError(path string, err error) error {
+	if to, linkErr := os.Readlink(path); linkErr == nil && errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("weights: %w (it is a symbolic link to %s)", err, to)
+	}
+	return fmt.Errorf("weights: %w", err)
 }
 
 // Parse reads the header of a safetensors or GGUF file of size bytes through r,

@@ -17,8 +17,10 @@ import (
 // badHeaders are headers that are no JSON, or no JSON of safetensors, with the reasons for
 // which they are refused.
 var badHeaders = []struct{ header, reason string }{
-	{" {}", `begins with " ", want {`},
-	{"\n{}", `begins with "\n", want {`},
+	{"\v{}", `begins with "\v", want {`},
+	{"\x00{}", `begins with "\x00", want {`},
+	{" x{}", "invalid character 'x' looking for beginning of value at byte 1"},
+	{" []", "the header is an array, want an object"},
 	{"\uFEFF{}", `begins with "\xef", want {`},
 	{"{}\x00", `invalid character '\x00' after top-level value at byte 2`},
 	{"{\"a\n\":1}", `invalid character '\n' in string literal at byte 3`},

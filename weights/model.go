@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
-	"path/filepath"
-	"regexp"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -36,16 +35,19 @@ func NewModel(files ...*File) (*Model, error) {
 	return m, nil
 }
 
-const indexSuffix = ".safetensors.index.json"
-
 // OpenModel opens all files of a model and reads their headers. The files stay
 // open until Close. The path names
-//   - a .safetensors.index.json: the files that it names beside it;
-//   - a GGUF file that is a part of a split model: all parts;
-//   - any other safetensors or GGUF file: that file;
-//   - a directory: the model in it, which is model.safetensors.index.json if
-//     that exists, else model.safetensors, else the only index, file or split
-//     model that is there.
+//   - an index (.json): the files that it names, in its directory;
+//   - a directory: the model in it, which is model.safetensors.index.json if that exists, else
+//     model.safetensors, else the only model that is there;
+//   - a file: the model that it is a part of, by an index in its directory that names it or by its
+//     own name, else the file alone.
+//
+// Files whose names differ only in the number of name-00001-of-00003.safetensors or .gguf are parts of
+// one model, with or without an index or the split.* keys of GGUF. The error names the parts
+// that are missing. To open one of them alone, use [OpenFile] and [NewModel]. In a directory, an index
+// is a file named *.index.json or *.index.*.json that names safetensors or GGUF files. Passed over are
+// folders, other files, and files whose names start with a dot.
 //
 // The index names the file of each tensor. Other tensors of these files do not belong to the
 // model; [File.Tensors] has them. The sizes in an index are ignored, because they are often
@@ -58,18 +60,21 @@ const indexSuffix = ".safetensors.index.json"
 func OpenModel(path string) (*Model, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("weights: %w", err)
+		return nil, statError(path, err)
 	}
+	find := modelOf
 	if info.IsDir() {
-		if path, err = findModel(path); err != nil {
-			return nil, err
-		}
+		find = findModel
+	}
+	dir, files, err := find(path)
+	if err != nil {
+		return nil, err
 	}
 	m := &Model{byName: map[string]*Tensor{}}
-	if strings.HasSuffix(path, indexSuffix) {
-		err = m.openIndexed(path)
+	if isIndex(files.name) {
+		err = m.openIndexed(dir + files.name)
 	} else {
-		err = m.openParts(path)
+		err = m.openParts(dir, files)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -86,10 +91,6 @@ func (m *Model) open(path string) (*File, error) {
 	return f, err
 }
 
-func (m *Model) sortFiles() {
-	slices.SortFunc(m.files, func(f, g *File) int { return strings.Compare(f.name, g.name) })
-}
-
 // addAll adds all tensors of a file.
 func (m *Model) addAll(f *File) error {
 	for _, t := range f.tensors {
@@ -101,180 +102,24 @@ func (m *Model) addAll(f *File) error {
 	return nil
 }
 
-// findModel returns the path of the model in a directory.
-func findModel(dir string) (string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return "", fmt.Errorf("weights: %w", err)
-	}
-	var indexes, files, splits []string
-	for _, entry := range entries {
-		name := entry.Name()
-		switch {
-		case strings.HasSuffix(name, indexSuffix):
-			indexes = append(indexes, name)
-		case strings.HasSuffix(name, ".safetensors"):
-			files = append(files, name)
-		case strings.HasSuffix(name, ".gguf"):
-			if part := splitName.FindStringSubmatch(name); part == nil || part[2] == "00001" {
-				splits = append(splits, name)
-			}
-		}
-	}
-	for _, name := range []string{"model" + indexSuffix, "model.safetensors"} {
-		if slices.Contains(indexes, name) || slices.Contains(files, name) {
-			return filepath.Join(dir, name), nil
-		}
-	}
-	choices := indexes // whose files the others are
-	if len(indexes) == 0 {
-		choices = files
-	}
-	switch choices = append(choices, splits...); len(choices) {
-	case 0:
-		return "", fmt.Errorf("weights: open %s: %w: no safetensors or GGUF model in this directory", dir, os.ErrNotExist)
-	case 1:
-		return filepath.Join(dir, choices[0]), nil
-	}
-	return "", fmt.Errorf("weights: open %s: the directory has %d models (open one by its path: %s)", dir, len(choices), strings.Join(choices[:min(len(choices), 10)], ", "))
-}
-
-// openIndexed opens the files that an index names, and takes each tensor from its file.
-func (m *Model) openIndexed(path string) error {
-	file, size, err := openRegular(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	index := source{r: file, size: size, name: path}
-	if size > maxHeader {
-		return index.invalid("", "the index has %d bytes, want at most %d", size, maxHeader)
-	}
-	text, err := index.readJSON("the index", 0, size)
-	if err != nil {
-		return err
-	}
-	var tensors []byte // the value of weight_map
-	j := scan(text)
-	for key := j.next(); len(key) > 0; key = j.next() {
-		if value := j.next(); string(unquote(key)) == "weight_map" {
-			if tensors != nil {
-				return index.invalid("", "the index has the key %q twice", "weight_map")
-			}
-			tensors = value
-		}
-	}
-	if tensors == nil {
-		return index.invalid("", "the index has no weight_map")
-	}
-	if err := index.wantList("", "weight_map", tensors, '{'); err != nil {
-		return err
-	}
-	files := map[string]*File{}
-	j = scan(tensors)
-	for key := j.next(); len(key) > 0; key = j.next() {
-		tensor, value := string(unquote(key)), j.next()
-		if m.byName[tensor] != nil {
-			return index.invalid("", "weight_map has the key %s twice", quote(tensor))
-		}
-		if value[0] != '"' {
-			return index.invalid("", "the file of tensor %s is %s, want a string", quote(tensor), describe(value))
-		}
-		name := unquote(value)
-		f := files[string(name)]
-		if f == nil {
-			if f, err = m.openNamed(index, tensor, string(name)); err != nil {
-				return err
-			}
-			files[string(name)] = f
-		}
-		if m.byName[tensor] = f.byName[tensor]; m.byName[tensor] == nil {
-			return f.invalid(tensor, "the file has no such tensor, %s says that it has", path)
-		}
-	}
-	m.sortFiles()
-	return nil
-}
-
-// openNamed opens the file that an index names for a tensor.
-func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
-	name = filepath.FromSlash(name)
-	if !filepath.IsLocal(name) {
-		return nil, index.invalid(tensor, "its file is %s, want a path within the index's directory", quote(name))
-	}
-	dir := filepath.Dir(index.name)
-	path := filepath.Join(dir, name)
-	if outside(dir, filepath.Dir(path)) {
-		return nil, index.invalid(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
-	}
-	f, err := m.open(path)
-	if err != nil {
-		return nil, fmt.Errorf("%w (named by the index %s)", err, index.name)
-	}
-	return f, nil
-}
-
-// outside reports whether symbolic links lead from a directory to a folder outside of it.
-// A link to a file may: Hugging Face's cache has its files elsewhere. What does not exist
-// is reported when the file is opened.
-func outside(dir, folder string) bool {
-	var real [2]string
-	for i, path := range []string{dir, folder} {
-		path, err := filepath.Abs(path)
-		if err == nil {
-			real[i], err = filepath.EvalSymlinks(path)
-		}
-		if err != nil {
-			return false
-		}
-	}
-	within, err := filepath.Rel(real[0], real[1])
-	return err != nil || !filepath.IsLocal(within)
-}
-
-// The keys of a GGUF file that is a part of a model, and the name of part 2 of
-// 3: x-00002-of-00003.gguf.
+// The keys of a GGUF file that is a part of a model.
 const (
 	splitNumberKey  = "split.no" // from 0
 	splitCountKey   = "split.count"
 	splitTensorsKey = "split.tensors.count" // of the whole model
 )
 
-var splitName = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
-
-// openParts opens a file and, if it is a part of a split model, the other parts.
-func (m *Model) openParts(path string) error {
-	f, err := m.open(path)
-	if err != nil {
-		return err
+// openParts opens the files of a model that has no index. They must agree about that.
+func (m *Model) openParts(dir string, files modelFiles) error {
+	path := dir + files.name
+	if n := len(files.missing); n > 0 {
+		return fmt.Errorf("weights: open %s: %w: the model lacks %d of its %d parts: %s", path, os.ErrNotExist, n, n+len(files.parts), list(files.missing))
 	}
-	count, _, err := splitKey[uint16](f, splitCountKey)
-	if err != nil {
-		return err
+	if p := partOf(files.name); !p.inRange() {
+		return &FormatError{File: path, Reason: fmt.Sprintf("its name has the number %d of %d parts, want 1 to %d", p.number, p.count, p.count)}
 	}
-	if count < 2 {
-		return m.addAll(f)
-	}
-	name := splitName.FindStringSubmatch(path)
-	if name == nil || name[3] != fmt.Sprintf("%05d", count) || name[2] < "00001" || name[2] > name[3] {
-		return f.invalid("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", count, count)
-	}
-	for i := range int(count) {
-		part := fmt.Sprintf("%s-%05d-of-%05d.gguf", name[1], i+1, count)
-		if part != path {
-			if _, err := m.open(part); err != nil {
-				return fmt.Errorf("%w (part %d of %d of the model)", err, i+1, count)
-			}
-		}
-	}
-	m.sortFiles()
-	for i, f := range m.files {
-		number, _, err1 := splitKey[uint16](f, splitNumberKey)
-		of, _, err2 := splitKey[uint16](f, splitCountKey)
-		err := cmp.Or(err1, err2)
-		if err == nil && (int(number) != i || of != count) {
-			err = f.invalid("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, of, i, count)
-		}
+	for _, part := range files.parts {
+		f, err := m.open(dir + part)
 		if err == nil {
 			err = m.addAll(f)
 		}
@@ -282,12 +127,63 @@ func (m *Model) openParts(path string) error {
 			return err
 		}
 	}
+	return cmp.Or(m.checkSplit(), m.checkHyperparameters())
+}
+
+// checkSplit compares the keys of a split model, which all parts or none have, with the numbers in the
+// names of the parts.
+func (m *Model) checkSplit() error {
+	counts, want := make([]uint16, len(m.files)), 0
+	for i, f := range m.files {
+		var err error
+		if counts[i], _, err = splitKey[uint16](f, splitCountKey); err != nil {
+			return err
+		}
+		want = max(want, int(counts[i]))
+	}
+	n := len(m.files)
+	if want == 0 || want == 1 && n == 1 {
+		return nil
+	}
+	for i, f := range m.files {
+		if n == 1 {
+			return f.invalid("", "the file is one of %d parts of a model, want a name that ends in -00001-of-%05d.gguf or the number of another part", want, want)
+		}
+		number, _, err := splitKey[uint16](f, splitNumberKey)
+		if err == nil && (int(number) != i || int(counts[i]) != n) {
+			err = f.invalid("", "%s is %d and %s is %d, want %d and %d by the file's name", splitNumberKey, number, splitCountKey, counts[i], i, n)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	first := m.files[0]
-	want, ok, err := splitKey[int32](first, splitTensorsKey)
-	if err == nil && ok && int(want) != len(m.byName) {
-		err = first.invalid("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, want, count, len(m.byName))
+	tensors, ok, err := splitKey[int32](first, splitTensorsKey)
+	if err == nil && ok && int(tensors) != len(m.byName) {
+		err = first.invalid("", "%s is %d, the %d parts have %d tensors", splitTensorsKey, tensors, n, len(m.byName))
 	}
 	return err
+}
+
+// checkHyperparameters returns an error if two parts are of different models by the GGUF metadata that
+// both have: their architecture, and the keys that begin with its name.
+func (m *Model) checkHyperparameters() error {
+	const architectureKey = "general.architecture"
+	first := map[string]*File{}
+	for _, f := range m.files {
+		architecture, _ := f.metadata[architectureKey].(string)
+		for _, key := range f.MetadataKeys() {
+			if f.format != GGUF || key != architectureKey && !strings.HasPrefix(key, architecture+".") {
+				continue
+			}
+			if other := first[key]; other == nil {
+				first[key] = f
+			} else if !reflect.DeepEqual(f.metadata[key], other.metadata[key]) {
+				return f.invalid("", "%s differs from that of %s: they are parts of different models", quote(key), other.name)
+			}
+		}
+	}
+	return nil
 }
 
 // splitKey returns the value of a key of the metadata, and whether there is
@@ -325,7 +221,7 @@ func (m *Model) orEmpty() *Model {
 }
 
 // Files returns the model's files: in the order of NewModel's arguments, by
-// name those of an index, by number the parts of a split model.
+// name those of an index, by number the parts of a model without one.
 func (m *Model) Files() []*File { return slices.Clone(m.orEmpty().files) }
 
 // Tensors iterates over the model's tensors in the order of Files, those of one

@@ -93,16 +93,16 @@ func TestOpenFileReadsRegularFilesOnly(t *testing.T) {
 func TestIndexNamesTheFilesOfTensors(t *testing.T) {
 	t.Parallel()
 	files := map[string][]byte{
-		"model-00001-of-00002.safetensors": makeSafetensors(t, nil, three[0], spec{"old", weights.U8, []int{2}}, spec{"a", weights.U8, []int{9}}),
-		"sub/model-00002.safetensors":      makeSafetensors(t, nil, three[1:]...),
-		"model.safetensors":                makeSafetensors(t, nil, spec{"stray", weights.U8, []int{1}}),
+		"model-00001.safetensors":     makeSafetensors(t, nil, three[0], spec{"old", weights.U8, []int{2}}, spec{"a", weights.U8, []int{9}}),
+		"sub/model-00002.safetensors": makeSafetensors(t, nil, three[1:]...),
+		"model.safetensors":           makeSafetensors(t, nil, spec{"stray", weights.U8, []int{1}}),
 		"model.safetensors.index.json": []byte(`{"metadata":{"total_size":1,"x":[{"y":null}]},"weight_map":{
-			"c":"sub/model-00002.safetensors","b":"model-00001-of-00002.safetensors","a":"sub/model-00002.safetensors"},"more":1.5}`),
+			"c":"sub/model-00002.safetensors","b":"model-00001.safetensors","a":"sub/model-00002.safetensors"},"more":1.5}`),
 	}
 	dir := put(t, files)
 	for _, path := range []string{dir, filepath.Join(dir, "model.safetensors.index.json")} {
 		m := open(t, path)
-		assert.Equal(t, []string{"model-00001-of-00002.safetensors", "model-00002.safetensors"}, fileNames(m))
+		assert.Equal(t, []string{"model-00001.safetensors", "model-00002.safetensors"}, fileNames(m))
 		assert.Equal(t, []string{"b", "c", "a"}, names(m.Tensors()), "by file and offset")
 		a, ok := m.Tensor("a")
 		require.True(t, ok)
@@ -335,7 +335,7 @@ func TestInvalidSplitModelsAreRefused(t *testing.T) {
 		reason  string
 		missing bool
 	}{
-		"a part missing":            {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": nil}, "", "m-00002-of-00003.gguf: no such file or directory (part 2 of 3 of the model)", true},
+		"a part missing":            {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": nil}, "", "m-00001-of-00003.gguf: file does not exist: the model lacks 1 of its 3 parts: m-00002-of-00003.gguf", true},
 		"a part of another":         {"m-00001-of-00003.gguf", map[string][]byte{"m-00003-of-00003.gguf": part(1, 3, 3, three[2])}, "m-00003-of-00003.gguf", "split.no is 1 and split.count is 3, want 2 and 3 by the file's name", false},
 		"another count":             {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": part(1, 4, 3, three[1])}, "m-00002-of-00003.gguf", "split.no is 1 and split.count is 4, want 1 and 3 by the file's name", false},
 		"no part":                   {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": makeGGUF(3, 32, three[1])}, "m-00002-of-00003.gguf", "split.no is 0 and split.count is 0, want 1 and 3 by the file's name", false},
@@ -343,9 +343,11 @@ func TestInvalidSplitModelsAreRefused(t *testing.T) {
 		"too many tensors":          {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": part(1, 3, 3, three[1], u8("d", 1))}, "m-00001-of-00003.gguf", "split.tensors.count is 3, the 3 parts have 4 tensors", false},
 		"a tensor twice":            {"m-00001-of-00003.gguf", map[string][]byte{"m-00003-of-00003.gguf": part(2, 3, 3, three[0])}, "m-00003-of-00003.gguf", "m-00001-of-00003.gguf has a tensor of this name too", false},
 		"another name":              {"x.gguf", map[string][]byte{"x.gguf": part(0, 3, 3, three[0])}, "x.gguf", "the file is one of 3 parts of a model, want a name that ends in -00001-of-00003.gguf or the number of another part", false},
-		"number past the end":       {"m-00004-of-00003.gguf", map[string][]byte{"m-00004-of-00003.gguf": part(3, 3, 3, three[0])}, "m-00004-of-00003.gguf", "the file is one of 3 parts of a model, want a name that ends in -00001-of-00003.gguf or the number of another part", false},
-		"number 0":                  {"m-00000-of-00003.gguf", map[string][]byte{"m-00000-of-00003.gguf": part(0, 3, 3, three[0])}, "m-00000-of-00003.gguf", "the file is one of 3 parts of a model, want a name that ends in -00001-of-00003.gguf or the number of another part", false},
-		"another total":             {"m-00001-of-00004.gguf", map[string][]byte{"m-00001-of-00004.gguf": part(0, 3, 3, three[0])}, "m-00001-of-00004.gguf", "the file is one of 3 parts of a model, want a name that ends in -00001-of-00003.gguf or the number of another part", false},
+		"number past the end":       {"m-00004-of-00003.gguf", map[string][]byte{"m-00004-of-00003.gguf": part(3, 3, 3, three[0])}, "m-00004-of-00003.gguf", "its name has the number 4 of 3 parts, want 1 to 3", false},
+		"number 0":                  {"m-00000-of-00003.gguf", map[string][]byte{"m-00000-of-00003.gguf": part(0, 3, 3, three[0])}, "m-00000-of-00003.gguf", "its name has the number 0 of 3 parts, want 1 to 3", false},
+		"another total":             {"m-00001-of-00004.gguf", map[string][]byte{"m-00001-of-00004.gguf": part(0, 3, 3, three[0])}, "", "m-00001-of-00004.gguf: file does not exist: the model lacks 3 of its 4 parts: m-00002-of-00004.gguf, m-00003-of-00004.gguf, m-00004-of-00004.gguf", true},
+		"another total, all there":  {"m-00001-of-00001.gguf", map[string][]byte{"m-00001-of-00001.gguf": part(0, 3, 3, three[0])}, "m-00001-of-00001.gguf", "the file is one of 3 parts of a model, want a name that ends in -00001-of-00003.gguf or the number of another part", false},
+		"one of one by its keys":    {"m-00001-of-00003.gguf", map[string][]byte{"m-00001-of-00003.gguf": part(0, 1, 1, three[0])}, "m-00001-of-00003.gguf", "split.no is 0 and split.count is 1, want 0 and 3 by the file's name", false},
 		"count a uint32":            {"odd.gguf", map[string][]byte{"odd.gguf": odd}, "odd.gguf", "split.count is of type uint32, want uint16", false},
 		"count of another a uint32": {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": odd}, "m-00002-of-00003.gguf", "split.count is of type uint32, want uint16", false},
 		"number a uint32":           {"m-00001-of-00003.gguf", map[string][]byte{"m-00002-of-00003.gguf": oddNumber}, "m-00002-of-00003.gguf", "split.no is of type uint32, want uint16", false},
@@ -386,13 +388,13 @@ func TestDirectoryWithOneModelIsOpened(t *testing.T) {
 		"nothing":             {map[string][]byte{"config.json": nil}, nil, "no safetensors or GGUF model in this directory"},
 		"one file":            {map[string][]byte{"x.safetensors": one, "config.json": nil}, []string{"x.safetensors"}, ""},
 		"the usual file":      {map[string][]byte{"x.safetensors": one, "model.safetensors": one, "m.gguf": ggufFile}, []string{"model.safetensors"}, ""},
-		"one index":           {map[string][]byte{"shard.safetensors": one, "y.safetensors": one, "d.safetensors.index.json": index}, []string{"shard.safetensors"}, ""},
+		"one index":           {map[string][]byte{"shard.safetensors": one, "d.safetensors.index.json": index}, []string{"shard.safetensors"}, ""},
 		"the usual index":     {map[string][]byte{"shard.safetensors": one, "model.safetensors": one, "d.safetensors.index.json": index, "model.safetensors.index.json": index}, []string{"shard.safetensors"}, ""},
 		"one GGUF file":       {map[string][]byte{"m.gguf": ggufFile}, []string{"m.gguf"}, ""},
 		"two files":           {map[string][]byte{"x.safetensors": one, "y.safetensors": one}, nil, "the directory has 2 models (open one by its path: x.safetensors, y.safetensors)"},
 		"two indexes":         {map[string][]byte{"x.safetensors.index.json": index, "y.safetensors.index.json": index}, nil, "the directory has 2 models (open one by its path: x.safetensors.index.json, y.safetensors.index.json)"},
 		"two GGUF files":      {map[string][]byte{"mmproj.gguf": ggufFile, "m-00001-of-00002.gguf": nil, "m-00002-of-00002.gguf": nil}, nil, "2 models (open one by its path: m-00001-of-00002.gguf, mmproj.gguf)"},
-		"a file of each kind": {map[string][]byte{"m.gguf": ggufFile, "m.safetensors": one}, nil, "2 models (open one by its path: m.safetensors, m.gguf)"},
+		"a file of each kind": {map[string][]byte{"m.gguf": ggufFile, "m.safetensors": one}, nil, "2 models (open one by its path: m.gguf, m.safetensors)"},
 	} {
 		dir := put(t, tt.files)
 		m, err := weights.OpenModel(dir)

@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"slices"
+	"strings"
 )
 
-// parseSafetensors reads the header: a JSON object that has an entry for each tensor. The
-// first 8 bytes of the file, before the {, are its size.
+// parseSafetensors reads the header: a JSON object that has an entry for each tensor, padded with
+// white space on both sides. The first 8 bytes of the file are its size.
 func (f *File) parseSafetensors(start []byte) error {
 	f.format = Safetensors
 	n, header := binary.LittleEndian.Uint64(start), int64(len(start)-1)
@@ -16,7 +17,7 @@ func (f *File) parseSafetensors(start []byte) error {
 		return f.invalid("", "%s, as safetensors its header would have %d bytes, want at most %d", notWeights(start), n, maxHeader)
 	case n > rest:
 		return f.invalid("", "its header has %d bytes by its first %d, the file has %d after these", n, header, rest)
-	case start[header] != '{':
+	case strings.IndexByte(jsonSpace+"{", start[header]) < 0:
 		return f.invalid("", "the header begins with %q, want {", start[header:])
 	}
 	text, err := f.readJSON("the header", header, int64(n))
@@ -53,6 +54,7 @@ func notWeights(start []byte) string {
 		{"version ", "a Git LFS pointer in place of the file (run git lfs pull)"},
 		{"PK\x03\x04", "a zip archive, such as PyTorch's .pt and .bin (convert it to safetensors)"},
 		{"\x80", "a Python pickle (convert it to safetensors)"},
+		{"\x00\x05\x16\x07", "macOS's metadata of another file"},
 		{"<", "HTML or XML, such as a failed download's page"},
 	} {
 		if bytes.HasPrefix(start, []byte(other.prefix)) {

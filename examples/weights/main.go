@@ -42,7 +42,7 @@ const usage = `usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [
        weights -make SIZE FILE
 
 MODEL is a safetensors or GGUF file, the index of several files (.safetensors.index.json),
-or a directory with a model.
+or a directory with a model. For a part, such as x-00001-of-00003.gguf, all parts are loaded.
 
 `
 
