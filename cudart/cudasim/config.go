@@ -41,6 +41,13 @@ type Config struct {
 	// access each other's memory; all others can.
 	NoPeerAccess [][2]int
 
+	// LostPeerCopies lists pairs of device ordinals, from and to. Copies that go directly
+	// from the memory of the first device to that of the second succeed, and their bytes do
+	// not arrive, as where an IOMMU or PCI Express's access control (ACS) redirects them. A
+	// pair in both orders loses the copies of both directions. Copies that are staged
+	// through the host arrive.
+	LostPeerCopies [][2]int
+
 	// Kernels are Go functions that devices run in place of kernels, by the names that the
 	// kernels have in PTX. Those of package kernel, and of its Memory, are there already; a
 	// function takes the place of one with its name. PTX loads if it has a kernel for which
@@ -233,10 +240,15 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	c.Devices = devices
-	for _, pair := range c.NoPeerAccess {
-		for _, ordinal := range pair {
-			if ordinal < 0 || ordinal >= len(devices) {
-				return c, fmt.Errorf("cudasim: Config.NoPeerAccess %v: there are %d devices", pair, len(devices))
+	for _, list := range []struct {
+		name  string
+		pairs [][2]int
+	}{{"NoPeerAccess", c.NoPeerAccess}, {"LostPeerCopies", c.LostPeerCopies}} {
+		for _, pair := range list.pairs {
+			for _, ordinal := range pair {
+				if ordinal < 0 || ordinal >= len(devices) {
+					return c, fmt.Errorf("cudasim: Config.%s %v: there are %d devices", list.name, pair, len(devices))
+				}
 			}
 		}
 	}

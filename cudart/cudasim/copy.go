@@ -161,6 +161,9 @@ func (c *call) operation(m *copying) *operation {
 		o.engine, o.took = &to.onDevice, to.cfg.Link.OnDevice.time(n)
 	case to != nil && from != nil && to.peersWith(from):
 		o.engine, o.took = &to.onDevice, to.cfg.Link.Peer.time(n)
+		if c.losesPeerCopies(from, to) {
+			o.move = func() cudart.Code { return cudart.Success }
+		}
 	case to != nil && from != nil: // staged through the host
 		o.engine = &to.toDevice
 		o.took = max(from.cfg.Link.DeviceToHost.time(n), to.cfg.Link.HostToDevice.time(n))

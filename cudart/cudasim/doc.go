@@ -81,7 +81,8 @@
 // Copies between devices go at Link.Peer once one device has been enabled to
 // access the other (cudaDeviceEnablePeerAccess). Otherwise they are staged through
 // the host, at the speed of the slower of the two links. Config.NoPeerAccess lists
-// devices that cannot be enabled. Peer access that is not disabled is outstanding.
+// devices that cannot be enabled, Config.LostPeerCopies those whose direct copies succeed
+// although no byte arrives. Peer access that is not disabled is outstanding.
 // A copy to or from a lost device fails on the other device's stream, which goes on.
 //
 // # Kernels

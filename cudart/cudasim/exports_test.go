@@ -195,6 +195,7 @@ func TestConfigErrors(t *testing.T) {
 		"host":     {HostMemory: -1},
 		"peer":     {NoPeerAccess: [][2]int{{0, 1}}},
 		"peer -1":  {NoPeerAccess: [][2]int{{-1, 0}}},
+		"lost":     {LostPeerCopies: [][2]int{{1, 0}}},
 		"memory":   {Devices: []cudasim.DeviceConfig{{Memory: -1}}},
 		"PCI":      {Devices: []cudasim.DeviceConfig{{PCIBusID: "6"}}},
 		"PCI hex":  {Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:xx:00.0"}}},

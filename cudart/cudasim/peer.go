@@ -19,6 +19,11 @@ func (d *device) peersWith(o *device) bool {
 	return slices.Contains(d.peers, o) || slices.Contains(o.peers, d)
 }
 
+// losesPeerCopies reports whether the bytes of direct copies do not arrive.
+func (s *Sim) losesPeerCopies(from, to *device) bool {
+	return slices.Contains(s.cfg.LostPeerCopies, [2]int{from.ordinal, to.ordinal})
+}
+
 // disablePeer is false if access was not enabled.
 func (d *device) disablePeer(peer *device) bool {
 	n := len(d.peers)

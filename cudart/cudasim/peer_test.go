@@ -109,6 +109,53 @@ func TestPeerCopies(t *testing.T) {
 	l.ok("cudaSetDevice", 0)
 }
 
+// Direct copies of a pair that loses them succeed, in the time that they take, and the
+// destination keeps its bytes. Staged ones arrive, and so does the other direction.
+func TestPeerCopiesThatAreLost(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	const n = 4096
+	l := open(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), LostPeerCopies: [][2]int{{0, 1}}})
+	l.ok("cudaSetDevice", 1)
+	there := get[uintptr](l, "cudaMalloc", n)
+	l.ok("cudaSetDevice", 0)
+	here, h, s := l.device(n), l.pinned(n), l.stream()
+	value := func(at uintptr) byte {
+		l.ok("cudaMemcpyAsync", addr(&h[0]), at, n, d2h, s)
+		l.ok("cudaStreamSynchronize", s)
+		return h[n-1]
+	}
+	copies := map[string]func(dst, to, src, from uintptr){
+		"cudaMemcpyPeerAsync": func(dst, to, src, from uintptr) { l.ok("cudaMemcpyPeerAsync", dst, to, src, from, n, s) },
+		"device to device":    func(dst, _, src, _ uintptr) { l.ok("cudaMemcpyAsync", dst, src, n, d2d, s) },
+	}
+	for name, run := range copies {
+		for _, direct := range []bool{false, true} {
+			if direct {
+				l.ok("cudaDeviceEnablePeerAccess", 1, 0)
+			}
+			l.ok("cudaMemsetAsync", here, 1, n, s)
+			l.ok("cudaMemsetAsync", there, 2, n, s)
+			run(there, 1, here, 0)
+			l.ok("cudaStreamSynchronize", s)
+			want := byte(1)
+			if direct {
+				want = 2
+			}
+			assert.Equal(t, want, value(there), "%s, direct: %v", name, direct)
+			l.ok("cudaMemsetAsync", there, 3, n, s)
+			run(here, 0, there, 1)
+			assert.EqualValues(t, 3, value(here), "%s back, direct: %v", name, direct)
+			if direct {
+				l.ok("cudaDeviceDisablePeerAccess", 1)
+			}
+		}
+	}
+	l.ok("cudaSetDevice", 1)
+	l.ok("cudaFree", there)
+	l.ok("cudaSetDevice", 0)
+}
+
 func TestPeerCopyArguments(t *testing.T) {
 	t.Parallel()
 	locked(t)
