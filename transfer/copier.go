@@ -117,6 +117,11 @@ type Options struct {
 	// process together have no more than seven eighths of GOMAXPROCS, or all where that
 	// is up to four.
 	Workers int
+	// NoPeers forbids a Fanout copies from device to device (cudaMemcpyPeerAsync): each device
+	// gets all bytes over its own link, and no peer access is enabled. Without it a Fanout makes
+	// such copies only where it has proved that they arrive: see [NewFanout]. A Copier has one
+	// device, and ignores it.
+	NoPeers bool
 }
 
 const (

@@ -12,6 +12,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
+	peerpaths "github.com/gopinned/pinned/internal/peers"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -25,6 +26,8 @@ type engine struct {
 	// is copied over the link of one member of each group.
 	groups [][]int
 	peers  []peer // ordered pairs of a group
+	prover peerpaths.Prover
+	notes  []string // why devices are in different groups although CUDA reports access
 	// forwarding counts the goroutines that queue copies between members. A call into CUDA
 	// may keep one long after its copy was abandoned.
 	forwarding lifetime.Lifetime
@@ -122,9 +125,12 @@ func (e *engine) open(ctx context.Context, devs []*cudart.Device) (err error) {
 	}
 	e.opened = append(e.opened, e.releasePeers)
 	for i := range devs {
-		if err := e.join(i); err != nil {
+		if err := e.join(ctx, i); err != nil {
 			return err
 		}
+	}
+	if err := e.prover.Release(ctx); err != nil {
+		return err
 	}
 	for i := range e.peers {
 		p := &e.peers[i]
@@ -161,10 +167,10 @@ func (e *engine) of(dev *cudart.Device, err error) error {
 	return fmt.Errorf("%v: %w", dev, err)
 }
 
-// join adds a member to the first group that it can access, or makes one.
-func (e *engine) join(i int) error {
+// join adds a member to the first group to whose members it can copy, or makes one.
+func (e *engine) join(ctx context.Context, i int) error {
 	for g, group := range e.groups {
-		ok, err := e.connect(i, group)
+		ok, err := e.connect(ctx, i, group)
 		if err != nil {
 			return err
 		}
@@ -177,9 +183,12 @@ func (e *engine) join(i int) error {
 	return nil
 }
 
-// connect enables access between a member and all members of a group, in both directions, or
-// none.
-func (e *engine) connect(i int, group []int) (bool, error) {
+// connect enables access between a member and all members of a group, in both directions,
+// and proves that copies arrive; otherwise it enables none.
+func (e *engine) connect(ctx context.Context, i int, group []int) (bool, error) {
+	if e.o.NoPeers {
+		return false, nil
+	}
 	var pairs []peer
 	for _, j := range group {
 		pairs = append(pairs, peer{from: i, to: j}, peer{from: j, to: i})
@@ -188,6 +197,9 @@ func (e *engine) connect(i int, group []int) (bool, error) {
 		if can, err := e.members[p.from].dev.CanAccessPeer(e.members[p.to].dev); err != nil || !can {
 			return false, err
 		}
+	}
+	if e.loses(pairs) {
+		return false, nil
 	}
 	before := len(e.peers)
 	for _, p := range pairs {
@@ -200,7 +212,45 @@ func (e *engine) connect(i int, group []int) (bool, error) {
 		}
 		e.peers = append(e.peers, p)
 	}
-	return true, nil
+	if ok, err := e.prove(ctx, pairs); err != nil || ok {
+		return ok, err
+	}
+	return false, e.disconnect(before)
+}
+
+func (e *engine) path(p peer) peerpaths.Path {
+	return peerpaths.Path{From: e.members[p.from].dev, To: e.members[p.to].dev}
+}
+
+// loses reports whether an earlier proof has shown that copies of a pair do not arrive. There is
+// a note for each pair of which that is known.
+func (e *engine) loses(pairs []peer) (loses bool) {
+	for _, p := range pairs {
+		if lost, _ := e.path(p).Known(); lost > 0 {
+			loses = true
+			e.notes = append(e.notes, fmt.Sprintf("copies from %v do not arrive (%d of %d bytes were lost), although CUDA reports peer access: "+
+				"each device gets all bytes over its own link; an IOMMU or ACS is the usual cause: see pincheck explain peer_path_loses_bytes",
+				e.path(p), lost, peerpaths.ProofBytes))
+		}
+	}
+	return loses
+}
+
+// prove reports whether copies of all pairs arrive.
+func (e *engine) prove(ctx context.Context, pairs []peer) (bool, error) {
+	for _, p := range pairs {
+		_, err := e.prover.Prove(ctx, e.path(p))
+		switch {
+		case errors.Is(err, peerpaths.ErrNoMemory):
+			e.notes = append(e.notes, fmt.Sprintf("it is not known whether copies arrive, so each device gets all bytes over its own link: %v", err))
+			return false, nil
+		case err != nil && ctx.Err() == nil:
+			return false, fmt.Errorf("%w (Options.NoPeers forbids copies between devices)", err)
+		case err != nil:
+			return false, err
+		}
+	}
+	return !e.loses(pairs), nil
 }
 
 // disconnect disables the access that connect has enabled, from pair first on.
@@ -242,6 +292,9 @@ func (e *engine) releaseQueued(ctx context.Context) error {
 
 // releasePeers waits for the copies between members, and disables peer access.
 func (e *engine) releasePeers(ctx context.Context) error {
+	if err := e.prover.Release(ctx); err != nil { // of an open that has failed
+		return err
+	}
 	if e.forwarding.Seal() > 0 {
 		return fmt.Errorf("copies between devices: %w: %w", ErrUnderWay, bounded.ErrStuck)
 	}

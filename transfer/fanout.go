@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -14,9 +15,9 @@ import (
 // Devices that can access each other's memory share the work: each of n devices gets
 // every n-th chunk over its own link, and passes it on to the other devices
 // (cudaMemcpyPeerAsync, over NVLink or PCI Express). So two devices get the whole
-// source in half the time that one takes. Where there is no peer access, each
-// chunk goes to all devices from the same pinned memory, each over its own link,
-// in the time that one device takes.
+// source in half the time that one takes. Where there is no peer access, and where
+// copies between devices do not arrive, each chunk goes to all devices from the same
+// pinned memory, each over its own link, in the time that one device takes.
 type Fanout struct{ FanoutView }
 
 // A FanoutView has the methods of a [Fanout] that copy. All views of a Fanout share
@@ -37,9 +38,19 @@ type FanoutView struct{ view }
 // are missing, 39 MiB a device at most. It enables peer access in both directions
 // between those that can have it (cudaDeviceEnablePeerAccess); access that other
 // code of the process has enabled is used, and stays enabled. Errors are those of
-// [NewCopier], of CUDA's calls for peer access, and of devices that are there twice or belong
-// to different libraries. After an error nothing stays allocated, unless the error says that
-// it could not be released.
+// [NewCopier], of CUDA's calls for peer access and for its proof, and of devices that are
+// there twice or belong to different libraries. After an error nothing stays allocated, unless
+// the error says that it could not be released.
+//
+// CUDA reports peer access, and copies succeed, on hosts where an IOMMU or ACS keeps the bytes
+// from arriving. So the first NewFanout of a process and a cudart.Runtime that connects two
+// devices proves both directions: it copies 16 KiB from one device to the other, over bytes
+// that differ from them, and reads them back through the host. It waits for work of the
+// devices, as cudaMemcpy and cudaFree do, and takes less than a millisecond a pair if there is
+// none. All bytes must be right in both directions; else the two devices pass nothing on to each other,
+// each uses its own link, and Notes reports it. The outcome holds for all later Fanouts. If a
+// device has no memory for the proof, Notes reports that too, and the next NewFanout tries
+// again. [Options].NoPeers makes no copies from device to device, and no proof.
 //
 // Options.Workers is for all devices together.
 func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, error) {
@@ -84,6 +95,16 @@ func (f *FanoutView) Devices() (devs []*cudart.Device) {
 		}
 	}
 	return devs
+}
+
+// Notes returns, in words, why devices that could access each other's memory do not pass bytes
+// on: copies of which a proof showed that they do not arrive. It is nil if there is nothing to
+// report. It does not block.
+func (f *FanoutView) Notes() []string {
+	if e := f.get().engine; e != nil {
+		return slices.Clone(e.notes)
+	}
+	return nil
 }
 
 // With returns a view whose copies are configured by call. It does not block. Call.Stream may be of any of
