@@ -280,7 +280,7 @@ func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
 				require.ErrorIs(t, err, assert.AnError)
 				require.NotErrorIs(t, err, ErrUnderWay, "nothing is copied")
 				unblock()
-				for sim.Outstanding().Registrations > 0 || sim.Outstanding().Streams > 0 || sim.Outstanding().PeerAccesses > 0 {
+				for o := sim.Outstanding(); o.Registrations > 0 || o.Streams > 0 || o.PeerAccesses > 0 || o.DeviceAllocs > 0; o = sim.Outstanding() {
 					runtime.Gosched()
 				}
 				c, err := make(t.Context(), rt.Devices())

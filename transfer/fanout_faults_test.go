@@ -475,11 +475,18 @@ func TestFanoutWithFaultsAtRandom(t *testing.T) {
 	}
 }
 
-// Making and closing a Fanout, with each call failing in turn.
+// Making and closing a Fanout, with each call failing in turn, also where copies between the devices
+// are lost.
 func TestMakingAndClosingAFanoutCanFail(t *testing.T) {
+	for _, lost := range [][][2]int{nil, {{1, 0}}} {
+		t.Run(fmt.Sprint(lost), func(t *testing.T) { makingAndClosingCanFail(t, lost) })
+	}
+}
+
+func makingAndClosingCanFail(t *testing.T, lost [][2]int) {
 	positions := 0
 	for nth := 1; ; nth++ {
-		sim, err := cudasim.New(testgpu.Config(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}))
+		sim, err := cudasim.New(testgpu.Config(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), LostPeerCopies: lost}))
 		require.NoError(t, err)
 		rt, err := cudart.Open(cudart.Options{Source: sim})
 		require.NoError(t, err)

@@ -114,10 +114,13 @@ func (p *Prover) prove(ctx context.Context, path Path) (lost int, err error) {
 	pattern.Mask = ^uint64(0)
 	pattern.Fill(other, 0) // differs at each byte
 	clear(received)
-	if err := p.upload(ctx, from, from.sent(), sent); err != nil {
+	if err := p.upload(to, to.received(), other); err != nil {
 		return 0, err
 	}
-	if err := p.upload(ctx, to, to.received(), other); err != nil {
+	if err := p.upload(from, from.sent(), sent); err != nil {
+		return 0, err
+	}
+	if err := from.stream.WaitPoint(to.stream.Point()); err != nil {
 		return 0, err
 	}
 	err = from.stream.CopyPeer(to.received(), to.dev, from.sent(), from.dev, ProofBytes)
@@ -146,14 +149,10 @@ func (p *Prover) buffers() (sent, other, received []byte) {
 	return p.host[:ProofBytes], p.host[ProofBytes : 2*ProofBytes], p.host[2*ProofBytes:]
 }
 
-// upload copies bytes to a device, and waits until they have arrived.
-func (p *Prover) upload(ctx context.Context, e *end, at cudart.DevPtr, b []byte) error {
-	err := e.stream.CopyPageableToDevice(at, unsafe.Pointer(&b[0]), len(b))
-	p.fence.Add(e.stream)
-	if err == nil {
-		err = e.stream.Synchronize(ctx)
-	}
-	return err
+// upload copies bytes to a device, in the order of its stream.
+func (p *Prover) upload(e *end, at cudart.DevPtr, b []byte) error {
+	defer p.fence.Add(e.stream)
+	return e.stream.CopyPageableToDevice(at, unsafe.Pointer(&b[0]), len(b))
 }
 
 // end returns what the proofs of a device use, and allocates it the first time.
