@@ -24,10 +24,12 @@ type deviceMemory struct {
 	dev         *cudart.Device
 	inside      bounded.Group // calls into the library that the caller may abandon
 	allocators  int
-	free, total int   // bytes at the last query
-	allocated   share // managed memory
-	budgets     share // budgets of the Plans that run
-	admitted    int   // bytes that may be allocated before the next query
+	free, total int    // bytes at the last query
+	queries     uint64 // begun so far
+	newest      uint64 // number of the newest query whose result is here
+	allocated   share  // managed memory
+	budgets     share  // budgets of the Plans that run
+	admitted    int    // bytes that may be allocated before the next query
 }
 
 // A share is memory whose location, a device or the host, CUDA does not report: managed memory, or
@@ -122,14 +124,39 @@ func (d *deviceMemory) stayOnHost(ctx context.Context, r Range) error {
 // half of it is available: cudaMemGetInfo takes longer than the rest of Alloc.
 const admittedShare = 64
 
-// queryAndLock queries the free memory (cudaMemGetInfo). It returns with ledger.mu locked,
-// unless there is an error.
-func (d *deviceMemory) queryAndLock(ctx context.Context) error {
+// queryAndLock queries the free memory (cudaMemGetInfo), again and again while others free some
+// and ok returns false: what it saw before may be out of date. It returns with ledger.mu locked,
+// and the result of ok, which is called with the lock, unless there is an error.
+func (d *deviceMemory) queryAndLock(ctx context.Context, ok func() bool) (bool, error) {
+	for last := -1; ; {
+		if err := d.queryOnceAndLock(ctx); err != nil {
+			return false, err
+		}
+		if ok() {
+			return true, nil
+		}
+		if d.free <= last {
+			return false, nil
+		}
+		last = d.free
+		ledger.mu.Unlock()
+	}
+}
+
+func (d *deviceMemory) queryOnceAndLock(ctx context.Context) error {
+	ledger.mu.Lock()
+	d.queries++
+	query := d.queries
+	ledger.mu.Unlock()
 	free, total, err := d.memInfo(ctx)
 	if err != nil {
 		return err
 	}
 	ledger.mu.Lock()
+	if query < d.newest { // another goroutine has queried since
+		return nil
+	}
+	d.newest = query
 	d.free, d.total = free, total
 	d.allocated.update(free, total)
 	d.budgets.update(free, total)
@@ -145,10 +172,11 @@ func (d *deviceMemory) admit(ctx context.Context, n, reserve int, oversubscribe 
 	ledger.mu.Lock()
 	if n > d.admitted-a.used || !fits(n, reserve, a.available/2-a.used) {
 		ledger.mu.Unlock()
-		if err := d.queryAndLock(ctx); err != nil {
+		within, err := d.queryAndLock(ctx, func() bool { return fits(n, reserve, a.available-a.used) })
+		if err != nil {
 			return false, err
 		}
-		beyond = !fits(n, reserve, a.available-a.used)
+		beyond = !within
 	}
 	defer ledger.mu.Unlock()
 	if beyond && !oversubscribe {
@@ -168,12 +196,13 @@ func (d *deviceMemory) release(n int) {
 
 // begin counts the budget of a Plan as used until end is called.
 func (d *deviceMemory) begin(ctx context.Context, budget, reserve int) (end func(), err error) {
-	if err := d.queryAndLock(ctx); err != nil {
+	b := &d.budgets
+	within, err := d.queryAndLock(ctx, func() bool { return fits(budget, reserve, b.available-b.used) })
+	if err != nil {
 		return nil, err
 	}
 	defer ledger.mu.Unlock()
-	b := &d.budgets
-	if !fits(budget, reserve, b.available-b.used) {
+	if !within {
 		return nil, fmt.Errorf("%w: PlanOptions.Budget is %s and Options.Reserve %s; the device memory has %s free of %s, and the budgets of running plans are %s", ErrOversubscribed,
 			units.ExactBytes(budget), units.ExactBytes(reserve), units.ExactBytes(d.free), units.ExactBytes(d.total), units.ExactBytes(b.used))
 	}
@@ -187,11 +216,12 @@ func (d *deviceMemory) begin(ctx context.Context, budget, reserve int) (end func
 
 // checkReserve checks that n more bytes on the device leave the reserve free.
 func (d *deviceMemory) checkReserve(ctx context.Context, n, reserve int) error {
-	if err := d.queryAndLock(ctx); err != nil {
+	within, err := d.queryAndLock(ctx, func() bool { return fits(n, reserve, d.free) })
+	if err != nil {
 		return err
 	}
 	defer ledger.mu.Unlock()
-	if !fits(n, reserve, d.free) {
+	if !within {
 		return fmt.Errorf("%w: %s of the memory stay on the host because it was allocated beyond the capacity, and the device memory has %s free of %s, of which %s are reserved (prefetch less, move other memory to the host with Reclaim, or use a Plan)",
 			ErrReserve, units.ExactBytes(n), units.ExactBytes(d.free), units.ExactBytes(d.total), units.ExactBytes(reserve))
 	}

@@ -65,6 +65,40 @@ func TestMemoryThatOthersFreeCanBeBudgeted(t *testing.T) {
 	}))
 }
 
+// Memory that others free after the query that refuses a plan or an allocation counts, also if
+// another goroutine has used a newer query meanwhile.
+func TestMemoryThatOthersFreeDuringAQueryCounts(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]Options{"allocate": {}, "plan": {Oversubscribe: true}} {
+		for _, newer := range []bool{false, true} {
+			g := newSimFixture(t, small(64*mib), o)
+			free := g.other(48 * mib)
+			try := func() error {
+				m, err := g.a.Alloc(t.Context(), 40*mib)
+				if err == nil {
+					err = m.Close()
+				}
+				return err
+			}
+			if name == "plan" {
+				p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).All().Read()}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
+				require.NoError(t, err)
+				try = func() error { return p.Run(t.Context(), g.s, func(int) error { return nil }) }
+			}
+			unblock := g.sim.Block("cudaMemGetInfo", cudasim.Fault{Late: true})
+			tried := make(chan error)
+			go func() { tried <- try() }()
+			require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemGetInfo", 1))
+			free()
+			if newer {
+				g.alloc(20 * mib)
+			}
+			unblock()
+			require.NoError(t, <-tried, "%s, newer: %v", name, newer)
+		}
+	}
+}
+
 // The guard queries the device memory again as allocations add up: others may have allocated
 // device memory meanwhile.
 func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
