@@ -98,7 +98,7 @@ check_lint() {
 }
 
 # The files for fleets, without fetching or root.
-check_deploy() { scripts/fleet-check.sh scripts manifests; }
+check_deploy() { scripts/fleet-check.sh scripts unit manifests; }
 
 # The examples with modules of other projects, which are modules of their own.
 check_ecosystem() {

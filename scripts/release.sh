@@ -116,13 +116,13 @@ packages() {
 	dir=$work/package-$arch
 	bin=$(tool "$nfpm")
 	cp -r "$work/pincheck_${number}_linux_$arch" "$dir"
-	cp "$work/src/scripts/release/nfpm.yaml" "$dir/"
+	cp "$work"/src/scripts/release/{nfpm.yaml,postinstall.sh,preremove.sh} "$dir/"
 	gzip -9nc "$dir/man/pincheck.1" >"$dir/pincheck.1.gz"
 	gzip -9nc "$dir/CHANGELOG.md" >"$dir/changelog.gz"
 	cat "$dir/LICENSE" "$dir/LICENSES-OF-MODULES.txt" >"$dir/copyright"
 	find "$dir" -exec touch --date="@$SOURCE_DATE_EPOCH" {} +
 	for kind in deb rpm; do
-		(cd "$dir" && ARCH=$arch VERSION=$number "$bin" package -p $kind -f nfpm.yaml -t "$out/pincheck_${number}_linux_$arch.$kind" >/dev/null)
+		(cd "$dir" && ARCH=$arch VERSION=$number "$bin" package -p $kind -f nfpm.yaml -t "$out/pincheck_${number}_linux_$arch.$kind")
 	done
 }
 
@@ -152,8 +152,8 @@ image() {
 	for arch in "${architectures[@]}"; do
 		local name=127.0.0.1:$port/pincheck:$arch from=(--oci-empty-base)
 		root=$work/image-$arch
-		mkdir -p "$root/usr/local/bin"
-		cp "$work/pincheck-$arch" "$root/usr/local/bin/pincheck"
+		mkdir -p "$root/usr/bin"
+		cp "$work/pincheck-$arch" "$root/usr/bin/pincheck"
 		if [[ -n $base ]]; then
 			from=(--base "$base" --set-base-image-annotations)
 		else
@@ -161,7 +161,7 @@ image() {
 		fi
 		tarball "$root" . | gzip -9n >"$root.tar.gz"
 		"$bin" append --platform "linux/$arch" "${from[@]}" -f "$root.tar.gz" -t "$name" >/dev/null 2>&1
-		"$bin" mutate "$name" -t "$name" --set-platform "linux/$arch" --entrypoint /usr/local/bin/pincheck --user 65532:65532 \
+		"$bin" mutate "$name" -t "$name" --set-platform "linux/$arch" --entrypoint /usr/bin/pincheck --user 65532:65532 \
 			--env NVIDIA_VISIBLE_DEVICES=all --env NVIDIA_DRIVER_CAPABILITIES=compute,utility \
 			--label org.opencontainers.image.source=https://github.com/gopinned/pinned \
 			--label org.opencontainers.image.version="$version" \
@@ -180,10 +180,10 @@ image() {
 stand_in() {
 	local from library
 	if [[ $2 == "$(go env GOHOSTARCH)" ]]; then
-		ldd "$1/usr/local/bin/pincheck" /usr/bin/env | grep -o '/[^ ]*\.so[^ ]*' | sort -u | while read -r library; do
+		ldd "$1/usr/bin/pincheck" /usr/bin/env | grep -o '/[^ ]*\.so[^ ]*' | sort -u | while read -r library; do
 			install -D "$library" "$1$library"
 		done
-		library=$(ldd "$1/usr/local/bin/pincheck" | grep -o '/[^ ]*/libc\.so[^ ]*')
+		library=$(ldd "$1/usr/bin/pincheck" | grep -o '/[^ ]*/libc\.so[^ ]*')
 		from=${library%/*}
 		install "$from"/{librt.so.1,libdl.so.2,libpthread.so.0} "$1$from/"
 	else

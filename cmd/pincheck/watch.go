@@ -69,7 +69,7 @@ is removed when watch ends.`,
 	cmd.Flags().DurationVar(&interval, "interval", interval, "time from one look to the next")
 	named(cmd.Flags(), "interval", "time")
 	cmd.Flags().Var(&damped, "damping", "report a change that k of the last n looks have seen")
-	cmd.Flags().StringVar(&textfile, "textfile", "", "write the findings to this file for node_exporter, such as\n/var/lib/node_exporter/textfile/pincheck-watch.prom")
+	cmd.Flags().StringVar(&textfile, "textfile", "", "write the findings to this file for node_exporter, such as\n/var/lib/node_exporter/textfile_collector/pincheck-watch.prom")
 	named(cmd.Flags(), "textfile", "path")
 	complete(cmd, "interval")
 	complete(cmd, "damping")

@@ -46,7 +46,8 @@ for arch in amd64 arm64; do
 	rpm -K --nosignature "$out/$name.rpm" >/dev/null || fail "$arch: the rpm is damaged"
 	rpm -qp --requires "$out/$name.rpm" 2>/dev/null | grep -qx 'glibc >= 2.17' || fail "$arch: the rpm does not require glibc"
 	debs=$(dpkg-deb -c "$out/$name.deb" | awk '{ print substr($6, 2) }') rpms=$(rpm -qlp "$out/$name.rpm" 2>/dev/null)
-	for file in /usr/bin/pincheck /usr/share/man/man1/pincheck.1.gz /usr/share/bash-completion/completions/pincheck /usr/share/doc/pincheck/copyright; do
+	for file in /usr/bin/pincheck /usr/lib/systemd/system/pincheck-watch.service /usr/libexec/pincheck/{pincheck-plugin,prolog-pincheck,healthcheck-pincheck}.sh \
+		/usr/share/pincheck/node-problem-detector.json /usr/share/man/man1/pincheck.1.gz /usr/share/bash-completion/completions/pincheck /usr/share/doc/pincheck/copyright; do
 		grep -qx "$file" <<<"$debs" || fail "$arch: the deb has no $file"
 		grep -qx "$file" <<<"$rpms" || fail "$arch: the rpm has no $file"
 	done
@@ -72,14 +73,16 @@ for arch in amd64 arm64; do
 	mkdir -p "$root/proc" "$root/tmp"
 	while read -r layer; do tar -xf "$(blob "$layer")" -C "$root"; done < <(jq -r '.layers[].digest' "$(blob "$manifest")")
 	config=$(blob "$(jq -r .config.digest "$(blob "$manifest")")")
-	[[ $(jq -r '.config.User + " " + .config.Entrypoint[0]' "$config") == "65532:65532 /usr/local/bin/pincheck" ]] || fail "image: $arch: $(<"$config")"
+	[[ $(jq -r '.config.User + " " + .config.Entrypoint[0]' "$config") == "65532:65532 /usr/bin/pincheck" ]] || fail "image: $arch: $(<"$config")"
 	if [[ $arch == "$host" ]]; then
 		run "$root" "$(jq -r '.config.Entrypoint[0]' "$config")" version
-		run "$root" /usr/local/bin/pincheck --sim --npd --expect-bandwidth 1
+		run "$root" /usr/bin/pincheck --sim --npd --expect-bandwidth 1
 	elif [[ -x .build/arm64/run ]]; then
-		$(sed -n 's/^exec "\([^"]*\)" .*/\1/p' .build/arm64/run) -L "$root" "$root/usr/local/bin/pincheck" version
+		$(sed -n 's/^exec "\([^"]*\)" .*/\1/p' .build/arm64/run) -L "$root" "$root/usr/bin/pincheck" version
 	fi
 done
+
+DEB=$out/pincheck_${number}_linux_$host.deb scripts/fleet-check.sh package
 
 # A made-up host: a glibc, NVIDIA's driver as the kernel shows it, no Go, no CUDA. The package is unpacked
 # as dpkg would. What pincheck finds there needs no GPU.
