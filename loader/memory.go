@@ -104,8 +104,15 @@ func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) er
 // loader's host memory, as [Copy] does and quicker than by a Copy each: it is for ReadBatch of a [BatchSource]. to
 // has len(indices)*size bytes. CopySamples panics if it has not, and if a sample is not in from. It does not block.
 func CopySamples(to, from []byte, size int, indices []int) {
-	if size <= 0 || len(to) != len(indices)*size {
+	// Divisions: products of an index and a size may overflow.
+	if size <= 0 || len(to)%size != 0 || len(to)/size != len(indices) {
 		panic(fmt.Sprintf("loader: copy %d samples of %d bytes into %d bytes", len(indices), size, len(to)))
+	}
+	samples := len(from) / size
+	for _, i := range indices {
+		if uint(i) >= uint(samples) {
+			panic(fmt.Sprintf("loader: copy sample %d of %d", i, samples))
+		}
 	}
 	from = slices.Clip(from)
 	if ntcopy.Together(to, size) {
