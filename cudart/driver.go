@@ -169,7 +169,12 @@ func (rt *Runtime) bindDriver(ctx context.Context) (err error) {
 func (c *cCall) then(b *binding, fn function, args ...uintptr) Code {
 	c.entry = b.entry[fn]
 	copy(c.args[:], args)
-	return c.call().of(fn)
+	name := c.name
+	c.calls++
+	c.name = nameCall(c.calls, c.device, fn) // for Runtime.Stuck
+	code := c.call().of(fn)
+	c.name = name
+	return code
 }
 
 func (c *cCall) driverPtr(i int) uintptr { return uintptr(unsafe.Pointer(&c.driver[i])) }

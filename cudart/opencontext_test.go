@@ -50,6 +50,25 @@ func TestOpenEndsWithItsContextDuringACallThatDoesNotReturn(t *testing.T) {
 	}
 }
 
+// With the driver API the call that hangs is mostly cuInit.
+func TestOpenNamesTheCallOfTheDriverThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
+	sim := newSim(t, cudasim.Config{API: cudart.DriverAPI})
+	unblock := sim.Block("cuInit", cudasim.Fault{Times: -1})
+	defer unblock()
+	ctx, cancel := context.WithCancel(t.Context())
+	opened := make(chan error, 1)
+	go func() {
+		_, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		opened <- err
+	}()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cuInit", 1))
+	cancel()
+	var open *cudart.OpenError
+	require.ErrorAs(t, <-opened, &open)
+	require.Equal(t, "cuInit", open.Stuck)
+}
+
 // A call that returns after the context has ended is the last one: the opening neither
 // goes on with the library nor succeeds.
 func TestOpenMakesNoCallAfterItsContextHasEnded(t *testing.T) {
