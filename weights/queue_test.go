@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -70,5 +71,33 @@ func TestZerosAreWrittenOverNoOtherPart(t *testing.T) {
 		require.Len(t, queues[0].pieces, wantPieces, between)
 		last := queues[0].pieces[wantPieces-1]
 		assert.EqualValues(t, c[0]+10, int(last.Dsts[0])+last.N)
+	}
+}
+
+// Two pieces for several devices are one copy only if all of the devices allow that: zero bytes between
+// them must overwrite no part on any device, and have the same number on each.
+func TestPiecesAreJoinedOnlyWhereEveryDeviceAllowsIt(t *testing.T) {
+	t.Parallel()
+	const a, c = 0x1000, 0x1080
+	for name, tt := range map[string]struct {
+		second  int // address of the second piece on device 1
+		between []target
+		pieces  int
+	}{
+		"nothing between":                    {c, nil, 1},
+		"a part between, on the first one":   {c, []target{{Part{Size: 10}, 0, a + 110}}, 2},
+		"a part between, on the second one":  {c, []target{{Part{Size: 10}, 1, a + 110}}, 2},
+		"another distance on the second one": {c + transferAlign, nil, 2},
+	} {
+		f := &File{}
+		l := &loading{owned: true, devices: make([]*cudart.Device, 2), reads: []Read{
+			{File: f, Offset: 0, Size: 100, Devices: []int{0, 1}, Pieces: []Piece{{0, 100, []int{a, a}}}},
+			{File: f, Offset: 100, Size: 10, Devices: []int{0, 1}, Pieces: []Piece{{0, 10, []int{c, tt.second}}}},
+		}}
+		l.placed = append([]target{{Part{Size: 100}, 0, a}, {Part{Size: 10}, 0, c}, {Part{Size: 100}, 1, a}, {Part{Size: 10}, 1, tt.second}}, tt.between...)
+		slices.SortFunc(l.placed, target.compareAddress)
+		queues := l.queues()
+		require.Len(t, queues, 1)
+		assert.Len(t, queues[0].pieces, tt.pieces, name)
 	}
 }
