@@ -46,7 +46,7 @@ func (p LoadedPart) Ptr() (cudart.DevPtr, error) {
 //	p, err := l.Ptr("model.embed_tokens.weight")
 //	err = l.Close()
 //
-// The errors are those of OpenModel and [Plan.LoadNew].
+// The errors are those of OpenModel and [Plan.LoadNew], which may return a Loaded with its error.
 func LoadModel(ctx context.Context, dev *cudart.Device, path string, o LoadOptions) (*Loaded, error) {
 	m, err := OpenModel(path)
 	if err != nil {
@@ -67,8 +67,9 @@ var allocations bounded.Each[cudart.Device, bounded.Group]
 // [Plan.Load] does. Device i of the plan is devices[i]; devices without a tensor are not used.
 //
 // The errors are those of [cudart.Device.Alloc] and Plan.Load. After an error the memory is
-// freed, unless the error wraps [transfer.ErrUnderWay]: then a copy may still write to it, and it
-// stays allocated.
+// freed and the Loaded is nil, unless the error wraps [transfer.ErrUnderWay]: then a copy may still
+// write to the memory, which stays allocated. The Loaded is returned with that error; close it when the
+// calls of CUDA have returned.
 func (p *Plan) LoadNew(ctx context.Context, devices []*cudart.Device, o LoadOptions) (*Loaded, error) {
 	l := &Loaded{byName: map[string][]LoadedPart{}}
 	err := l.allocate(ctx, p, devices)
@@ -84,8 +85,10 @@ func (p *Plan) LoadNew(ctx context.Context, devices []*cudart.Device, o LoadOpti
 	switch {
 	case err == nil:
 		return l, nil
-	case errors.Is(err, transfer.ErrUnderWay) || ctx == nil:
+	case ctx == nil:
 		return nil, err
+	case errors.Is(err, transfer.ErrUnderWay):
+		return l, err
 	}
 	return nil, errors.Join(err, l.CloseContext(ctx))
 }

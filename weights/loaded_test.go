@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -15,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
 
@@ -117,4 +119,37 @@ func TestLoadNewFreesWhatItAllocated(t *testing.T) {
 	unblock()
 	for sim.Calls("cudaFree") < 2 { // of the first failure, and of this one
 	}
+}
+
+// Memory that an abandoned copy may still write to is not freed, and the caller can free it later.
+func TestLoadNewReturnsMemoryThatIsInUse(t *testing.T) {
+	sim, rt := testgpu.Sim(t, cudasim.Config{}) // which finds leaks at the end
+	f := mustParse(t, makeSafetensors(t, nil, u8("a", 1000)), "f")
+	plan, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{})
+	require.NoError(t, err)
+	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 1, Times: 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	type result struct {
+		loaded *weights.Loaded
+		err    error
+	}
+	over := make(chan result, 1)
+	go func() {
+		l, err := plan.LoadNew(ctx, rt.Devices(), weights.LoadOptions{})
+		over <- result{l, err}
+	}()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
+	cancel()
+	r := <-over
+	require.ErrorIs(t, r.err, transfer.ErrUnderWay)
+	require.NotNil(t, r.loaded)
+	require.Zero(t, sim.Calls("cudaFree"))
+	_, err = r.loaded.Ptr("a")
+	require.NoError(t, err)
+	unblock()
+	require.Eventually(t, func() bool { // what could not be released is by the next loads
+		l, err := plan.LoadNew(t.Context(), rt.Devices(), weights.LoadOptions{})
+		return err == nil && l.Close() == nil && sim.Outstanding().Registrations == 0
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, r.loaded.Close())
 }
