@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A BlocksMethod is a method of copying blocks.
@@ -79,44 +81,44 @@ type Blocks struct {
 // a machine the driver also compiles the kernel's PTX: NewBlocks took 0.73 s on an H100, the
 // compiler 0.52 s of it. The driver caches the result (~/.nv/ComputeCache). Close it. Errors
 // are those of [kernel.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
-func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (b *Blocks, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("transfer: new blocks: %w", err)
-		}
-	}()
+func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (*Blocks, error) {
+	b, err := newBlocks(ctx, dev, o)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: new blocks: %w", err)
+	}
+	return b, nil
+}
+
+func newBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (*Blocks, error) {
 	switch {
 	case ctx == nil:
 		return nil, errNilContext
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
-	case o.Processors < 0:
-		return nil, fmt.Errorf("BlocksOptions.Processors of %d: must not be negative", o.Processors)
+	case o.Processors < 0 || o.Processors > math.MaxInt32:
+		return nil, fmt.Errorf("BlocksOptions.Processors of %d: must be from 0 to %d", o.Processors, math.MaxInt32)
 	case o.Method < QuickestMethod || o.Method > EngineMethod:
-		return nil, fmt.Errorf("BlocksOptions.Method: %v is none", o.Method)
+		return nil, fmt.Errorf("BlocksOptions.Method: invalid %v", o.Method)
 	}
 	lists, err := pool.New(dev, pool.Options{Buffer: hostmem.Options{Label: "block lists"}})
 	if err != nil {
 		return nil, err
 	}
-	b = &Blocks{dev: dev, lists: lists, method: o.Method, processors: o.Processors}
-	if b.processors == 0 {
-		b.processors = DefaultProcessors
-	}
+	b := &Blocks{dev: dev, lists: lists, method: o.Method, processors: cmp.Or(o.Processors, DefaultProcessors)}
 	b.batches.New, b.seen.New = func() any { return new(cudart.CopyBatch) }, func() any { return new(bitSet) }
-	_, err = bounded.Do(ctx, bounded.Call[struct{}]{
-		Run: func() (none struct{}, err error) {
-			if err = b.open(ctx); err != nil {
-				err = errors.Join(err, lifetime.Undo(ctx, b.release))
+	return bounded.Do(ctx, bounded.Call[*Blocks]{
+		Run: func() (*Blocks, error) {
+			if err := b.open(ctx); err != nil {
+				return nil, errors.Join(err, lifetime.Undo(ctx, b.release))
 			}
-			return none, err
+			return b, nil
 		},
-		Late: func(struct{}, error) { _ = lifetime.Undo(ctx, b.release) },
+		Late: func(_ *Blocks, err error) {
+			if err == nil {
+				_ = lifetime.Undo(ctx, b.release)
+			}
+		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return b, nil
 }
 
 // open loads the kernel where it can be used, and measures.
@@ -187,7 +189,7 @@ type BlockCopy struct {
 
 	HostIndex, DeviceIndex []uint32
 	// HostIndexOnDevice and DeviceIndexOnDevice are lists of Count uint32 in memory that the device
-	// can access, in place of HostIndex and DeviceIndex. The kernel reads them when the stream has
+	// can access, instead of HostIndex and DeviceIndex. The kernel reads them when the stream has
 	// reached the copies, so work queued before may write them. Engines do not read them: such
 	// copies are the kernel's whatever is quicker, and are refused where there is none
 	// ([cudart.ErrUnsupported]).
@@ -200,8 +202,11 @@ type BlockCopy struct {
 
 	HostStride, DeviceStride int // bytes, 0 is Size
 
-	Size  int // bytes of a block: copies by kernels are quick if all is a multiple of 16
-	Count int // of blocks
+	Size int // bytes of a block: copies by kernels are quick if all is a multiple of 16
+	// Count is the number of blocks. 0 is the length of HostIndex or DeviceIndex, and without a list no block.
+	// Any other Count must be the length of these lists, which must have the same length. Beside a list in the
+	// device's memory alone it must be set.
+	Count int
 }
 
 // Upload queues copies from host memory to the device, on s, and returns the place after them. The
@@ -212,7 +217,9 @@ type BlockCopy struct {
 //
 // No copy is queued if the host memory is not pinned by package hostmem, if a block is not
 // within its memory, or if two blocks of the target overlap: the error has the block.
-// Other errors are those of ctx, [ErrClosed], and CUDA's; after one of CUDA's, copies may be queued.
+// Other errors are those of ctx, [ErrClosed], and CUDA's; after one of these, copies may be queued. If ctx ends while
+// a call into CUDA does not return, as on a stream whose queue is full, the error wraps [ErrUnderWay]: copies may be
+// queued later, and Close waits for the call.
 func (b *Blocks) Upload(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
 	return b.single(ctx, s, c, false)
 }
@@ -236,24 +243,17 @@ func (b *Blocks) DownloadAll(ctx context.Context, s *cudart.Stream, requests []B
 	return b.several(ctx, s, requests, true)
 }
 
-func (b *Blocks) single(ctx context.Context, s *cudart.Stream, c BlockCopy, down bool) (p cudart.Point, err error) {
-	err = b.begin(ctx, s)
-	if err == nil {
-		defer b.life.End()
-		p, err = b.copy(ctx, s, []BlockCopy{c}, down)
-	}
+func (b *Blocks) single(ctx context.Context, s *cudart.Stream, c BlockCopy, down bool) (cudart.Point, error) {
+	one := [1]BlockCopy{c}
+	p, err := b.copy(ctx, s, one[:], down)
 	if err != nil {
-		return p, fmt.Errorf("transfer: %s %d blocks of %d bytes: %w", direction(down), c.Count, c.Size, err)
+		return p, fmt.Errorf("transfer: %s %d blocks of %d bytes: %w", direction(down), one[0].Count, c.Size, err)
 	}
 	return p, nil
 }
 
-func (b *Blocks) several(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (p cudart.Point, err error) {
-	err = b.begin(ctx, s)
-	if err == nil {
-		defer b.life.End()
-		p, err = b.copy(ctx, s, slices.Clone(requests), down)
-	}
+func (b *Blocks) several(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (cudart.Point, error) {
+	p, err := b.copy(ctx, s, slices.Clone(requests), down)
 	if err != nil {
 		return p, fmt.Errorf("transfer: %s blocks (requests: %d): %w", direction(down), len(requests), err)
 	}
@@ -286,16 +286,25 @@ func (b *Blocks) begin(ctx context.Context, s *cudart.Stream) error {
 	return nil
 }
 
-// copy queues the copies of requests, which it changes, if all of them may be.
+// copy queues the copies of requests, which it completes, if all of them may be.
 func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (p cudart.Point, err error) {
+	if err := b.begin(ctx, s); err != nil {
+		return p, err
+	}
+	defer b.life.End()
 	for i := range requests {
 		c := &requests[i]
 		c.HostStride, c.DeviceStride = cmp.Or(c.HostStride, c.Size), cmp.Or(c.DeviceStride, c.Size)
-		if err := b.check(c, down); err != nil {
+		err := c.count()
+		if err == nil {
+			err = b.check(c, down)
+		}
+		if err != nil {
 			return p, ofRequest(err, i, 1, len(requests))
 		}
 	}
-	var launches []BlockCopy
+	call := &blocksCall{Blocks: b, ctx: ctx, s: s, down: down}
+	call.launches = call.one[:0]
 	for i, n := 0, 0; i < len(requests); i += n {
 		c := requests[i]
 		for n = 1; i+n < len(requests) && requests[i+n].joins(&c); n++ {
@@ -309,15 +318,40 @@ func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, requests []BlockCop
 		switch {
 		case c.Count == 0:
 		case c.Hosts != nil:
-			launches = append(launches, c.split()...)
+			for _, part := range c.split() {
+				call.launches = append(call.launches, blocksLaunch{BlockCopy: part})
+			}
 		default:
-			launches = append(launches, c)
+			call.launches = append(call.launches, blocksLaunch{BlockCopy: c})
 		}
 	}
-	if err := b.queueEach(ctx, s, launches, down); err != nil {
+	if err := call.queue(); err != nil {
 		return p, err
 	}
 	return s.Point(), nil
+}
+
+// count sets Count to the length of the lists on the host, if there are any. It returns an error if the numbers
+// contradict one another.
+func (c *BlockCopy) count() error {
+	n, listed := c.Count, false
+	for _, list := range [...][]uint32{c.HostIndex, c.DeviceIndex} {
+		switch {
+		case list == nil:
+		case listed && len(list) != n:
+			return fmt.Errorf("HostIndex has %d indices, and DeviceIndex %d: want as many", len(c.HostIndex), len(c.DeviceIndex))
+		default:
+			n, listed = len(list), true
+		}
+	}
+	switch {
+	case listed && c.Count != 0 && c.Count != n:
+		return fmt.Errorf("Count of %d beside a list of %d indices: want as many, or a Count of 0", c.Count, n)
+	case c.listsOnDevice() && n == 0 && !listed:
+		return errors.New("Count of 0 beside a list in the device's memory: set Count to the length of the list")
+	}
+	c.Count = n
+	return nil
 }
 
 // ofRequest adds to an error which of several requests it is about: n of them, from i on.
@@ -360,44 +394,147 @@ func concatenate(requests []BlockCopy) BlockCopy {
 	return all
 }
 
-// queueEach queues copies, if all of their host memories may be used.
-func (b *Blocks) queueEach(ctx context.Context, s *cudart.Stream, launches []BlockCopy, down bool) error {
-	for i := range launches {
-		c := &launches[i]
-		if c.CheckIndices && c.listsOnDevice() {
-			if err := b.checkOnDevice(ctx, s, c); err != nil {
+// A blocksCall queues the copies of one call of a Blocks. The caller's goroutine copies the lists; the goroutine that
+// calls CUDA may go on after the caller has returned.
+type blocksCall struct {
+	*Blocks
+	ctx      context.Context
+	s        *cudart.Stream
+	down     bool
+	launches []blocksLaunch
+	one      [1]blocksLaunch // memory for launches
+}
+
+// A blocksLaunch has copies of blocks of one host memory.
+type blocksLaunch struct {
+	BlockCopy
+	owner    hostmem.Pinned
+	start    int // of Host in the owner's memory
+	byKernel bool
+	lists    pool.Lease // pinned memory with the lists that the kernel reads; zero if there are none
+}
+
+// queue queues all copies, if all of their host memories may be used.
+func (c *blocksCall) queue() (err error) {
+	for i := range c.launches {
+		l := &c.launches[i]
+		if l.CheckIndices && l.listsOnDevice() {
+			if err := c.checkOnDevice(&l.BlockCopy); err != nil {
 				return err
 			}
 		}
-		if len(launches) == 1 {
-			break // its own use refuses it
-		}
-		owner, _, err := pinnedMemory(c.Host)
-		if err == nil {
-			err = owner.Use(s, down, func() error { return nil })
-		}
-		if err != nil {
+		if l.owner, l.start, err = pinnedMemory(l.Host); err != nil {
 			return err
+		}
+		if len(c.launches) > 1 { // else its own use refuses it
+			if err := l.owner.Use(c.s, c.down, func() error { return nil }); err != nil {
+				return err
+			}
+		}
+		l.byKernel = c.choose(&l.BlockCopy, c.down) == KernelMethod
+	}
+	for i := range c.launches {
+		if err == nil {
+			err = c.copyLists(&c.launches[i])
 		}
 	}
-	for i := range launches {
-		if err := b.queue(ctx, s, &launches[i], down); err != nil {
-			return err
+	if err == nil && len(c.launches) > 0 {
+		if err = queueing.Of(c.s).Begin(c.ctx); err == nil {
+			return c.do((*blocksCall).queueAll, nil)
+		}
+	}
+	c.releaseLists()
+	return err
+}
+
+// queueing bounds the threads in calls that queue work on a stream, which block while the stream is full.
+var queueing bounded.Each[cudart.Stream, bounded.Group]
+
+// do calls queue, whose calls into CUDA may block, with a place among those of the stream, and then after with
+// the error. When the context ends do returns; Close waits for both functions.
+func (c *blocksCall) do(queue func(*blocksCall) error, after func(error) error) error {
+	if c.ctx.Done() == nil { // without the allocations below
+		return c.run(queue, after)
+	}
+	c.life.Hold()
+	_, err := bounded.Do(c.ctx, bounded.Call[struct{}]{
+		Run: func() (none struct{}, err error) {
+			defer c.life.End()
+			return none, c.run(queue, after)
+		},
+		Grace: bounded.CallbackGrace,
+	})
+	return stage.AddUnderWay(err)
+}
+
+func (c *blocksCall) run(queue func(*blocksCall) error, after func(error) error) error {
+	err := func() error {
+		defer queueing.Of(c.s).End()
+		return queue(c)
+	}()
+	if after != nil {
+		err = after(err)
+	}
+	return err
+}
+
+// queueAll queues the copies of all launches, until one fails or the context ends.
+func (c *blocksCall) queueAll() (err error) {
+	defer c.releaseLists(c.s)
+	for i := range c.launches {
+		if err == nil && c.ctx.Err() != nil {
+			err = bounded.Ended(c.ctx)
+		}
+		if err != nil {
+			break
+		}
+		l := &c.launches[i]
+		err = l.owner.Use(c.s, c.down, func() error {
+			if l.byKernel {
+				return c.byKernel(l)
+			}
+			return c.byEngine(l)
+		})
+	}
+	return err
+}
+
+// copyLists copies the lists on the host: for the kernel to pinned memory, and else if CUDA may be called without the caller.
+func (c *blocksCall) copyLists(l *blocksLaunch) (err error) {
+	lists := [...]*[]uint32{&l.HostIndex, &l.DeviceIndex}
+	if !l.byKernel {
+		for _, list := range lists {
+			if c.ctx.Done() != nil {
+				*list = slices.Clone(*list)
+			}
+		}
+		return nil
+	}
+	n := len(l.HostIndex) + len(l.DeviceIndex)
+	if n == 0 {
+		return nil
+	}
+	if l.lists, err = c.lists.Get(c.ctx, 4*n); err != nil {
+		return err
+	}
+	pinned := unsafe.Slice((*uint32)(l.lists.Pointer()), n)
+	for _, list := range lists {
+		if *list != nil {
+			copied := copy(pinned, *list)
+			*list, pinned = pinned[:copied:copied], pinned[copied:]
 		}
 	}
 	return nil
 }
 
-// queue queues copies of one host memory.
-func (b *Blocks) queue(ctx context.Context, s *cudart.Stream, c *BlockCopy, down bool) error {
-	owner, start, err := pinnedMemory(c.Host)
-	if err != nil {
-		return err
+// releaseLists returns the pinned lists to their pool, which reuses the memory when the streams of the launches have
+// passed them.
+func (c *blocksCall) releaseLists(streams ...*cudart.Stream) {
+	for i := range c.launches {
+		if l := &c.launches[i]; l.lists.Len() > 0 {
+			_ = l.lists.Release(streams...) // fails only for a nil stream, and twice
+		}
 	}
-	if b.choose(c, down) == KernelMethod {
-		return b.byKernel(ctx, s, c, owner, down)
-	}
-	return owner.Use(s, down, func() error { return b.byEngine(s, c, owner.Spans(), start, down) })
 }
 
 // pinnedMemory returns the owner of host memory, and where in it the memory begins.
@@ -456,35 +593,17 @@ func (c *BlockCopy) unit() int {
 
 var kernelUnits = [...]int{16, 4, 1}
 
-// byKernel has the kernel read the lists from pinned memory, which returns to the pool when
-// the stream has passed it.
-func (b *Blocks) byKernel(ctx context.Context, s *cudart.Stream, c *BlockCopy, owner hostmem.Pinned, down bool) error {
-	host := kernel.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))), Stride: c.HostStride, Index: c.HostIndexOnDevice}
-	device := kernel.BlockList{Base: c.Device, Stride: c.DeviceStride, Index: c.DeviceIndexOnDevice}
-	var lease pool.Lease
-	if n := c.Count * (btoi(c.HostIndex != nil) + btoi(c.DeviceIndex != nil)); n > 0 {
-		var err error
-		if lease, err = b.lists.Get(ctx, 4*n); err != nil {
-			return err
-		}
-		defer func() { _ = lease.Release(s) }() // fails only for no stream, and twice
-		list := unsafe.Slice((*uint32)(lease.Pointer()), n)
-		at := cudart.DevPtr(uintptr(lease.Pointer()))
-		if c.HostIndex != nil {
-			host.Index = at
-			copied := copy(list, c.HostIndex[:c.Count])
-			list, at = list[copied:], at+cudart.DevPtr(4*copied)
-		}
-		if c.DeviceIndex != nil {
-			device.Index = at
-			copy(list, c.DeviceIndex[:c.Count])
-		}
+// byKernel launches the kernel, which reads the lists when it runs.
+func (c *blocksCall) byKernel(l *blocksLaunch) error {
+	address := func(list []uint32, onDevice cudart.DevPtr) cudart.DevPtr {
+		return onDevice | cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(list)))) // one of them at most
 	}
-	dst, src := device, host
-	if down {
-		dst, src = host, device
+	src := kernel.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(l.Host)))), Stride: l.HostStride, Index: address(l.HostIndex, l.HostIndexOnDevice)}
+	dst := kernel.BlockList{Base: l.Device, Stride: l.DeviceStride, Index: address(l.DeviceIndex, l.DeviceIndexOnDevice)}
+	if c.down {
+		dst, src = src, dst
 	}
-	return owner.Use(s, down, func() error { return b.kernel.Copy(s, dst, src, c.Size, c.Count, b.processors) })
+	return c.kernel.Copy(c.s, dst, src, l.Size, l.Count, c.processors)
 }
 
 func btoi(b bool) int {
@@ -494,16 +613,19 @@ func btoi(b bool) int {
 	return 0
 }
 
-// byEngine queues copies, batches of them where CUDA has these. No copy may cross the seam of two
-// registrations: spans are those of the host memory's owner, in which it begins at start.
-func (b *Blocks) byEngine(s *cudart.Stream, c *BlockCopy, spans []hostmem.Span, start int, down bool) error {
-	batch := b.batches.Get().(*cudart.CopyBatch)
-	defer b.batches.Put(batch)
-	copies := newBatcher(s, batch, down)
-	for i := range c.Count {
-		host, device := c.offsets(i)
-		err := hostmem.Pieces(spans, start+host, c.Size, func(off, n int) error {
-			return copies.add(unsafe.Pointer(&c.Host[off-start]), c.Device+cudart.DevPtr(device+off-start-host), n)
+// byEngine queues copies, batches of them where CUDA has these. No copy may cross the seam of two registrations of the
+// host memory.
+func (c *blocksCall) byEngine(l *blocksLaunch) error {
+	batch := c.batches.Get().(*cudart.CopyBatch)
+	defer c.batches.Put(batch)
+	copies, spans := newBatcher(c.s, batch, c.down), l.owner.Spans()
+	for i := range l.Count {
+		if (i%64 == 0 || !copies.batches) && c.ctx.Err() != nil {
+			return bounded.Ended(c.ctx)
+		}
+		host, device := l.offsets(i)
+		err := hostmem.Pieces(spans, l.start+host, l.Size, func(off, n int) error {
+			return copies.add(unsafe.Pointer(&l.Host[off-l.start]), l.Device+cudart.DevPtr(device+off-l.start-host), n)
 		})
 		if err != nil {
 			return fmt.Errorf("block %d: %w", i, err)
@@ -583,9 +705,6 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 		return errors.New("two of Hosts overlap")
 	}
 	for _, side := range c.sides(down) {
-		if side.index != nil && len(side.index) < c.Count {
-			return fmt.Errorf("the %s's list has %d indices", side.name, len(side.index))
-		}
 		if side.index != nil && side.onDevice != 0 {
 			return fmt.Errorf("the %s has two lists: one on the host, and one in the device's memory", side.name)
 		}
@@ -605,14 +724,14 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 			continue
 		}
 		largest := uint32(0)
-		for i, at := range side.index[:c.Count] {
+		for i, at := range side.index {
 			if largest = max(largest, at); int(at) >= side.blocks {
 				return side.outside(i, at)
 			}
 		}
 		if side.target {
 			seen := b.seen.Get().(*bitSet)
-			i := seen.firstTwice(side.index[:c.Count], int(largest))
+			i := seen.firstTwice(side.index, int(largest))
 			b.seen.Put(seen)
 			if i >= 0 {
 				return fmt.Errorf("block %d overlaps another one in the %s's memory: index %d is there twice", i, side.name, side.index[i])
@@ -638,42 +757,64 @@ func overlap(memories [][]byte) bool {
 
 // checkOnDevice returns an error for the first index that is not within the memory, of lists in the
 // device's memory.
-func (b *Blocks) checkOnDevice(ctx context.Context, s *cudart.Stream, c *BlockCopy) error {
-	sides := c.sides(false)
+func (c *blocksCall) checkOnDevice(l *BlockCopy) error {
+	sides := l.sides(false)
 	const words = 2 // of a result: see kernel.Blocks.FirstBeyond
-	lease, err := b.lists.Get(ctx, 8*words*len(sides))
+	lease, err := c.lists.Get(c.ctx, 8*words*len(sides))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = lease.Release(s) }() // fails only for no stream, and twice
-	for i, side := range sides {
-		at := cudart.DevPtr(uintptr(lease.Pointer())) + cudart.DevPtr(8*words*i)
-		if side.onDevice == 0 {
-			continue
+	if err := queueing.Of(c.s).Begin(c.ctx); err != nil {
+		return errors.Join(err, lease.Release())
+	}
+	search := func(c *blocksCall) error {
+		for i, side := range sides {
+			at := cudart.DevPtr(uintptr(lease.Pointer())) + cudart.DevPtr(8*words*i)
+			if side.onDevice == 0 {
+				continue
+			}
+			if err := c.kernel.FirstBeyond(c.s, side.onDevice, l.Count, side.blocks, at); err != nil {
+				return err
+			}
 		}
-		if err := b.kernel.FirstBeyond(s, side.onDevice, c.Count, side.blocks, at); err != nil {
+		return nil
+	}
+	return c.do(search, func(err error) error {
+		defer func() { _ = lease.Release(c.s) }() // fails only for no stream, and twice
+		if err == nil {
+			err = c.s.Point().Wait(c.ctx)
+		}
+		if err != nil {
 			return err
 		}
-	}
-	if err := s.Point().Wait(ctx); err != nil {
-		return err
-	}
-	results := unsafe.Slice((*[words]uint64)(lease.Pointer()), len(sides))
-	for i, side := range sides {
-		if first := results[i]; side.onDevice != 0 && first[0] < uint64(c.Count) {
-			return side.outside(int(first[0]), uint32(first[1]))
+		results := unsafe.Slice((*[words]uint64)(lease.Pointer()), len(sides))
+		for i, side := range sides {
+			if first := results[i]; side.onDevice != 0 && first[0] < uint64(l.Count) {
+				return side.outside(int(first[0]), uint32(first[1]))
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// A bitSet has a bit for each of some numbers; between uses none is set.
+// A bitSet has a bit for each of some numbers; between uses no bit is set.
 type bitSet struct{ words []uint64 }
 
-// firstTwice returns the position of the first number that the list had before, -1 for none. None
-// is above largest.
+// firstTwice returns the position of the first number that the list had before, or -1. No number is above
+// largest. For a few numbers that are far apart it needs no bit for each number up to largest.
 func (b *bitSet) firstTwice(list []uint32, largest int) int {
-	if n := largest/64 + 1; len(b.words) < n {
+	n := largest/64 + 1
+	if n > 64*len(list)+4096 {
+		seen := make(map[uint32]bool, len(list))
+		for i, v := range list {
+			if seen[v] {
+				return i
+			}
+			seen[v] = true
+		}
+		return -1
+	}
+	if len(b.words) < n {
 		b.words = make([]uint64, n)
 	}
 	twice := -1

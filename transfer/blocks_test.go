@@ -488,7 +488,7 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 		"block 0, with index 4294967295, is not within the device's 2000 bytes":              func(c *BlockCopy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
 		"block 2 overlaps another one in the device's memory: index 1 is there twice":        func(c *BlockCopy) { c.DeviceIndex = []uint32{1, 0, 1} },
 		"blocks overlap in the device's memory, 99 bytes apart":                              func(c *BlockCopy) { c.DeviceStride = 99 },
-		"the host's list has 2 indices":                                                      func(c *BlockCopy) { c.HostIndex = c.HostIndex[:2] },
+		"HostIndex has 2 indices, and DeviceIndex 3: want as many":                           func(c *BlockCopy) { c.HostIndex = c.HostIndex[:2] },
 		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                  func(c *BlockCopy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
 		"block 0 is not within the host's 0 bytes: they have 0 blocks":                       func(c *BlockCopy) { c.Host, c.HostIndex = nil, nil },
 		"the size must be positive":                                                          func(c *BlockCopy) { c.Size = 0 },
@@ -527,7 +527,7 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 		assert.ErrorIs(t, err, errNoBlocks)
 		assert.ErrorIs(t, b.Close(), errNoBlocks)
 	}
-	for _, o := range []BlocksOptions{{Processors: -1}, {Method: 3}, {Method: -1}} {
+	for _, o := range []BlocksOptions{{Processors: -1}, {Processors: 1 << 31}, {Method: 3}, {Method: -1}} {
 		_, err := NewBlocks(t.Context(), rt.Devices()[0], o)
 		assert.ErrorContains(t, err, "transfer: new blocks: BlocksOptions")
 	}
@@ -697,4 +697,69 @@ func TestLongListsAreSeveralBatches(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 4, sim.Calls("cudaMemcpyBatchAsync"))
 	assert.Equal(t, 1, sim.Calls("cudaMemcpyAsync"), "one copy is no batch")
+}
+
+// A Count of 0 is the length of the lists, and one that contradicts them is refused.
+func TestCountOfBlocks(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
+	three, four := []uint32{5, 3, 9}, []uint32{8, 0, 2, 6}
+	for name, tc := range map[string]struct {
+		host, device []uint32
+		count, want  int
+		err          string
+	}{
+		"of the host's list":          {host: three, want: 3},
+		"of the device's list":        {device: three, want: 3},
+		"of both":                     {host: three, device: []uint32{1, 0, 2}, want: 3},
+		"the same":                    {host: three, count: 3, want: 3},
+		"no list":                     {count: 4, want: 4},
+		"nothing":                     {},
+		"empty list":                  {host: []uint32{}},
+		"less":                        {host: three, count: 2, err: "Count of 2 beside a list of 3 indices"},
+		"more":                        {device: three, count: 4, err: "Count of 4 beside a list of 3 indices"},
+		"more than an empty list":     {host: []uint32{}, count: 1, err: "Count of 1 beside a list of 0 indices"},
+		"lists of different lengths":  {host: three, device: four, err: "HostIndex has 3 indices, and DeviceIndex 4"},
+		"an empty list and a longer":  {host: []uint32{}, device: four, err: "HostIndex has 0 indices, and DeviceIndex 4"},
+		"different, count of a first": {host: three, device: four, count: 3, err: "HostIndex has 3 indices, and DeviceIndex 4"},
+	} {
+		copy(f.mem, bytesOf(11, f.n))
+		c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: tc.host, DeviceIndex: tc.device, Size: 16, Count: tc.count}
+		want := bytes.Repeat([]byte{7}, 256)
+		require.NoError(t, dev.Memset(f.p, 7, len(want)))
+		for _, upload := range []func() (cudart.Point, error){
+			func() (cudart.Point, error) { return f.Upload(t.Context(), f.s, c) },
+			func() (cudart.Point, error) { return f.UploadAll(t.Context(), f.s, []BlockCopy{c}) },
+		} {
+			point, err := upload()
+			if tc.err != "" {
+				require.ErrorContains(t, err, tc.err, name)
+				continue
+			}
+			require.NoError(t, err, name)
+			require.NoError(t, point.Wait(t.Context()))
+		}
+		if tc.err == "" {
+			c.Count, c.HostStride, c.DeviceStride = tc.want, 16, 16
+			copyByModel(c, f.mem, want, 0, 0, false)
+		}
+		got := make([]byte, len(want))
+		require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, len(got)))
+		require.Equal(t, want, got, name)
+	}
+	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndexOnDevice: f.p, Size: 16})
+	assert.ErrorContains(t, err, "Count of 0 beside a list in the device's memory")
+}
+
+// The check for blocks that overlap needs memory by the number of blocks, not by the largest index, and finds the same.
+func TestIndicesThatAreFarApart(t *testing.T) {
+	t.Parallel()
+	var seen bitSet
+	far := []uint32{1<<32 - 1, 0, 1 << 31, 7, 1 << 31, 0}
+	assert.Equal(t, 4, seen.firstTwice(far, 1<<32-1))
+	assert.Equal(t, -1, seen.firstTwice(far[:4], 1<<32-1))
+	assert.LessOrEqual(t, len(seen.words), 8192)
+	assert.Equal(t, 2, seen.firstTwice([]uint32{9, 8, 9}, 9))
+	assert.Equal(t, -1, seen.firstTwice([]uint32{9, 8}, 9), "between uses no bit is set")
 }

@@ -129,7 +129,10 @@ func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
 
 // timed returns the time of copies from the call to the end, the shorter of two after a first one.
 func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, variant blocksVariant, down bool, size, count int) (time.Duration, error) {
-	c := BlockCopy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size}
+	c := blocksLaunch{
+		BlockCopy: BlockCopy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size},
+		owner:     buf, byKernel: variant != engineVariant,
+	}
 	if variant != engineVariant && kernelUnits[variant] < kernelUnits[0] {
 		unit := kernelUnits[variant]
 		c.Host, c.Device = unsafe.Slice((*byte)(unsafe.Add(buf.Pointer(), unit)), measureBytes), p+cudart.DevPtr(unit)
@@ -142,11 +145,10 @@ func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffe
 	var shortest time.Duration
 	for i := range 3 {
 		began := time.Now()
-		var err error
-		if variant == engineVariant {
-			err = buf.Use(s, down, func() error { return b.byEngine(s, &c, buf.Spans(), 0, down) })
-		} else {
-			err = b.byKernel(ctx, s, &c, buf, down)
+		call := blocksCall{Blocks: b, ctx: ctx, s: s, down: down, launches: []blocksLaunch{c}}
+		err := call.copyLists(&call.launches[0])
+		if err == nil {
+			err = call.queueAll()
 		}
 		if err = errors.Join(err, s.Synchronize(ctx)); err != nil {
 			return 0, err
