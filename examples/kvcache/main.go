@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -55,6 +56,8 @@ func (o *options) validate() error {
 	switch {
 	case o.blocks < 1 || o.size < 1 || o.requests < 1 || o.requestBlocks < 1:
 		return errors.New("-blocks, -block-size, -requests and -request-blocks must be positive")
+	case o.blocks > math.MaxInt32 || o.size > math.MaxInt/o.blocks:
+		return fmt.Errorf("-blocks %d of %d bytes: at most %d blocks, and %d bytes in all", o.blocks, o.size, math.MaxInt32, math.MaxInt)
 	case !(o.share > 0 && o.share <= 1):
 		return fmt.Errorf("-share %g: must be above 0, and 1 at most", o.share)
 	case o.slots() < o.requestBlocks:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,7 @@ func TestBlocksComeBackWithTheirContent(t *testing.T) {
 	require.ErrorIs(t, run(ctx, o, &out), context.Canceled)
 	for want, change := range map[string]func(*options){
 		"-share 0: must be above 0": func(o *options) { o.share = 0 },
+		"-blocks 9223372036854775807 of 4096 bytes: at most 2147483647 blocks": func(o *options) { o.blocks = math.MaxInt },
 		"-blocks, -block-size, -requests and -request-blocks must be positive": func(o *options) { o.size = 0 },
 		"-share 0.01: the device has room for 2 blocks, and a request needs 8": func(o *options) { o.share = 0.01 },
 	} {
