@@ -444,6 +444,7 @@ func TestNewRefusesInvalidOptions(t *testing.T) {
 		{"Options.MaxBytes is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, MaxBytes: -1}},
 		{"Options.Retries is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Retries: -1}},
 		{"Options.Start.Epoch is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Start: Position{Epoch: -1}}},
+		{"Options.Start.Epoch is 9223372036854775807: no epoch can follow it", numbered(10, 8), Options{BatchSize: 2, Start: Position{Epoch: 1<<63 - 1}}},
 		{"Options.Start.Batch is -1: must not be negative", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: -1}}},
 		{"Options.Start is after batch 5: an epoch has 5", numbered(10, 8), Options{BatchSize: 2, Start: Position{Batch: 6, Order: by2}}},
 		{"Options.Start is after batch 5: an epoch has 5", numbered(11, 8), Options{BatchSize: 2, DropLast: true,

@@ -54,6 +54,8 @@ func (p Position) resolve(order string, batches int) (epoch int, done batchSet, 
 	switch {
 	case p.Epoch < 0:
 		return 0, nil, fmt.Errorf("Options.Start.Epoch is %d: must not be negative", p.Epoch)
+	case p.Epoch == math.MaxInt:
+		return 0, nil, fmt.Errorf("Options.Start.Epoch is %d: no epoch can follow it", p.Epoch)
 	case p.Batch < 0:
 		return 0, nil, fmt.Errorf("Options.Start.Batch is %d: must not be negative", p.Batch)
 	case p.Order == "" && (p.Batch > 0 || p.Done != ""):
