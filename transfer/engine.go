@@ -229,7 +229,7 @@ func (e *engine) loses(pairs []peer) (loses bool) {
 		if lost, _ := e.path(p).Known(); lost > 0 {
 			loses = true
 			e.notes = append(e.notes, fmt.Sprintf("copies from %v do not arrive (%d of %d bytes were lost), although CUDA reports peer access: "+
-				"each device gets all bytes over its own link; an IOMMU or ACS is the usual cause: see pincheck explain peer_path_loses_bytes",
+				"each device gets all bytes over its own link; an IOMMU or ACS is the usual cause",
 				e.path(p), lost, peerpaths.ProofBytes))
 		}
 	}
