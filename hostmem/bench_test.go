@@ -10,7 +10,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// testdata/baseline/pin.c and pin.py measure the same, under the same names.
+// testdata/baseline/pin.py measures the same, under the same names; pin.c has those of internal/benchmarks.
 
 // benchSizes are what is pinned; the large ones only on a real host, whose GPU
 // and memory are worth measuring.

@@ -15,7 +15,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// testdata/baseline/loader.c measures BenchmarkLoader in C, and loader.py the same with
+// testdata/baseline/loader.c measures BenchmarkLoader/memory of internal/benchmarks in C, and loader.py the same with
 // PyTorch's DataLoader.
 
 const features = 1024 // float32 of a sample

@@ -177,6 +177,8 @@ libcudarts() {
 check_gpuscript() {
 	scripts/gpu-test.sh build
 	scripts/guard.sh build -base HEAD
+	scripts/bench.sh build -base HEAD
+	CGO_ENABLED=0 go test -run XXX -bench . -benchtime 1x -timeout=2m ./internal/benchmarks
 	local place status=0 compared=0
 	place=$(mktemp -d)
 	tar -xf .build/gpu/bundle.tar.xz -C "$place"
@@ -186,6 +188,12 @@ check_gpuscript() {
 	tar -xf .build/guard/bundle.tar.xz -C "$place"
 	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/guard.sh" run -sim -rows 'control/|calls/stream' -time 10s -out "$out/guard.json" || compared=$?
 	((compared <= 1)) && [[ -s $out/guard.json ]] || status=1
+	rm -rf "$place"
+	mkdir "$place"
+	compared=0
+	tar -xf .build/bench/bundle.tar.xz -C "$place"
+	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/bench.sh" run -no-gpu -rows 'Control|Calls/stream' -count 4 || compared=$?
+	((compared <= 1)) && [[ -s $place/results/table.txt ]] || status=1
 	rm -rf "$place"
 	return "$status"
 }

@@ -27,8 +27,8 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// testdata/baseline/transfer.c and transfer.py measure the same, under the same
-// names.
+// testdata/baseline/transfer.py measures the same, under the same names; transfer.c has those of
+// internal/benchmarks.
 
 // benchSize is what is copied; on a real host that much is worth measuring.
 func benchSize(n int) int {

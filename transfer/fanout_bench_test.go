@@ -30,7 +30,7 @@ func pageCached(b *testing.B, src []byte) *os.File {
 // BenchmarkFanout copies bytes, and a file in the page cache, onto 1, 2, 4 and 8 of
 // the devices there are: GB/s are of the source.
 //
-// testdata/baseline/fanout.c measures it and BenchmarkTwoDevices in C.
+// testdata/baseline/fanout.c measures it and BenchmarkTwoDevices in C, under the names of internal/benchmarks.
 func BenchmarkFanout(b *testing.B) {
 	all := devicesOf(b, 8)
 	n := benchSize(4 << 30)

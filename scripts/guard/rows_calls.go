@@ -12,12 +12,12 @@ import (
 // What single calls cost.
 func init() {
 	for _, r := range []row{
-		{name: "calls/copy64-issue", quick: true, c: inC("calls Calls/copy64_issue")},
-		{name: "calls/copy64-wait", quick: true, twoCores: true, c: inC("calls Calls/copy64_sync")},
-		{name: "calls/copy64-wait-cancellable", quick: true, busy: true, c: inC("calls Calls/copy64_sync")},
-		{name: "calls/event-record", c: inC("calls Calls/event_record")},
-		{name: "calls/event-query", c: inC("calls Calls/event_query")},
-		{name: "calls/stream-query", quick: true, c: inC("calls Calls/stream_query")},
+		{name: "calls/copy64-issue", quick: true, c: inC("calls Calls/copy64-issue")},
+		{name: "calls/copy64-wait", quick: true, twoCores: true, c: inC("calls Calls/copy64-wait")},
+		{name: "calls/copy64-wait-cancellable", quick: true, busy: true, c: inC("calls Calls/copy64-wait")},
+		{name: "calls/event-record", c: inC("calls Calls/event-record")},
+		{name: "calls/event-query", c: inC("calls Calls/event-query")},
+		{name: "calls/stream-query", quick: true, c: inC("calls Calls/stream-query")},
 		{name: "calls/idle-wait"},
 	} {
 		r.unit, r.prepare = "ns", callRow(r.name)

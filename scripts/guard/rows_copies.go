@@ -28,7 +28,7 @@ func init() {
 		up.name, up.prepare = "copies/upload/"+sizeName(n), upload(n, warm)
 		down.name, down.prepare = "copies/download/"+sizeName(n), download(n, warm)
 		if large {
-			up.c, down.c = inC("ring Upload/pageable/2GiB/"), inC("ring Download/pageable/2GiB/")
+			up.c, down.c = inC("ring Copies/upload/2GiB/"), inC("ring Copies/download/2GiB/")
 		}
 		register(up, down)
 	}
@@ -41,12 +41,12 @@ func init() {
 	}
 	register(
 		row{name: "copies/both-ways/2GiB", unit: "GB/s", cpu: true, quick: true, twoCores: true, busy: true, target: 80 * time.Millisecond,
-			c: inC("ring BothWays/pageable/2GiB/"), prepare: bothWays(2 * gib)},
+			c: inC("ring Copies/both-ways/2GiB/"), prepare: bothWays(2 * gib)},
 		row{name: "copies/upload-queued/4KiB", unit: "µs", prepare: uploadQueued(4 * kib)},
 		row{name: "copies/upload-queued/1MiB", unit: "µs", prepare: uploadQueued(mib)},
-		row{name: "copies/new/1GiB", unit: "GB/s", cpu: true, quick: true, c: inC("transfer Download/new/1GiB/"), prepare: downloadNew(gib)},
-		row{name: "copies/untouched/1GiB", unit: "GB/s", c: inC("transfer Download/make/1GiB/"), prepare: downloadUntouched(gib)},
-		row{name: "copies/scattered-upload/10000x4KiB", unit: "ms", quick: true, c: inC("transfer Scattered/"), prepare: scattered(true)},
+		row{name: "copies/new/1GiB", unit: "GB/s", cpu: true, quick: true, c: inC("transfer Copies/new/1GiB/"), prepare: downloadNew(gib)},
+		row{name: "copies/untouched/1GiB", unit: "GB/s", c: inC("transfer Copies/untouched/1GiB/"), prepare: downloadUntouched(gib)},
+		row{name: "copies/scattered-upload/10000x4KiB", unit: "ms", quick: true, c: inC("transfer Copies/scattered-upload/10000x4KiB/"), prepare: scattered(true)},
 		row{name: "copies/scattered-download/10000x4KiB", unit: "ms", prepare: scattered(false)},
 		row{name: "copies/16-goroutines/1MiB", unit: "GB/s", quick: true, busy: true, prepare: parallelUploads(1)},
 	)

@@ -15,9 +15,9 @@ func init() {
 		r := row{unit: "GB/s", gpus: n, tableOnly: n > 2, cpu: true, target: 80 * time.Millisecond, goals: []goal{{Ratio: 0.95}}}
 		memory, file := r, r
 		memory.name, memory.prepare, memory.quick = fmt.Sprintf("gpus/%d/fanout/2GiB", n), fanout(n, false), true
-		memory.c = inC(fmt.Sprintf("%s Fanout/%d/bytes/2GiB/", fanoutProgram(n, false), n))
+		memory.c = inC(fmt.Sprintf("%s GPUs/%d/fanout/2GiB/", fanoutProgram(n, false), n))
 		file.name, file.prepare = fanoutFileRow(n), fanout(n, true)
-		file.c = inC(fmt.Sprintf("%s Fanout/%d/file/2GiB/", fanoutProgram(n, true), n))
+		file.c = inC(fmt.Sprintf("%s GPUs/%d/fanout-file/2GiB/", fanoutProgram(n, true), n))
 		register(memory, file)
 	}
 }

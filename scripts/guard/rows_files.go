@@ -12,9 +12,9 @@ import (
 func init() {
 	const n = 2 * gib
 	for _, folder := range []string{cached, shm} {
-		up, down := inC("transfer File/upload/tmp/"), inC("")
+		up, down := inC("transfer Files/cached/upload/2GiB/"), inC("")
 		if folder == shm {
-			up, down = inC("transfer File/upload/dev/shm/"), inC("transfer File/download/dev/shm/again/")
+			up, down = inC("transfer Files/shm/upload/2GiB/"), inC("transfer Files/shm/download/2GiB/")
 		}
 		quick := folder == cached
 		register(

@@ -20,11 +20,7 @@ func init() {
 			r.name, r.prepare, r.cpu, r.goals = fmt.Sprintf("gpus/%d/%s/1GiB", n, way), ownCopies(n, way, false), true, []goal{{Row: pinned.name, Ratio: 0.9}}
 			if way == "upload" {
 				r.quick = true
-				lines := fmt.Sprintf("Devices/%d/pageable/", n)
-				if n == 2 {
-					lines = "TwoDevices/pageable/"
-				}
-				r.c = inC(fanoutProgram(n, false) + " " + lines)
+				r.c = inC(fmt.Sprintf("%s GPUs/%d/upload/1GiB/", fanoutProgram(n, false), n))
 			}
 			register(r, pinned)
 		}

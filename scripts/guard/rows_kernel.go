@@ -11,7 +11,7 @@ import (
 // Kernels: what a launch costs, and device memory that a kernel checks.
 func init() {
 	register(
-		row{name: "kernel/launch", unit: "ns", quick: true, c: inC("launch Launch/saxpy"), prepare: kernelRow(func(f *fixture, k kernels) *task {
+		row{name: "kernel/launch", unit: "ns", quick: true, c: inC("launch Kernel/launch"), prepare: kernelRow(func(f *fixture, k kernels) *task {
 			const count = 256 // the stream must not be full, or a launch waits for the GPU
 			return &task{count: count, after: k.wait, op: func() error {
 				for range count {

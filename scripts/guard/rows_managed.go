@@ -13,12 +13,12 @@ import (
 func init() {
 	const target = 50 * time.Millisecond
 	register(
-		row{name: "managed/plan-read/2GiB", unit: "GB/s", target: target, c: inC("managed Managed/budget,-read:-prefetches-ahead"), prepare: planned(planRead)},
-		row{name: "managed/plan-write/2GiB", unit: "GB/s", target: target, c: inC("managed Managed/budget,-write:-prefetches-ahead"), prepare: planned(planWrite)},
+		row{name: "managed/plan-read/2GiB", unit: "GB/s", target: target, c: inC("managed Managed/plan-read/2GiB"), prepare: planned(planRead)},
+		row{name: "managed/plan-write/2GiB", unit: "GB/s", target: target, c: inC("managed Managed/plan-write/2GiB"), prepare: planned(planWrite)},
 		row{name: "managed/plan-in-place/2GiB", unit: "GB/s", target: target, prepare: planned(planInPlace)},
 	)
 	register(row{name: "managed/prefetch/1GiB", unit: "GB/s", quick: true, target: 100 * time.Millisecond,
-		c: map[string]string{"": "managed Managed/prefetch-to-the-device", "back": "managed Managed/prefetch-to-the-host"}, prepare: prefetch})
+		c: inC("managed Managed/prefetch/1GiB"), prepare: prefetch})
 }
 
 func prefetch(f *fixture) (*task, error) {

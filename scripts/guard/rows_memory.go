@@ -15,11 +15,11 @@ func init() {
 		})
 	}
 	register(
-		row{name: "loader/memory/shuffled/16", unit: "samples/s", target: target, c: inC("loader Loader/shuffled/batch=16/"), prepare: memory(16, true)},
+		row{name: "loader/memory/shuffled/16", unit: "samples/s", target: target, c: inC("loader Loader/memory/shuffled/16/"), prepare: memory(16, true)},
 		row{name: "loader/memory/shuffled/256", unit: "samples/s", target: target, quick: true, twoCores: true, busy: true,
-			c: inC("loader Loader/shuffled/batch=256/"), prepare: memory(256, true)},
-		row{name: "loader/memory/shuffled/4096", unit: "samples/s", target: target, c: inC("loader Loader/shuffled/batch=4096/"), prepare: memory(4096, true)},
-		row{name: "loader/memory/ordered/16", unit: "samples/s", target: target, c: inC("loader Loader/ordered/batch=16/"), prepare: memory(16, false)},
-		row{name: "loader/memory/ordered/256", unit: "samples/s", target: target, c: inC("loader Loader/ordered/batch=256/"), prepare: memory(256, false)},
+			c: inC("loader Loader/memory/shuffled/256/"), prepare: memory(256, true)},
+		row{name: "loader/memory/shuffled/4096", unit: "samples/s", target: target, c: inC("loader Loader/memory/shuffled/4096/"), prepare: memory(4096, true)},
+		row{name: "loader/memory/ordered/16", unit: "samples/s", target: target, c: inC("loader Loader/memory/ordered/16/"), prepare: memory(16, false)},
+		row{name: "loader/memory/ordered/256", unit: "samples/s", target: target, c: inC("loader Loader/memory/ordered/256/"), prepare: memory(256, false)},
 	)
 }

@@ -10,7 +10,7 @@ import (
 // Copies of pinned memory, by a copier and by a stream.
 func init() {
 	for _, n := range []int{64 * kib, mib, 2 * gib} {
-		unit, up, down := "GB/s", inC("link Upload/pinned/"), inC("link Download/pinned/")
+		unit, up, down := "GB/s", inC("link Pinned/upload/2GiB"), inC("link Pinned/download/2GiB")
 		if n < 16*mib {
 			unit, up, down = "µs", nil, nil
 		}
@@ -20,7 +20,7 @@ func init() {
 		)
 	}
 	register(
-		row{name: "pinned/both-ways/2GiB", unit: "GB/s", target: 80 * time.Millisecond, c: inC("link BothWays/pinned/"), prepare: pinnedCopy(2*gib, byCopierBoth)},
+		row{name: "pinned/both-ways/2GiB", unit: "GB/s", target: 80 * time.Millisecond, c: inC("link Pinned/both-ways/2GiB"), prepare: pinnedCopy(2*gib, byCopierBoth)},
 		row{name: "pinned/upload-stream/1MiB", unit: "µs", prepare: pinnedCopy(mib, byStream)},
 		row{name: "pinned/upload-stream/256MiB", unit: "GB/s", prepare: pinnedCopy(256*mib, byStream)},
 	)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/gopinned/pinned/hostmem"
@@ -13,10 +12,10 @@ func init() {
 	for _, n := range []int{64 * kib, mib, gib + 1, 4*gib + 1} {
 		unit, quick, name, slash := "GB/s", n == gib+1, sizeName(n), "/"
 		if n < 16*mib {
-			unit, name, slash = "µs", fmt.Sprintf("%dKiB", n/kib), ""
+			unit, slash = "µs", ""
 		}
 		register(row{name: "pin/" + sizeName(n), unit: unit, quick: quick, twoCores: quick, busy: quick,
-			c: map[string]string{"": "pin Pin/" + name + slash, "unpin": "pin Unpin/" + name}, prepare: pin(n, unit, 0)})
+			c: inC("pin Pin/" + name + slash), prepare: pin(n, unit, 0)})
 	}
 	register(row{name: "pin/4GiB+1/chunks-of-64MiB", unit: "GB/s", prepare: pin(4*gib+1, "GB/s", 64*mib)})
 }

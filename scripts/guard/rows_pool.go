@@ -12,7 +12,7 @@ func init() {
 		row{name: "pool/get-release/1MiB", unit: "ns", quick: true, twoCores: true, prepare: poolRow(1, noStream)},
 		row{name: "pool/get-release/16-goroutines", unit: "million/s", quick: true, prepare: poolRow(16, noStream)},
 		row{name: "pool/release-on-idle-stream/1MiB", unit: "ns", quick: true, prepare: poolRow(1, idleStream)},
-		row{name: "pool/release-after-copy/1MiB", unit: "ns", c: inC("calls Calls/copy64_reuse"), prepare: poolRow(1, afterCopy)},
+		row{name: "pool/release-after-copy/1MiB", unit: "ns", c: inC("calls Pool/release-after-copy/1MiB"), prepare: poolRow(1, afterCopy)},
 	)
 }
 

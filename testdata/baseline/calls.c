@@ -1,7 +1,7 @@
-// The loops of cudart's BenchmarkCalls in C, printed in the format of Go
-// benchmarks, so that benchstat can set both side by side. reuse is what
-// hostmem/pool's BenchmarkPoolStreamRelease does, by hand: a few buffers with an
-// event each, which are used again when the GPU is done with them. A query
+// The loops of BenchmarkCalls of internal/benchmarks in C, printed in the format of Go
+// benchmarks under the same names, so that benchstat can set both side by side; those with
+// underscores are of cudart's BenchmarkCalls. release-after-copy is what a pool does, by hand: a
+// few buffers with an event each, which are used again when the GPU is done with them. A query
 // that finds new work done takes longer than one that does not.
 //
 //	cc -O2 -I$CUDA/include calls.c -L$CUDA/lib64 -lcudart -o calls && ./calls 10
@@ -28,7 +28,7 @@ static double now(void) {
 	for (int i = 0; i < (n); i++) { body; } \
 	double took = now() - start; \
 	CHECK(cudaStreamSynchronize(s)); \
-	printf("BenchmarkCalls/%s\t%d\t%.1f ns/op\n", name, (n), took / (n)); \
+	printf("Benchmark%s\t%d\t%.1f ns/op\n", name, (n), took / (n)); \
 } while (0)
 
 int main(int argc, char **argv) {
@@ -47,18 +47,19 @@ int main(int argc, char **argv) {
 	cudaEvent_t ends[BUFFERS];
 	for (int i = 0; i < BUFFERS; i++) CHECK(cudaEventCreateWithFlags(&ends[i], cudaEventDisableTiming));
 	for (int k = 0; k < samples; k++) {
-		LOOP("copy64_issue", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)));
-		LOOP("copy64_sync", 50000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaStreamSynchronize(s)));
-		LOOP("event_record", 500000, CHECK(cudaEventRecord(e, s)));
-		LOOP("event_query", 500000, (void)cudaEventQuery(e));
-		LOOP("event_record_query", 500000, CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
-		LOOP("copy64_record_query", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
-		LOOP("copy64_reuse", 200000, int b = i % BUFFERS;
+		LOOP("Calls/copy64-issue", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)));
+		LOOP("Calls/copy64-wait", 50000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaStreamSynchronize(s)));
+		LOOP("Calls/copy64-wait-cancellable", 50000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaStreamSynchronize(s)));
+		LOOP("Calls/event-record", 500000, CHECK(cudaEventRecord(e, s)));
+		LOOP("Calls/event-query", 500000, (void)cudaEventQuery(e));
+		LOOP("Calls/event_record_query", 500000, CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
+		LOOP("Calls/copy64_record_query", 200000, CHECK(cudaMemcpyAsync(mem, host, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaEventRecord(e, s)); (void)cudaEventQuery(e));
+		LOOP("Pool/release-after-copy/1MiB", 200000, int b = i % BUFFERS;
 			while (cudaEventQuery(ends[b]) == cudaErrorNotReady) {}
 			CHECK(cudaMemcpyAsync(mem, (char *)host + 64 * b, 64, cudaMemcpyHostToDevice, s)); CHECK(cudaEventRecord(ends[b], s)));
-		LOOP("stream_query", 500000, (void)cudaStreamQuery(s));
-		LOOP("stream_wait_event", 500000, CHECK(cudaStreamWaitEvent(s, e, 0)));
-		LOOP("register_4KiB", 2000, CHECK(cudaHostRegister(page, 4096, 0)); CHECK(cudaHostUnregister(page)));
+		LOOP("Calls/stream-query", 500000, (void)cudaStreamQuery(s));
+		LOOP("Calls/stream_wait_event", 500000, CHECK(cudaStreamWaitEvent(s, e, 0)));
+		LOOP("Calls/register_4KiB", 2000, CHECK(cudaHostRegister(page, 4096, 0)); CHECK(cudaHostUnregister(page)));
 	}
 	return 0;
 }

@@ -2,9 +2,9 @@
 // the slots of a small pinned ring together, piece by piece, and the last one queues the slot's
 // copies. "each" queues every slot to every GPU. "shares", where all GPUs can access each other's
 // memory, queues it to one of them in turn, which passes it on to the others (cudaMemcpyPeerAsync).
-// Then an upload of its own memory to each GPU at once. The same as BenchmarkFanout (GB/s are of
-// the source) and BenchmarkTwoDevices (the sum) of package transfer, printed in the format of Go
-// benchmarks: medians, with the slowest and the fastest sample, after one to warm up. CPU seconds
+// Then an upload of its own memory to each GPU at once. The same as fanout (GB/s are of
+// the source) and upload (the sum) of BenchmarkGPUs of internal/benchmarks, printed in the format of
+// Go benchmarks under the same names, and /by= with what it was done with: medians, with the slowest and the fastest sample, after one to warm up. CPU seconds
 // are those of the process (getrusage), with threads that spin for a free slot. Every copy is
 // checked on every GPU: each word tells its source and its place.
 //
@@ -269,8 +269,8 @@ static void measure(const char *name, int threads) {
 	MUST((errno = pthread_barrier_destroy(&crew.gate)) == 0);
 	qsort(took, (size_t)samples, sizeof *took, ascending);
 	double median = took[samples / 2];
-	printf("Benchmark%s/ring=%d/threads=%d%s\t%d\t%.0f ns/op\t%.2f GB/s\t%.2f min-GB/s\t%.2f max-GB/s\t%.3f cpu-s/GB\n", name, ring,
-		threads, plain ? "/plain" : "", samples, median * 1e9, bytes / median / 1e9, bytes / took[samples - 1] / 1e9,
+	printf("Benchmark%s,ring=%d,threads=%d%s\t%d\t%.0f ns/op\t%.2f GB/s\t%.2f min-GB/s\t%.2f max-GB/s\t%.3f cpu-s/GB\n", name, ring,
+		threads, plain ? ",plain" : "", samples, median * 1e9, bytes / median / 1e9, bytes / took[samples - 1] / 1e9,
 		bytes / took[0] / 1e9, used / samples / (bytes / 1e9));
 }
 
@@ -286,7 +286,7 @@ static void measure_fanout(int shares, int threads) {
 	char name[100];
 	crew.jobs = 1;
 	crew.job[0] = (struct job){.from = &sources[0], .slots = slots, .ring = (size_t)(ring * gpus), .gpus = gpus, .shares = shares};
-	snprintf(name, sizeof name, "Fanout/%d/%s/%s/%s", gpus, folder ? "file" : "bytes", size_name(), shares ? "shares" : "each");
+	snprintf(name, sizeof name, "GPUs/%d/fanout%s/%s/by=%s", gpus, folder ? "-file" : "", size_name(), shares ? "shares" : "each");
 	measure(name, threads);
 }
 
@@ -299,8 +299,7 @@ static void measure_own(int threads) {
 	crew.jobs = gpus;
 	for (int g = 0; g < gpus; g++)
 		crew.job[g] = (struct job){.from = &sources[g], .slots = slots + g * ring, .ring = (size_t)ring, .first = g, .gpus = 1};
-	if (gpus == 2) snprintf(name, sizeof name, "TwoDevices/pageable/%s", size_name());
-	else snprintf(name, sizeof name, "Devices/%d/pageable/%s", gpus, size_name());
+	snprintf(name, sizeof name, "GPUs/%d/upload/%s/by=own", gpus, size_name());
 	measure(name, threads);
 }
 
@@ -442,6 +441,7 @@ int main(int argc, char **argv) {
 	for (int i = 0; i < (folder ? 1 : gpus); i++) make_source(&sources[i], (uint64_t)i + 1);
 	for (int i = 0; i < lines; i++) measure_fanout(0, counts[i]);
 	for (int i = 0; peers && i < lines; i++) measure_fanout(1, counts[i]);
+	if (size % (2 * SLOT) == 0) size /= 2; // to each GPU its own half of a source
 	for (int i = 0; !folder && i < lines; i++) measure_own(counts[i]);
 	return 0;
 }

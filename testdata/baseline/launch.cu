@@ -1,5 +1,5 @@
-// What package kernel's BenchmarkLaunch does, in C++ with nothing above CUDA's runtime, printed
-// in the format of Go benchmarks under the names of theirs: nanoseconds for the caller, the
+// What BenchmarkKernel/launch of internal/benchmarks and package kernel's BenchmarkLaunch do, in C++ with nothing
+// above CUDA's runtime, printed in the format of Go benchmarks under their names: nanoseconds for the caller, the
 // median of rounds of 256 launches on an idle stream.
 //
 //	nvcc -O2 -o launch launch.cu && ./launch 5
@@ -64,19 +64,19 @@ int main(int argc, char **argv) {
 	auto report = [&](const char *name, bool wait, auto launch) {
 		launch();
 		for (int i = 0; i < count; i++)
-			printf("BenchmarkLaunch/%s %d %.1f ns/op\n", name, rounds * batch, median(rounds, batch, s, wait, launch));
+			printf("Benchmark%s %d %.1f ns/op\n", name, rounds * batch, median(rounds, batch, s, wait, launch));
 	};
 	auto runtime = [&] {
 		saxpy<<<1, 16, 0, s>>>(p, p, 0.0f, 16u);
 		CHECK(cudaGetLastError());
 	};
-	report("saxpy", false, runtime);
-	report("saxpy_and_synchronize", true, runtime);
+	report("Kernel/launch", false, runtime);
+	report("Launch/saxpy_and_synchronize", true, runtime);
 	cudaLaunchConfig_t config = {};
 	config.gridDim = dim3(1);
 	config.blockDim = dim3(16);
 	config.stream = s;
-	report("saxpy/cudaLaunchKernelEx", false, [&] { CHECK(cudaLaunchKernelEx(&config, saxpy, p, (const float *)p, 0.0f, 16u)); });
+	report("Launch/saxpy/cudaLaunchKernelEx", false, [&] { CHECK(cudaLaunchKernelEx(&config, saxpy, p, (const float *)p, 0.0f, 16u)); });
 #ifdef DRIVER
 	if (argc > 2) {
 		std::ifstream file(argv[2]);
@@ -89,7 +89,7 @@ int main(int argc, char **argv) {
 		float a = 0;
 		unsigned n = 16;
 		void *args[] = {&p, &p, &a, &n};
-		report("saxpy/cuLaunchKernel", false, [&] { CHECK(cuLaunchKernel(function, 1, 1, 1, 16, 1, 1, 0, s, args, nullptr)); });
+		report("Launch/saxpy/cuLaunchKernel", false, [&] { CHECK(cuLaunchKernel(function, 1, 1, 1, 16, 1, 1, 0, s, args, nullptr)); });
 	}
 #endif
 	CHECK(cudaStreamSynchronize(s));

@@ -1,7 +1,7 @@
-// What package loader does with samples in memory, in C with nothing above it: threads copy
+// What BenchmarkLoader/memory of internal/benchmarks does, in C with nothing above it: threads copy
 // samples of 4 KiB into pinned batches, each batch goes to the GPU (cudaMemcpyAsync) with an
 // event after it, and is filled again when that has been reached. Printed in the format of Go
-// benchmarks under the names of loader's, with the number of threads: medians of so many
+// benchmarks under the same names, and /by= with the number of threads: medians of so many
 // epochs, after one to warm up; an op is a sample. CPU seconds are those of the process
 // (getrusage), with threads that spin for a free batch.
 //
@@ -170,8 +170,8 @@ static void measure(const char *name, const uint32_t *order, size_t batch, size_
 	verify();
 	qsort(took, epochs, sizeof *took, ascending);
 	double median = took[epochs / 2];
-	printf("BenchmarkLoader/%s/batch=%zu/threads=%zu\t%zu\t%.1f ns/op\t%.4f cpu-s/GB\t%.0f samples/s\n", name, batch, threads,
-		SAMPLES, median / SAMPLES * 1e9, used / epochs / (SAMPLES * SAMPLE * 1e-9), SAMPLES / median);
+	printf("BenchmarkLoader/memory/%s/%zu/by=threads=%zu\t%zu\t%.1f ns/op\t%.3f GB/s\t%.4f cpu-s/GB\t%.0f samples/s\n", name, batch, threads,
+		SAMPLES, median / SAMPLES * 1e9, SAMPLES * SAMPLE / median / 1e9, used / epochs / (SAMPLES * SAMPLE * 1e-9), SAMPLES / median);
 	fflush(stdout);
 }
 

@@ -1,6 +1,6 @@
 // Managed memory in C: prefetches both ways, page faults both ways, and explicit pinned
-// copies, over eight times a budget. The same as BenchmarkPrefetch and
-// BenchmarkPlanSequential of package managed, where "plan" is what a Plan makes of it.
+// copies, over eight times a budget. The same as BenchmarkManaged of
+// internal/benchmarks, under its names, where "plan" is what a Plan makes of it.
 //
 //	nvcc -O3 managed.cu -o managed -lpthread && ./managed [GiB [samples]]
 //
@@ -112,14 +112,16 @@ int main(int argc, char **argv) {
 		double t = now();
 		touch(m, n, 1);
 		report("first touch by one CPU thread", n, now() - t);
+		size_t part = n < 1024 * MIB ? n : 1024 * MIB;
 		t = now();
-		CHECK(prefetch(m, n, true, s));
+		CHECK(prefetch(m, part, true, s));
 		CHECK(cudaStreamSynchronize(s));
-		report("prefetch to the device", n, now() - t);
+		double there = now() - t;
 		t = now();
-		CHECK(prefetch(m, n, false, s));
+		CHECK(prefetch(m, part, false, s));
 		CHECK(cudaStreamSynchronize(s));
-		report("prefetch to the host", n, now() - t);
+		double back = now() - t;
+		printf("BenchmarkManaged/prefetch/%zuGiB\t1\t%.0f ns/op\t%.2f GB/s\t%.2f back-GB/s\n", part >> 30, there * 1e9, part / there / 1e9, part / back / 1e9);
 		t = now();
 		work(m, n, true, s);
 		CHECK(cudaStreamSynchronize(s));
@@ -172,7 +174,10 @@ int main(int argc, char **argv) {
 			}
 			CHECK(cudaStreamSynchronize(s));
 			CHECK(cudaStreamSynchronize(out));
-			report(write ? "budget, write: prefetches ahead" : "budget, read: prefetches ahead", n, now() - t);
+			double took = now() - t;
+			char name[64];
+			snprintf(name, sizeof name, "plan-%s/%zuGiB", write ? "write" : "read", n >> 30);
+			report(name, n, took);
 			for (int i = 0; i < 4; i++) {
 				CHECK(cudaEventDestroy(ready[i]));
 				CHECK(cudaEventDestroy(done[i]));

@@ -1,6 +1,6 @@
 // What hostmem does, in C with nothing above it, printed in the format of Go
-// benchmarks under the names of hostmem's, so that benchstat can set both side
-// by side.
+// benchmarks under the names of BenchmarkPin of internal/benchmarks, and /by= with the
+// number of threads, so that benchstat can set both side by side.
 //
 //	cc -O2 -pthread -I$CUDA/include pin.c -L$CUDA/lib64 -lcudart -o pin && ./pin 5
 #include <cuda_runtime_api.h>
@@ -64,6 +64,11 @@ static void line(const char *name, double ns, size_t bytes) {
 	fflush(stdout);
 }
 
+static void pin_line(const char *name, double pin, double unpin, size_t bytes) {
+	printf("Benchmark%s\t1\t%.0f ns/op\t%.2f GB/s\t%.0f unpin-ns\n", name, pin, bytes / pin, unpin);
+	fflush(stdout);
+}
+
 static void forks(const char *name) {
 	double start = now();
 	pid_t child = fork();
@@ -89,15 +94,13 @@ int main(int argc, char **argv) {
 				double populated = now() - start;
 				CHECK(cudaHostRegister(p, n, cudaHostRegisterPortable));
 				double took = now() - start;
-				snprintf(name, sizeof name, "Pin/%zuGiB+1/threads=%d", n >> 30, threads);
-				line(name, took, n);
-				snprintf(name, sizeof name, "Populate/%zuGiB+1/threads=%d", n >> 30, threads);
+				snprintf(name, sizeof name, "Populate/%zuGiB+1/by=threads=%d", n >> 30, threads);
 				line(name, populated, n);
 				start = now();
 				CHECK(cudaHostUnregister(p));
 				munmap(p, (n + 4095) & ~(size_t)4095);
-				snprintf(name, sizeof name, "Unpin/%zuGiB+1", n >> 30);
-				line(name, now() - start, n);
+				snprintf(name, sizeof name, "Pin/%zuGiB+1/by=threads=%d", n >> 30, threads);
+				pin_line(name, took, now() - start, n);
 			}
 			void *h;
 			double start = now();
@@ -121,11 +124,7 @@ int main(int argc, char **argv) {
 				munmap(p, n);
 				pin += mid - start, unpin += now() - mid;
 			}
-			char name[64];
-			snprintf(name, sizeof name, "Pin/%zuKiB", n >> 10);
-			line(name, pin / N, n);
-			snprintf(name, sizeof name, "Unpin/%zuKiB", n >> 10);
-			line(name, unpin / N, n);
+			pin_line(i ? "Pin/1MiB" : "Pin/64KiB", pin / N, unpin / N, n);
 		}
 	}
 	p = map(GiB);

@@ -1,7 +1,7 @@
 // Copies of pageable memory through a small ring of pinned slots in C: threads
 // fill (or drain) one slot together, piece by piece, and the last one queues its
 // copy. Downloads leave the ring by non-temporal stores. The same as
-// BenchmarkUpload, BenchmarkDownload and BenchmarkBothWays of package transfer, with
+// BenchmarkCopies of internal/benchmarks, under its names, and /by= with the number of threads. With
 // CPU seconds a GB (getrusage). The pageable memory is in huge pages, or with a second
 // argument in pages of 4 KiB, as a Go slice is where transparent huge pages are on request.
 //
@@ -156,14 +156,14 @@ int main(int argc, char **argv) {
 			up.threads = t;
 			double used = cpu(), begin = now();
 			run(&up);
-			snprintf(name, sizeof name, "BenchmarkUpload/pageable/2GiB/ring/threads=%d", t);
+			snprintf(name, sizeof name, "BenchmarkCopies/upload/2GiB/by=ring,threads=%d", t);
 			if (k >= 0) report(name, now() - begin, cpu() - used, TOTAL);
 		}
 		for (int t = 3; t <= 5; t++) {
 			down.threads = t;
 			double used = cpu(), begin = now();
 			run(&down);
-			snprintf(name, sizeof name, "BenchmarkDownload/pageable/2GiB/ring/threads=%d", t);
+			snprintf(name, sizeof name, "BenchmarkCopies/download/2GiB/by=ring,threads=%d", t);
 			if (k >= 0) report(name, now() - begin, cpu() - used, TOTAL);
 		}
 		for (int u = 6; u <= 8; u++)
@@ -174,7 +174,7 @@ int main(int argc, char **argv) {
 				pthread_create(&other, 0, run, &up);
 				run(&down);
 				pthread_join(other, 0);
-				snprintf(name, sizeof name, "BenchmarkBothWays/pageable/2GiB/ring/threads=%d+%d", u, d);
+				snprintf(name, sizeof name, "BenchmarkCopies/both-ways/2GiB/by=ring,threads=%d+%d", u, d);
 				if (k >= 0) report(name, now() - begin, cpu() - used, 2.0 * TOTAL);
 			}
 	}

@@ -1,6 +1,6 @@
-// What transfer and cudart's batches do, in C with nothing above it, printed in
-// the format of Go benchmarks under the names of theirs, each with what it was
-// done with: medians, after one round to warm up.
+// What BenchmarkCopies, BenchmarkPinned and BenchmarkFiles of internal/benchmarks do, in C with
+// nothing above it, printed in the format of Go benchmarks under the same names, and /by= with what
+// it was done with: medians, after one round to warm up.
 //
 //	cc -O2 -pthread -I$CUDA/include transfer.c -L$CUDA/lib64 -lcudart -o transfer && ./transfer [SAMPLES [GROUP...]]
 //
@@ -191,17 +191,17 @@ static void pageable(char *dev, int samples) {
 	char *other;
 	CHECK(cudaMalloc((void **)&other, n));
 	memset(out.host, 1, n);
-	MEDIAN(samples, n, , CHECK(cudaMemcpy(dev, in.host, n, cudaMemcpyHostToDevice)), , "Upload/pageable/2GiB/cudaMemcpy");
-	EACH_THREADS MEDIAN(samples, n, , staged(up, &in, 0, 0, threads), , "Upload/pageable/2GiB/threads=%d", threads);
-	MEDIAN(samples, n, , CHECK(cudaMemcpy(out.host, dev, n, cudaMemcpyDeviceToHost)), , "Download/pageable/2GiB/cudaMemcpy");
+	MEDIAN(samples, n, , CHECK(cudaMemcpy(dev, in.host, n, cudaMemcpyHostToDevice)), , "Copies/upload/2GiB/by=cudaMemcpy");
+	EACH_THREADS MEDIAN(samples, n, , staged(up, &in, 0, 0, threads), , "Copies/upload/2GiB/by=threads=%d", threads);
+	MEDIAN(samples, n, , CHECK(cudaMemcpy(out.host, dev, n, cudaMemcpyDeviceToHost)), , "Copies/download/2GiB/by=cudaMemcpy");
 	memset(out.host, 1, n);
-	EACH_THREADS MEDIAN(samples, n, , staged(down, &out, 0, 0, threads), , "Download/pageable/2GiB/threads=%d", threads);
+	EACH_THREADS MEDIAN(samples, n, , staged(down, &out, 0, 0, threads), , "Copies/download/2GiB/by=threads=%d", threads);
 	if (memcmp(in.host, out.host, n)) {
 		fprintf(stderr, "what came back is not what was sent\n");
 		exit(1);
 	}
 	in.dev = other;
-	EACH_THREADS MEDIAN(samples, 2 * n, , staged(up, &in, down, &out, threads), , "BothWays/pageable/2GiB/threads=%d", threads);
+	EACH_THREADS MEDIAN(samples, 2 * n, , staged(up, &in, down, &out, threads), , "Copies/both-ways/2GiB/by=threads=%d", threads);
 	CHECK(cudaFree(other));
 	munmap(in.host, n);
 	munmap(out.host, n);
@@ -210,8 +210,8 @@ static void pageable(char *dev, int samples) {
 static void fresh(char *dev, int samples) {
 	struct job j = {.dev = dev, .n = GiB};
 	EACH_THREADS {
-		MEDIAN(samples, GiB, , j.host = map_huge(GiB); staged(down, &j, 0, 0, threads), munmap(j.host, GiB), "Download/new/1GiB/threads=%d", threads);
-		MEDIAN(samples, GiB, , j.host = map(GiB); staged(down, &j, 0, 0, threads), munmap(j.host, GiB), "Download/make/1GiB/threads=%d", threads);
+		MEDIAN(samples, GiB, , j.host = map_huge(GiB); staged(down, &j, 0, 0, threads), munmap(j.host, GiB), "Copies/new/1GiB/by=threads=%d", threads);
+		MEDIAN(samples, GiB, , j.host = map(GiB); staged(down, &j, 0, 0, threads), munmap(j.host, GiB), "Copies/untouched/1GiB/by=threads=%d", threads);
 	}
 }
 
@@ -241,24 +241,24 @@ static void upload_mapping(struct job *file) {
 }
 
 // files are as large as the page cache is sure to hold. New ones only where they stay in memory.
-static void files(char *dev, const char *folder, int write, int samples) {
+static void files(char *dev, const char *folder, const char *kind, int write, int samples) {
 	struct statvfs room;
 	char path[256];
-	struct job j = {.dev = dev, .n = 4 * GiB};
-	if (statvfs(folder, &room) || room.f_bavail * room.f_frsize < 5 * GiB) {
-		fprintf(stderr, "no 5 GiB of room in %s: left out\n", folder);
+	struct job j = {.dev = dev, .n = 2 * GiB};
+	if (statvfs(folder, &room) || room.f_bavail * room.f_frsize < 3 * GiB) {
+		fprintf(stderr, "no 3 GiB of room in %s: left out\n", folder);
 		return;
 	}
 	snprintf(path, sizeof path, "%s/pinned-baseline-%d", folder, (int)getpid());
 	create(&j, path);
 	if (!write) staged(down, &j, 0, 0, 4);
 	else EACH_THREADS {
-		MEDIAN(samples, j.n, create(&j, path), staged(down, &j, 0, 0, threads), , "File/download%s/new/4GiB/threads=%d", folder, threads);
-		MEDIAN(samples, j.n, create(&j, path), by_mapping(&j, threads), , "File/download%s/new/4GiB/mmap/threads=%d", folder, threads);
-		MEDIAN(samples, j.n, , staged(down, &j, 0, 0, threads), , "File/download%s/again/4GiB/threads=%d", folder, threads);
+		MEDIAN(samples, j.n, create(&j, path), staged(down, &j, 0, 0, threads), , "Files/%s/download-new/2GiB/by=threads=%d", kind, threads);
+		MEDIAN(samples, j.n, create(&j, path), by_mapping(&j, threads), , "Files/%s/download-new/2GiB/by=mmap,threads=%d", kind, threads);
+		MEDIAN(samples, j.n, , staged(down, &j, 0, 0, threads), , "Files/%s/download/2GiB/by=threads=%d", kind, threads);
 	}
-	EACH_THREADS MEDIAN(samples, j.n, , staged(up, &j, 0, 0, threads), , "File/upload%s/4GiB/threads=%d", folder, threads);
-	MEDIAN(samples, j.n, , upload_mapping(&j), , "File/upload%s/4GiB/mmap", folder);
+	EACH_THREADS MEDIAN(samples, j.n, , staged(up, &j, 0, 0, threads), , "Files/%s/upload/2GiB/by=threads=%d", kind, threads);
+	MEDIAN(samples, j.n, , upload_mapping(&j), , "Files/%s/upload/2GiB/by=mmap", kind);
 	close(j.fd);
 	unlink(path);
 }
@@ -273,7 +273,7 @@ static void both_ways(char *dev, int samples) {
 		CHECK(cudaMemcpyAsync(dev, in, n, cudaMemcpyHostToDevice, lanes[0].stream));
 		CHECK(cudaMemcpyAsync(out, other, n, cudaMemcpyDeviceToHost, lanes[1].stream));
 		CHECK(cudaStreamSynchronize(lanes[0].stream));
-		CHECK(cudaStreamSynchronize(lanes[1].stream)), , "BothWays/pinned/2GiB");
+		CHECK(cudaStreamSynchronize(lanes[1].stream)), , "Pinned/both-ways/2GiB");
 	CHECK(cudaFreeHost(in));
 	CHECK(cudaFreeHost(out));
 	CHECK(cudaFree(other));
@@ -337,9 +337,9 @@ static void scattered(char *dev, int samples) {
 	shuffle(to);
 	for (int i = 0; i < COPIES; i++) dsts[i] = dev + (size_t)to[i] * SIZE, srcs[i] = host + (size_t)from[i] * SIZE, sizes[i] = SIZE;
 	for (int streams = 1; streams <= 4; streams += 3) {
-		MEDIAN(samples, COPIES * SIZE, , share(single, streams), , "Scattered/single/streams=%d", streams);
+		MEDIAN(samples, COPIES * SIZE, , share(single, streams), , "Copies/scattered-upload/10000x4KiB/by=single,streams=%d", streams);
 #if CUDART_VERSION >= 12080
-		MEDIAN(samples, COPIES * SIZE, , share(batch, streams), , "Scattered/batch=%d/streams=%d", COPIES / streams, streams);
+		MEDIAN(samples, COPIES * SIZE, , share(batch, streams), , "Copies/scattered-upload/10000x4KiB/by=batch=%d,streams=%d", COPIES / streams, streams);
 #endif
 	}
 	CHECK(cudaFreeHost(host));
@@ -364,8 +364,8 @@ int main(int argc, char **argv) {
 	if (wanted("pinned", argc, argv)) both_ways(dev, samples);
 	if (wanted("scattered", argc, argv)) scattered(dev, 4 * samples);
 	if (wanted("files", argc, argv)) {
-		files(dev, "/dev/shm", 1, fewer);
-		files(dev, "/tmp", 0, fewer);
+		files(dev, "/dev/shm", "shm", 1, fewer);
+		files(dev, "/tmp", "cached", 0, fewer);
 	}
 	return 0;
 }
