@@ -7,6 +7,7 @@
 #   ./bench.sh run [RUN OPTION]...                      compare, on the GPU host, in the unpacked bundle
 #   ./bench.sh selftest [RUN OPTION]...                 show there that one build does not differ from itself, and that
 #                                                       one that is made 15 % slower is found
+#   ./bench.sh c [SECONDS]                              print what the programs in C measure
 # Run options:
 #   -quick        the most telling benchmarks, not on two cores and not on a busy host
 #   -rows REGEX   only these, as go test -bench takes it: 'Copies/upload/(1MiB|2GiB)$'
@@ -72,21 +73,25 @@ build_c() {
 		out=bin/c-$(basename "${file%.*}")
 		{ [[ -n $nvcc ]] && timeout 120 "$nvcc" -O3 -Xcompiler "$(IFS=,; echo "${flags[*]}")" "$file" -o "$out" -lpthread; } ||
 			{ [[ $file == *.c ]] && timeout 60 cc "${flags[@]}" -I"$cuda/include" "$file" -o "$out" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcudart; } ||
-			echo "$file was not built: it needs nvcc, or a C compiler and CUDA's headers" >&2
+			echo "$file was not built: it needs nvcc, or a C compiler and CUDA's headers" >&2 &
 	done >>results/c.log 2>&1
+	wait
 }
 
-# run_c prints the lines of the programs in C. Of those that differ behind /by=, the fastest counts.
+# run_c SECONDS prints the lines of the programs in C, as many as can be had in that time. Of lines that differ behind
+# /by=, the fastest counts.
 run_c() {
-	local gpus p
+	local gpus p end=$((SECONDS + $1))
 	gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c ^GPU || true)
-	local programs=("calls 1" "launch 2" "link" "ring 2")
-	((quick)) || programs+=("loader 1" "managed 2 1" "pin 1" "transfer 2 fresh scattered files")
-	((gpus < 2)) || programs+=("fanout -s 2 -d $gpus" "fanout -s 2 -d $gpus -f $work")
+	local plain="" # memory as that of Go
+	grep -qs '\[always\]' /sys/kernel/mm/transparent_hugepage/enabled || plain=plain
+	local programs=("ring 2 $plain" "calls 1" "launch 2" "link")
+	((quick)) || programs+=("transfer 2 fresh scattered files" "loader 1" "pin 1" "managed 2 1")
+	for p in 2 4 8; do ((gpus < p)) || programs+=("fanout -s 2 -t $((p * 4)),$((p * 6 + 4)) -d $p" "fanout -s 2 -t $((p * 4)),$((p * 6 + 4)) -d $p -f $work"); done
 	for p in "${programs[@]}"; do
-		[[ -x bin/c-${p%% *} ]] || continue
+		[[ -x bin/c-${p%% *} ]] && ((SECONDS < end)) || continue
 		# shellcheck disable=SC2086 # the arguments are words
-		timeout -k 5 "$(allowed 60)" bin/c-$p 2>>results/c.log || echo "c-$p: exit status $?" >>results/c.log
+		timeout -k 5 $((end - SECONDS)) bin/c-$p 2>>results/c.log || echo "c-$p: exit status $?" >>results/c.log
 	done | awk '/^Benchmark/ { sub(/\/by=.*/, "", $1); if (!($1 in ns) || $3 < ns[$1]) { ns[$1] = $3; line[$1] = $0 } } END { for (n in line) print line[n] }'
 }
 
@@ -116,6 +121,7 @@ compare() {
 	failed=0
 	mkdir -p results
 	rm -f results/{old,new,cudaMemcpy,C}
+	if ((with_c)); then build_c; { echo "variant: "; run_c $((limit / 4)); } >results/C; fi
 	((quick)) || [[ -n $only_all ]] || variants+=(busy two-cores)
 	for ((i = 0; i < count; i++)); do
 		((SECONDS + longest <= limit || i < 1)) || { echo "bench: $i of $count turns in the time" >&2; break; }
@@ -135,7 +141,6 @@ compare() {
 		longest=$((SECONDS - began > longest ? SECONDS - began : longest))
 	done
 	unset PINNED_BENCH_VERIFY
-	if ((with_c)); then build_c; { echo "variant: "; run_c; } >results/C; fi
 	local files=(old=results/old new=results/new) f
 	for f in cudaMemcpy C; do ! grep -qs ^Benchmark "results/$f" || files+=("$f=results/$f"); done
 	timeout 120 bin/benchstat -table variant "${files[@]}" 2>&1 | tee results/table.txt
@@ -157,7 +162,7 @@ here() {
 	cd "$(dirname "${BASH_SOURCE[0]}")"
 	[[ -e manifest ]] || die "no manifest beside this script: run it in an unpacked bundle"
 	cat manifest >&2
-	quick=0 rows=. only_all="" count="" limit="" benchtime=60ms short=() with_c=1
+	quick=0 rows=. plant=0 only_all="" count="" limit="" benchtime=60ms short=() with_c=1
 	export PINNED_TEST_GPU=1
 	while (($# > 0)); do
 		case $1 in
@@ -208,6 +213,7 @@ case ${1:-} in
 build) shift && cd "$(dirname "${BASH_SOURCE[0]}")/.." && build "$@" ;;
 run) shift && here "$@" && compare old new 0 ;;
 selftest) shift && selftest "$@" ;;
+c) here -time "${2:-60}" && build_c && run_c "$limit" ;;
 "" | -*) sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" ;;
 *) cd "$(dirname "${BASH_SOURCE[0]}")/.." && there "$@" ;;
 esac
