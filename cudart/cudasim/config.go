@@ -114,6 +114,12 @@ type DeviceConfig struct {
 	Memory     int                 // bytes of device memory, 16 GiB
 	Attributes map[cudart.Attr]int // replace single defaults
 	Link       Link                // speed of copies
+
+	// LinkShare returns the share of Link's rates that copy n between this device and the host
+	// reaches, counted from 1 in the order of the calls: another user of the link takes the
+	// rest. A share that is not above 0 and below 1 counts as 1, and so does a nil function.
+	// LinkShare must not use the Sim.
+	LinkShare func(n int) float64
 }
 
 // Link is the speed of each kind of copy. Zero fields take the defaults. Copies

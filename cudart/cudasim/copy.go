@@ -176,10 +176,29 @@ func (c *call) operation(m *copying) *operation {
 	case from != nil:
 		o.engine, o.took = &from.toHost, from.cfg.Link.DeviceToHost.time(n)
 	}
+	switch {
+	case to == nil && from != nil:
+		o.took = from.shared(o.took)
+	case from == nil && to != nil:
+		o.took = to.shared(o.took)
+	}
 	if m.dst.by != nil || m.src.by != nil {
 		o.measure = func() { o.took += m.src.fault(false) + m.dst.fault(true) }
 	}
 	return o
+}
+
+// shared returns the time of the next copy over the link, which takes this time if nothing else uses
+// the link.
+func (d *device) shared(alone time.Duration) time.Duration {
+	if d.cfg.LinkShare == nil {
+		return alone
+	}
+	d.linkCopies++
+	if share := d.cfg.LinkShare(d.linkCopies); share > 0 && share < 1 {
+		return time.Duration(float64(alone) / share)
+	}
+	return alone
 }
 
 // move copies the bytes. A copy of pinned memory that the process has unmapped

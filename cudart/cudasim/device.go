@@ -24,6 +24,7 @@ type device struct {
 	perThread map[uint64]*stream
 
 	toDevice, toHost, onDevice engine
+	linkCopies                 int // for DeviceConfig.LinkShare
 }
 
 func newDevice(s *Sim, ordinal int, cfg *DeviceConfig) *device {

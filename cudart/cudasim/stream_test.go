@@ -4,6 +4,7 @@ package cudasim_test
 
 import (
 	"bytes"
+	"math"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -53,6 +54,36 @@ func TestNothingLandsBeforeItsTime(t *testing.T) {
 	l.ok("cudaStreamSynchronize", s)
 	assert.EqualValues(t, 0, h[0])
 	assert.GreaterOrEqual(t, time.Since(begin), took)
+}
+
+// What takes a share of a device's link makes each of its copies slower that it meets, whatever the memory, and
+// those alone.
+func TestLinkShare(t *testing.T) {
+	t.Parallel()
+	locked(t)
+	speed := cudasim.Speed{Rate: 10}
+	shares := []float64{0.5, 1, 0.25, 0, -1, 2, math.NaN(), 0.5}
+	l := open(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{
+		Link:      cudasim.Link{HostToDevice: speed, DeviceToHost: speed, PageableHostToDevice: speed, OnDevice: speed},
+		LinkShare: func(n int) float64 { return shares[n-1] },
+	}}})
+	const n = 1 << 20
+	const alone = n / 10 * time.Nanosecond
+	h, ordinary, d, s := l.pinned(n), make([]byte, n), l.device(n), l.stream()
+	// The end of each is recorded 500 ns later.
+	took := func(f func()) time.Duration { return elapsed(l, s, f) - 500*time.Nanosecond }
+	for i, want := range []time.Duration{2 * alone, alone, 4 * alone, alone, alone, alone, alone} {
+		got := took(func() {
+			if i%2 == 0 {
+				l.ok("cudaMemcpyAsync", d, addr(&h[0]), n, h2d, s)
+			} else {
+				l.ok("cudaMemcpyAsync", addr(&h[0]), d, n, d2h, s)
+			}
+		})
+		assert.InEpsilon(t, want, got, 1e-3, "copy %d", i+1)
+	}
+	assert.InEpsilon(t, alone, took(func() { l.ok("cudaMemcpyAsync", d, d, n, d2d, s) }), 1e-3, "within the device")
+	assert.InEpsilon(t, 2*alone, took(func() { l.ok("cudaMemcpyAsync", d, addr(&ordinary[0]), n, h2d, s) }), 1e-3, "not pinned")
 }
 
 // elapsed is the time between two events around f, by the virtual clock.
