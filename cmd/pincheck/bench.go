@@ -226,11 +226,7 @@ func distance(a, b string) int {
 func (s *session) readMemory(ctx context.Context, pid int, watch time.Duration) error {
 	read := func() (*result.Bench, error) { return bench.ReadMemory(s.sys.root, pid) }
 	if watch > 0 {
-		after := s.sys.after
-		if after == nil {
-			after = time.After
-		}
-		read = func() (*result.Bench, error) { return bench.WatchMemory(ctx, s.sys.root, pid, watch, after) }
+		read = func() (*result.Bench, error) { return bench.WatchMemory(ctx, s.sys.root, pid, watch, s.sys.timer) }
 	}
 	b, err := read()
 	if b != nil {

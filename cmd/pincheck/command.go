@@ -36,8 +36,9 @@ type system struct {
 	experiments []measure.Experiment
 	// expect returns measure.Env.Expect for an Env. nil for none.
 	expect func(measure.Env) func(*result.Series) *result.Expected
-	// after replaces time.After in tests. nil stands for time.After.
+	// after and now replace time.After and time.Now in tests. nil stands for these.
 	after func(time.Duration) <-chan time.Time
+	now   func() time.Time
 	// releaseGrace replaces the constant of this name, unless it is 0.
 	releaseGrace time.Duration
 	// callGrace and tick are probe.Local's Grace and Tick.
@@ -54,6 +55,22 @@ func (s system) getenv(name string) string {
 		}
 	}
 	return value
+}
+
+// timer is time.After.
+func (s system) timer(d time.Duration) <-chan time.Time {
+	if s.after == nil {
+		return time.After(d)
+	}
+	return s.after(d)
+}
+
+// clock is time.Now.
+func (s system) clock() time.Time {
+	if s.now == nil {
+		return time.Now()
+	}
+	return s.now()
 }
 
 const longHelp = `pincheck finds the CUDA runtime library, the driver and the GPUs, sends bytes

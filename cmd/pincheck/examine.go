@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
@@ -61,7 +63,8 @@ type examination struct {
 
 	// By GPU.
 	ordinals []int
-	failed   []bool // its process hung or died, and no other one is started
+	failed   []bool      // its process hung or died, and no other one is started
+	measured []time.Time // when its copies were measured first
 }
 
 // examine verifies GPUs side by side, as that is no measurement and takes most of the time:
@@ -73,7 +76,7 @@ func (s *session) examine(ctx context.Context, p examiner, request probe.Request
 	for i := range all {
 		all[i], ordinals[i] = i, facts.Devices[i].Ordinal
 	}
-	e := &examination{session: s, p: p, facts: facts, request: request, ordinals: ordinals, failed: make([]bool, len(all)),
+	e := &examination{session: s, p: p, facts: facts, request: request, ordinals: ordinals, failed: make([]bool, len(all)), measured: make([]time.Time, len(all)),
 		shown: &totalProgress{s: s, shares: make([]float64, len(all)), scale: 1}}
 	if len(all) > 1 && request.Steps.Bandwidth {
 		e.shown.scale = 1 - togetherShare
@@ -90,15 +93,63 @@ func (s *session) examine(ctx context.Context, p examiner, request probe.Request
 	if !request.Steps.Bandwidth {
 		return nil
 	}
-	// Copies that are slow may have met others who copied: a second look shows that.
-	for i := range all {
-		if facts.Slow(&facts.Devices[i]) {
-			if err := e.examineGPU(ctx, i, probe.Steps{Bandwidth: true}, nil, func() {}); err != nil {
-				return err
-			}
-		}
+	if err := e.again(ctx); err != nil {
+		return err
 	}
 	return e.together(ctx)
+}
+
+// pauses are the pauses before slow copies are measured again. A neighbour that copies for half a minute
+// is not mistaken for slow hardware.
+var pauses = []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second}
+
+// againTime estimates the time of measuring again, with the start of the process.
+const againTime = 3 * time.Second
+
+// again measures slow copies again, until they are as fast as they should be: they may have met
+// others who copied. What is slow by half is measured once more at once, and then known. There are no
+// more pauses than --timeout leaves time for.
+func (e *examination) again(ctx context.Context) error {
+	unmeasurable := make([]bool, len(e.facts.Devices))
+	for _, pause := range pauses {
+		var slow []int
+		var names []string
+		for i := range e.facts.Devices {
+			if d := &e.facts.Devices[i]; !e.failed[i] && !unmeasurable[i] && e.facts.Slow(d) && (pause == 0 || !e.facts.SlowByHalf(d)) {
+				slow, names = append(slow, i), append(names, fmt.Sprint(d.Ordinal))
+			}
+		}
+		deadline, limited := ctx.Deadline()
+		if len(slow) == 0 || limited && time.Until(deadline) < pause+time.Duration(len(slow))*againTime {
+			return nil
+		}
+		if pause > 0 {
+			e.show(report.At{What: fmt.Sprintf("slow copies of GPU %s: measuring again in %v", strings.Join(names, ", "), pause), Share: e.shown.scale, Left: pause})
+		}
+		if err := e.wait(ctx, pause); err != nil {
+			return err
+		}
+		for _, i := range slow {
+			d := &e.facts.Devices[i]
+			before := d.Measurements()
+			if err := e.examineGPU(ctx, i, probe.Steps{Bandwidth: true, Again: true}, nil, func() {}); err != nil {
+				return err
+			}
+			unmeasurable[i] = d.Measurements() == before
+		}
+	}
+	return nil
+}
+
+// wait returns after d, or when ctx ends, with its error.
+func (e *examination) wait(ctx context.Context, d time.Duration) error {
+	if d > 0 {
+		select {
+		case <-e.sys.timer(d):
+		case <-ctx.Done():
+		}
+	}
+	return bounded.Ended(ctx)
 }
 
 // group examines GPUs that are verified at the same time and measured one after the other.
@@ -154,6 +205,12 @@ func (e *examination) examineGPU(ctx context.Context, i int, steps probe.Steps, 
 	e.shown.ended(i)
 	e.change(func(r *report.Result) {
 		d.Take(&reply.Facts)
+		switch {
+		case d.Repeats != nil:
+			d.Repeats.Seconds = e.sys.clock().Sub(e.measured[i]).Seconds()
+		case reply.Facts.Bandwidth != nil:
+			e.measured[i] = e.sys.clock()
+		}
 		r.Errors = append(r.Errors, reply.Errors...)
 		if !reply.Probe.State.Ended() {
 			e.facts.Probes = append(e.facts.Probes, reply.Probe)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
@@ -40,6 +41,10 @@ type stageLog struct {
 	nvml      doctor.ProbeState     // how reading the clocks ends
 
 	nvmlSeconds float64 // how long that takes
+
+	clock *skippedTime  // of pauses
+	left  time.Duration // until the end of the run; 0 without
+	again func()        // called after the first measurement
 }
 
 func (l *stageLog) add(format string, args ...any) {
@@ -110,6 +115,14 @@ func (l *stageLog) Device(ctx context.Context, r probe.Request, show func(probe.
 	if rates := l.slow[r.Device]; len(rates) > 0 {
 		rate, l.slow[r.Device] = rates[0], rates[1:]
 	}
+	if l.again != nil && !r.Steps.Again {
+		l.again()
+	}
+	if rate < 0 {
+		l.alone--
+		l.mu.Unlock()
+		return out, nil
+	}
 	l.mu.Unlock()
 	out.Stage = doctor.StageCopies
 	show(out)
@@ -146,7 +159,17 @@ func examined(t *testing.T, n, groups int, steps probe.Steps, change func(*stage
 	facts.SetHealth(&nvml.Report{}) // there is a library: the clocks are read, too
 	cmd := &cobra.Command{}
 	s := &session{options: &options{quiet: true}, cmd: cmd, sys: system{root: fstest.MapFS{}, isolated: true}, result: &report.Result{Facts: facts}}
-	require.NoError(t, s.examine(t.Context(), l, probe.Request{Steps: steps}))
+	ctx := t.Context()
+	if l.clock == nil {
+		l.clock = &skippedTime{}
+	}
+	s.sys.after, s.sys.now = l.clock.after, l.clock.now
+	if l.left > 0 {
+		limited, cancel := context.WithTimeout(ctx, l.left)
+		defer cancel()
+		ctx = limited
+	}
+	require.NoError(t, s.examine(ctx, l, probe.Request{Steps: steps}))
 	return l.events, facts
 }
 
@@ -204,21 +227,83 @@ func TestAGPUThatDiesBeforeItsTurn(t *testing.T) {
 	assert.Equal(t, 1, *facts.Probes[0].Device)
 }
 
-// Copies that are slow are measured once more, when all the others are done, and the better
-// measurement counts.
+// Copies that are slow are measured again, when all the others are done, until they are as fast as they should be.
+// What is slow by half is measured once more, and at once.
 func TestSlowCopiesAreMeasuredAgain(t *testing.T) {
 	t.Parallel()
-	for again, better := range map[float64]float64{54: 54, 20: 30} {
+	for _, c := range []struct {
+		first  float64
+		again  []float64
+		better float64
+		slower float64
+		pauses int
+	}{
+		{40, []float64{54}, 54, 40, 0},
+		{40, []float64{45, 54}, 54, 40, 1},
+		{40, []float64{45, 35, 42, 54}, 54, 35, 3},
+		{40, []float64{45, 45, 45, 45, 45, 45}, 45, 40, 5},
+		{20, []float64{25}, 25, 20, 0},
+		{20, []float64{30, 35, 52}, 52, 20, 2}, // of 50, 60 % at the second time
+	} {
+		clock := &skippedTime{}
 		events, facts := examined(t, 2, 2, probe.Steps{Verify: true, Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) {
-			l.slow = map[int][]float64{0: {30, again}}
+			l.slow = map[int][]float64{0: append([]float64{c.first}, c.again...)}
+			l.clock = clock
 		})
-		assert.Equal(t, []string{"verify", "verify", "wait", "wait", "measure 0", "clocks", "measure 1", "clocks", "measure 0", "clocks", "together [0 1]"}, events)
+		want := []string{"verify", "verify", "wait", "wait", "measure 0", "clocks", "measure 1", "clocks"}
+		for range c.again {
+			want = append(want, "measure 0", "clocks")
+		}
+		assert.Equal(t, append(want, "together [0 1]"), events)
+		assert.Len(t, clock.pauses, c.pauses)
 		d := facts.Devices[0]
-		assert.Equal(t, better, d.Slowest())
+		assert.InDelta(t, c.better, d.Slowest(), 0)
 		require.NotNil(t, d.Slower)
-		assert.Equal(t, min(30, again), d.Slower.Series[0].Median)
+		assert.InDelta(t, c.slower, d.Slower.Series[0].Median, 0)
+		require.NotNil(t, d.Repeats)
+		assert.Len(t, d.Repeats.Benches, 1+len(c.again))
+		assert.InDelta(t, clock.passed.Seconds(), d.Repeats.Seconds, 0)
 		assert.Nil(t, facts.Devices[1].Slower)
 	}
+}
+
+// A GPU whose process dies when it is measured again, or measures nothing, is not measured until
+// the last pause, and holds up no other.
+func TestSlowCopiesThatCannotBeMeasuredAgain(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*stageLog){
+		"dies":             func(l *stageLog) { l.dies = map[int]bool{0: true} },
+		"measures nothing": func(l *stageLog) { l.slow[0] = append(l.slow[0], -1) },
+	} {
+		clock := &skippedTime{}
+		events, facts := examined(t, 1, 1, probe.Steps{Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) {
+			l.slow, l.clock = map[int][]float64{0: {40}}, clock
+			l.again = func() { change(l) }
+		})
+		assert.Empty(t, clock.pauses, name)
+		assert.InDelta(t, 40, facts.Devices[0].Slowest(), 0, name)
+		assert.LessOrEqual(t, len(events), 4, name)
+	}
+}
+
+// What is left of --timeout decides how often slow copies are measured again: the run comes to its end.
+func TestSlowCopiesWithLittleTime(t *testing.T) {
+	t.Parallel()
+	for left, pauses := range map[time.Duration]int{time.Second: 0, 6 * time.Second: 2, time.Hour: 5} {
+		clock := &skippedTime{}
+		examined(t, 1, 1, probe.Steps{Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) {
+			l.slow, l.clock, l.left = map[int][]float64{0: {40, 40, 40, 40, 40, 40, 40}}, clock, left
+		})
+		assert.Len(t, clock.pauses, pauses, "%v", left)
+	}
+}
+
+// An interrupt ends a pause.
+func TestInterruptedBetweenMeasurements(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	e := &examination{session: &session{sys: system{after: func(time.Duration) <-chan time.Time { cancel(); return nil }}}}
+	assert.ErrorIs(t, e.wait(ctx, time.Hour), context.Canceled)
 }
 
 func TestHowManyGPUsSideBySide(t *testing.T) {
@@ -249,7 +334,7 @@ func TestShareOfGPUsThatAreDone(t *testing.T) {
 	t.Parallel()
 	l := &stageLog{t: t, groupOf: func(gpu int) int { return gpu }, sizes: map[int]int{0: 1}, verifying: map[int]int{}, begun: map[int]chan struct{}{}}
 	s := &session{options: &options{quiet: true}, cmd: &cobra.Command{}, sys: system{root: fstest.MapFS{}}, result: &report.Result{}}
-	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, ordinals: []int{0, 1}, failed: make([]bool, 2),
+	e := &examination{session: s, p: l, facts: &doctor.Facts{Devices: make([]doctor.Device, 2)}, ordinals: []int{0, 1}, failed: make([]bool, 2), measured: make([]time.Time, 2),
 		shown: &totalProgress{s: s, shares: make([]float64, 2), scale: 1}}
 	require.NoError(t, e.examineGPU(t.Context(), 0, probe.Steps{Verify: true, Bandwidth: true}, nil, func() {}))
 	assert.Equal(t, []float64{1, 0}, e.shown.shares)

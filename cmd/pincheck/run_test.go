@@ -51,6 +51,7 @@ func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
 	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: tiny,
 		releaseGrace: time.Hour,
+		after:        (&skippedTime{}).after,
 		hostname:     func() (string, error) { return "host-7", nil }}
 }
 
@@ -129,8 +130,13 @@ func normal(s string) string {
 
 func golden(t *testing.T, name, got string) {
 	t.Helper()
+	goldenText(t, name, normal(got))
+}
+
+// goldenText compares text with a golden file as it is.
+func goldenText(t *testing.T, name, got string) {
+	t.Helper()
 	file := testdata("golden", name)
-	got = normal(got)
 	if *update {
 		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 		return

@@ -96,10 +96,6 @@ type change struct {
 }
 
 func (w *watch) run(ctx context.Context, interval time.Duration) error {
-	after := w.sys.after
-	if after == nil {
-		after = time.After
-	}
 	defer w.removeTextfile()
 	for first := true; ctx.Err() == nil; first = false {
 		f := doctor.FromHost(hostinfo.Read(w.sys.root, w.sys.environ))
@@ -114,7 +110,7 @@ func (w *watch) run(ctx context.Context, interval time.Duration) error {
 		w.writeTextfile(now)
 		select {
 		case <-ctx.Done():
-		case <-after(interval):
+		case <-w.sys.timer(interval):
 		}
 	}
 	return nil

@@ -58,7 +58,9 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	}
 	if slower, better, ok := d.twice(); ok {
 		varied = true
-		seen = append(seen, fmt.Sprintf("measured twice, the slower direction reached %s and %s", units.Rate(slower), units.Rate(better)))
+		if d.Repeats == nil { // else the finding has all measurements
+			seen = append(seen, fmt.Sprintf("measured twice, the slower direction reached %s and %s", units.Rate(slower), units.Rate(better)))
+		}
 	}
 	if active || present && varied {
 		return seen, true
@@ -74,21 +76,4 @@ func (d *Device) twice() (slower, better float64, ok bool) {
 	}
 	slower, better = (&Device{Bandwidth: d.Slower}).Slowest(), d.Slowest()
 	return slower, better, slower > 0 && slower < (1-unsteady)*better
-}
-
-// Slow reports whether copies of a GPU are below what can be expected of it.
-func (f *Facts) Slow(d *Device) bool { return len(slowCopies(f, d)) > 0 }
-
-// busyCopies finds slow copies beside others that use the GPU or the host. A limit that the
-// user has set counts all the same.
-func busyCopies(f *Facts, d *Device) []Finding {
-	seen, disturbed := f.others(d)
-	slow := slowCopies(f, d)
-	if !disturbed || len(slow) == 0 || f.ExpectedRate > 0 {
-		return nil
-	}
-	return finding(Finding{
-		Summary:  "others used the GPU or the host meanwhile: " + slow[0].Summary,
-		Evidence: append(seen, slow[0].Evidence...),
-	})
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"slices"
 
 	"github.com/gopinned/pinned/internal/units"
@@ -35,9 +36,9 @@ func corruptedBytes(_ *Facts, d *Device) (out []Finding) {
 			out = append(out, f)
 		}
 	}
-	all := d.copies()
-	if d.Slower != nil {
-		all = slices.Concat(all, d.Slower.Series)
+	var all []result.Series
+	for _, b := range d.measurements() {
+		all = append(all, b.Series...)
 	}
 	for _, s := range all {
 		if s.Mismatch != "" {

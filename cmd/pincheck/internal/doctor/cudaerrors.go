@@ -118,7 +118,7 @@ func (f *Facts) hostShort() bool {
 
 // errorsOf returns the errors of a GPU that one check reports.
 func errorsOf(f *Facts, d *Device, check string) (texts []string) {
-	all := slices.Concat(d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Slower), benchErrors(d.Trials))
+	all := slices.Concat(d.Errors, benchErrors(append(d.measurements(), d.Trials)...))
 	if d.Verify != nil {
 		for _, one := range d.Verify.Failures {
 			if classify(f, d, one.Error) != "failed_call" { // failed_round_trips has the others
@@ -143,17 +143,19 @@ func errorsOf(f *Facts, d *Device, check string) (texts []string) {
 
 // benchErrors returns why something was not measured, or not in full. Wrong bytes have a
 // check of their own.
-func benchErrors(b *result.Bench) []string {
-	if b == nil {
-		return nil
+func benchErrors(benches ...*result.Bench) (all []string) {
+	for _, b := range benches {
+		if b == nil {
+			continue
+		}
+		all = append(all, slices.DeleteFunc(slices.Clone(b.Errors), func(e string) bool {
+			return slices.ContainsFunc(b.Series, func(s result.Series) bool { return s.Mismatch != "" && strings.HasSuffix(e, s.Mismatch) })
+		})...)
+		if len(b.Series) == 0 {
+			all = append(all, b.Notes...)
+		}
 	}
-	errs := slices.DeleteFunc(slices.Clone(b.Errors), func(e string) bool {
-		return slices.ContainsFunc(b.Series, func(s result.Series) bool { return s.Mismatch != "" && strings.HasSuffix(e, s.Mismatch) })
-	})
-	if len(b.Series) == 0 {
-		errs = append(errs, b.Notes...)
-	}
-	return errs
+	return all
 }
 
 // callChecks report calls that failed.

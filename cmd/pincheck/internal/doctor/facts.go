@@ -185,9 +185,10 @@ type Device struct {
 	Link      *Link          `json:"link,omitempty"`
 	Verify    *verify.Report `json:"verify,omitempty"`
 	Bandwidth *result.Bench  `json:"bandwidth,omitempty"`
-	// Slower is the slower one of two measurements of the bandwidth: slow copies are measured
-	// again. Nil for one.
-	Slower *result.Bench `json:"bandwidth_slower,omitempty"`
+	// Slower is the slowest one of several measurements of the bandwidth, nil for one, and Repeats
+	// are all of them.
+	Slower  *result.Bench `json:"bandwidth_slower,omitempty"`
+	Repeats *Repeats      `json:"bandwidth_repeats,omitempty"`
 	// OtherCPUs is how many CPUs other programs kept busy while the bandwidth was measured, of
 	// two measurements the fewer; nil if that is not known.
 	OtherCPUs *float64 `json:"other_cpus,omitempty"`
@@ -335,13 +336,16 @@ func (d *Device) Take(found *Device) {
 		d.Bandwidth, d.Trials = found.Bandwidth, found.Trials
 		return
 	}
-	if found.Slowest() < d.Slowest() || len(found.copies()) < len(d.copies()) {
-		d.Slower = found.Bandwidth
-		return
+	d.Repeats = d.Repeats.add(d.Bandwidth, found.Bandwidth)
+	slower := found.Bandwidth
+	if found.Slowest() >= d.Slowest() && len(found.copies()) >= len(d.copies()) {
+		slower, d.Bandwidth = d.Bandwidth, found.Bandwidth
+		if found.Trials != nil {
+			d.Trials = found.Trials
+		}
 	}
-	d.Slower, d.Bandwidth = d.Bandwidth, found.Bandwidth
-	if found.Trials != nil {
-		d.Trials = found.Trials
+	if before := (&Device{Bandwidth: d.Slower}); d.Slower == nil || (&Device{Bandwidth: slower}).Slowest() < before.Slowest() {
+		d.Slower = slower
 	}
 }
 
@@ -426,7 +430,7 @@ func (f *Facts) replaceAdvice() {
 	}
 	benches := []*result.Bench{f.Together}
 	for _, d := range f.Devices {
-		benches = append(benches, d.Bandwidth, d.Slower, d.Trials)
+		benches = append(append(benches, d.measurements()...), d.Bandwidth, d.Slower, d.Trials)
 	}
 	for _, b := range benches {
 		for i := 0; b != nil && i < len(b.Series); i++ {

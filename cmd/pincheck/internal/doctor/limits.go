@@ -34,7 +34,7 @@ func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) 
 	all = slices.Concat(all, f.DeviceErrors, benchErrors(f.Together))
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		all = slices.Concat(all, d.Errors, benchErrors(d.Bandwidth), benchErrors(d.Slower), benchErrors(d.Trials))
+		all = slices.Concat(all, d.Errors, benchErrors(append(d.measurements(), d.Trials)...))
 		if d.Verify != nil {
 			for _, one := range d.Verify.Failures {
 				all = append(all, one.Error)

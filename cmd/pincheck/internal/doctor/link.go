@@ -31,11 +31,6 @@ var linkChecks = []Check{
 }
 
 const (
-	// slowShare and LowShare are the shares of the expected rate
-	// below which copies are slow for sure, or slower than they should be.
-	// Gates of operators are at 0.83 to 0.87.
-	slowShare = 0.80
-	LowShare  = 0.90
 	// lopsided is the share of the faster direction that the slower one reaches at least
 	// if nothing is wrong.
 	lopsided = 0.75
@@ -165,7 +160,7 @@ func (f *Facts) Refused(rate float64) (refused []string, unknown []int) {
 // link that is narrower than it should be has a finding of its own.
 func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
 	if f.ExpectedRate > 0 {
-		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth"}
+		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth", Of: fmt.Sprintf("the %s of --expect-bandwidth", units.Rate(f.ExpectedRate))}
 	}
 	return f.Expected(reference.Builtin(), d, s)
 }
@@ -189,7 +184,7 @@ func (f *Facts) Expected(table *reference.Table, d *Device, s *result.Series) *r
 		return nil
 	}
 	if carries := payloadShare * path; path > 0 && carries < e.Value {
-		return &result.Expected{Value: carries, Source: fmt.Sprintf("the bridge above carries %s", units.Rate(path))}
+		return &result.Expected{Value: carries, Source: fmt.Sprintf("the bridge above carries %s", units.Rate(path)), Of: "what the bridge above carries"}
 	}
 	return e
 }
@@ -300,46 +295,6 @@ func upstream(_ *Facts, d *Device) []Finding {
 	}
 	if b.Speed >= b.MaxSpeed && b.Width >= b.MaxWidth {
 		out.Severity, out.because = Note, "made_so"
-	}
-	return finding(out)
-}
-
-func slowCopies(f *Facts, d *Device) []Finding {
-	var slow []string
-	severity := Warning
-	smallest := 1.0
-	for _, s := range d.copies() {
-		e := f.expected(d, &s)
-		low, slowBelow := LowShare, slowShare
-		if f.ExpectedRate > 0 {
-			low, slowBelow = 1, 1 // it is a limit, not what others reached
-		}
-		if e == nil || e.Value <= 0 || s.Median <= 0 || s.Median >= low*e.Value {
-			continue
-		}
-		if s.Median < slowBelow*e.Value {
-			severity = Problem
-		}
-		smallest = min(smallest, s.Median/e.Value)
-		slow = append(slow, fmt.Sprintf("%s %s; %s can be expected (%s)", directionText(&s), units.Rate(s.Median), units.Rate(e.Value), e.Source))
-	}
-	if len(slow) == 0 {
-		return nil
-	}
-	if d.Link.PathRate() > 0 {
-		slow = append(slow, fmt.Sprintf("the link as it is carries %s", units.Rate(d.Link.PathRate())))
-	}
-	out := Finding{
-		Severity: severity,
-		Summary:  fmt.Sprintf("pinned copies reach %s of what such a GPU reaches on such a link", units.Share(smallest)),
-		Evidence: slow,
-		values:   findings.Values{"several times": units.Times(1 / max(smallest, 0.01))},
-	}
-	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
-		out.Evidence = append(out.Evidence, seen...)
-	}
-	if pci, ok := f.pci(d); ok && strings.HasPrefix(pci.IOMMU, "DMA") {
-		out.Evidence = append(out.Evidence, "the IOMMU translates this GPU's accesses (iommu_group/type is "+pci.IOMMU+")")
 	}
 	return finding(out)
 }

@@ -46,6 +46,9 @@ type Steps struct {
 	Verify    bool `json:"verify,omitempty"`
 	Full      bool `json:"full,omitempty"` // of Verify: all combinations
 	Bandwidth bool `json:"bandwidth,omitempty"`
+	// Again, of Bandwidth, times single copies: a sample of several would hide that some of them
+	// are as fast as they should be.
+	Again bool `json:"again,omitempty"`
 	// Together are the ordinals of devices that copy at the same time. It replaces all other
 	// steps. Rate is the lowest rate that one of them reaches alone, in GB/s; 0 is unknown.
 	Together []int   `json:"together,omitempty"`
@@ -433,10 +436,16 @@ func (e *examination) setStage(s doctor.Stage, share float64) {
 	e.update(func(d *Device) { d.Stage, d.After, d.Step, d.Share, d.Left = s, "", steps[s], share, 0 })
 }
 
+// againSamples is the number of single copies of each direction when slow copies are measured again.
+const againSamples = 32
+
 func (l Local) plans(r Request) Plans {
 	plans := PlansFor(r.Steps, r.Simulate)
 	if l.Adjust != nil {
 		plans = l.Adjust(plans)
+	}
+	if r.Steps.Again {
+		plans.Bandwidth.Copies, plans.Bandwidth.Samples = 1, againSamples
 	}
 	return plans
 }

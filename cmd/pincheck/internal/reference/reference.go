@@ -106,7 +106,7 @@ func (t *Table) Expect(m Machine, s *result.Series) *result.Expected {
 	if best == nil {
 		return nil
 	}
-	return &result.Expected{Value: best.value(), Source: best.source(m)}
+	return &result.Expected{Value: best.value(), Source: best.source(m), Of: best.of()}
 }
 
 // isCopy reports whether a series is of copies between pinned memory and one GPU, and its conditions are those that
@@ -176,6 +176,17 @@ func distance(a, b int) int { return max(a-b, b-a) }
 
 // value returns the expected rate: the median of a measurement, or the lowest rate that is known.
 func (c *choice) value() float64 { return c.scale * cmp.Or(c.row.Median, c.row.Min) }
+
+// of is result.Expected.Of.
+func (c *choice) of() string {
+	switch c.rank {
+	case otherGPU:
+		return "what another GPU reaches on such a link"
+	case arithmetic:
+		return "what such a link carries by calculation"
+	}
+	return "what such a GPU reaches on such a link"
+}
 
 // source names the file, its machine and the row.
 func (c *choice) source(m Machine) string {

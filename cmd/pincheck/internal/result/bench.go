@@ -77,6 +77,9 @@ type Unmeasured struct {
 type Expected struct {
 	Value  float64 `json:"value"` // in the series' unit
 	Source string  `json:"source"`
+	// Of is whose figure Value is, in words that follow "90 % of": "what such a GPU reaches on such
+	// a link". Source names the row or the flag.
+	Of string `json:"-"`
 }
 
 // Labels are the conditions of a series, in the order in which they matter.
