@@ -106,6 +106,24 @@ func TestCompare(t *testing.T) {
 	assert.Contains(t, stderr.String(), "no space left on device")
 }
 
+func TestCompareSimulatedRuns(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	var args []string
+	for name, rate := range map[string]float64{"a": 55, "b": 20} {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte(strings.Replace(benchJSON(name, rate), `"command"`, `"simulated": true, "devices": [], "command"`, 1)), 0o600))
+		args = append(args, file)
+	}
+	got := call(t, system{}, append([]string{"compare"}, args...)...)
+	assert.Equal(t, exitOK, got.code, got.stderr)
+	assert.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "Of 1 series: no verdict. A run is of the simulated GPU, whose copies take the time of the host's processors")
+	assert.NotContains(t, got.stdout, "worse")
+	got = call(t, system{}, append([]string{"compare", "--format", "json"}, args...)...)
+	assert.Equal(t, exitOK, got.code)
+	assert.Contains(t, got.stdout, `"verdict": "simulated"`)
+}
+
 func TestNPDOfASimulatedGPU(t *testing.T) {
 	t.Parallel()
 	needsSim(t)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
@@ -40,6 +41,9 @@ const (
 	// Divided: the hosts of a fleet differ by more than the threshold, but none of them
 	// is out of line with the others.
 	Divided Verdict = "divided"
+	// Simulated: a run is of the simulated GPU, and no series has a verdict. The simulated copies take the time of the host's
+	// processors, so that runs differ by what else the host does, and never by a GPU or a link.
+	Simulated Verdict = "simulated"
 	// Missing: fewer runs have the series than are needed to compare.
 	Missing Verdict = "missing"
 )
@@ -122,12 +126,35 @@ func Compare(runs []Run, o Options) (*Comparison, error) {
 	if len(common) == 0 {
 		return nil, errors.New("the runs have no series in common: compare runs of the same benches with the same options")
 	}
+	for i := range runs {
+		addUnrest(common, i)
+	}
 	if len(runs) == 2 {
 		c.pair(common)
 	} else {
 		c.fleet(common)
 	}
+	if slices.ContainsFunc(runs, func(r Run) bool { return r.Simulated }) {
+		c.withoutVerdict(common)
+	}
 	return c, nil
+}
+
+// withoutVerdict makes the verdict of all series, and of the comparison, Simulated.
+func (c *Comparison) withoutVerdict(common []*Row) {
+	c.Verdict = Simulated
+	for _, r := range common {
+		r.Verdict, r.P = Simulated, nil
+		for _, v := range r.Values {
+			if v != nil {
+				v.Verdict = ""
+			}
+		}
+	}
+	for i := range c.Hosts {
+		h := &c.Hosts[i]
+		h.OutOfLine, h.Worse, h.Farthest = 0, 0, nil
+	}
 }
 
 // rows joins the series of the runs, in the order in which they are met first.

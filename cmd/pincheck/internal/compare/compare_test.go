@@ -328,3 +328,32 @@ func TestRunsAndTheirNames(t *testing.T) {
 	runs = Runs([]File{{Name: "a.json", Documents: []Document{document("", 1), document("", 3)}}, {Name: "b/a.json", Documents: []Document{document("", 1)}}})
 	assert.Equal(t, []string{"a", "a (2)", "a (3)"}, name(runs))
 }
+
+// Runs of the simulated GPU differ by what else the host does: no series gets a verdict, however much they differ.
+func TestSimulatedRunsGetNoVerdict(t *testing.T) {
+	t.Parallel()
+	steady := func(v float64) []result.Series {
+		return []result.Series{measured("s", result.Higher, v, v, v, v, v, v, v, v)}
+	}
+	for _, hosts := range [][][]result.Series{{steady(55), steady(20)}, {steady(55), steady(55), steady(20), steady(55)}} {
+		runs := runsOf(t, hosts...)
+		c, err := Compare(runs, Options{Threshold: 0.03})
+		require.NoError(t, err)
+		require.Equal(t, Worse, c.Verdict)
+		runs[1].Simulated = true
+		c, err = Compare(runs, Options{Threshold: 0.03})
+		require.NoError(t, err)
+		assert.Equal(t, Simulated, c.Verdict)
+		for _, r := range c.Rows {
+			assert.Equal(t, Simulated, r.Verdict)
+			assert.Nil(t, r.P)
+			for _, v := range r.Values {
+				assert.Empty(t, v.Verdict)
+			}
+		}
+		for _, h := range c.Hosts {
+			assert.Zero(t, h.OutOfLine+h.Worse)
+			assert.Nil(t, h.Farthest)
+		}
+	}
+}

@@ -10,7 +10,7 @@ import (
 
 // driftFreedom are the degrees of freedom of drift: it is known from few runs, and large drifts
 // are more frequent than those of a normal distribution.
-const driftFreedom = 20
+const driftFreedom = 8
 
 // A variance is that of an estimate, and how well it is known itself.
 type variance struct{ value, freedom float64 }

@@ -64,7 +64,7 @@ func (c *Comparison) probabilities(common []*Row) map[hostValue]float64 {
 				e.variance = own
 			}
 			// The middle is a median: of normal values its variance is that.
-			ofMiddle := variance{math.Pi / 2 / float64(len(others)) * max(between.value, own.value), driftFreedom}
+			ofMiddle := variance{math.Pi / 2 / float64(len(others)) * max(between.value, own.value), own.freedom}
 			cells = append(cells, hostValue{r, hosts[i]})
 			p = append(p, probability(e.center-middle, sum(e.variance, ofMiddle)))
 		}
@@ -83,16 +83,18 @@ const manyHosts = 16
 // between them, if that is more than equal hosts may show.
 func middleOf(hosts []estimate) (middle float64, own, between variance) {
 	var centers, owns, away []float64
+	freedom := float64(driftFreedom)
 	for _, e := range hosts {
 		centers, owns = append(centers, e.center), append(owns, e.value)
+		freedom = min(freedom, e.freedom) // busy hosts have heavy tails
 	}
-	middle, own = result.Summarize(centers).Median, variance{result.Summarize(owns).Median, driftFreedom}
+	middle, own = result.Summarize(centers).Median, variance{result.Summarize(owns).Median, freedom}
 	for _, center := range centers {
 		away = append(away, math.Abs(center-middle))
 	}
 	deviation := normalDeviance * result.Summarize(away).Median
 	if widening := 1 + 6/math.Sqrt(float64(len(hosts))); deviation*deviation > widening*own.value {
-		between = variance{deviation * deviation, driftFreedom}
+		between = variance{deviation * deviation, freedom}
 	}
 	return middle, own, between
 }

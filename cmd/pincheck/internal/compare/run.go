@@ -20,9 +20,11 @@ type Run struct {
 	Tool     string    `json:"tool"`
 	Started  time.Time `json:"started,omitzero"`
 	Complete bool      `json:"complete"`
-	Notes    []string  `json:"notes,omitempty"`
-	series   []series
-	index    map[string]int // of the series, by their keys
+	// Simulated is whether it is of the simulated GPU.
+	Simulated bool     `json:"simulated,omitempty"`
+	Notes     []string `json:"notes,omitempty"`
+	series    []series
+	index     map[string]int // of the series, by their keys
 }
 
 // series is one of the series of a run.
@@ -45,8 +47,10 @@ type Document struct {
 	Host     string // empty if it is not known
 	Started  time.Time
 	Complete bool // false if the run ended early
-	Benches  []result.Bench
-	Notes    []string // what was left out when it was read
+	// Simulated is whether the GPU is the simulated one.
+	Simulated bool
+	Benches   []result.Bench
+	Notes     []string // what was left out when it was read
 }
 
 // A File is the documents of a file.
@@ -83,6 +87,7 @@ func Runs(files []File) []Run {
 
 func (r *Run) add(d Document) {
 	r.Complete = r.Complete && d.Complete
+	r.Simulated = r.Simulated || d.Simulated
 	r.Notes = append(r.Notes, d.Notes...)
 	for _, b := range d.Benches {
 		for _, s := range b.Series {

@@ -119,7 +119,7 @@ func (t *comparison) write() {
 	}
 	t.missing()
 	t.WriteString("\n")
-	if !t.pair() {
+	if !t.pair() && t.Verdict != compare.Simulated {
 		t.hosts()
 	}
 	t.conclude(common)
@@ -195,6 +195,8 @@ func (t *comparison) verdict(v compare.Verdict) string {
 	switch v {
 	case compare.Same:
 		return t.style.paint(dim, "same")
+	case compare.Simulated:
+		return t.style.paint(dim, "–")
 	case compare.Worse:
 		return t.style.paint(red, string(v))
 	case compare.Better:
@@ -261,6 +263,10 @@ func (t *comparison) conclude(common int) {
 	n := map[compare.Verdict]int{}
 	for i := range t.Rows {
 		n[t.Rows[i].Verdict]++
+	}
+	if t.Verdict == compare.Simulated {
+		t.wrapped("", fmt.Sprintf("Of %s: no verdict. A run is of the simulated GPU, whose copies take the time of the host's processors: such runs differ by what else the host does, and never by a GPU or a link.", units.Things(common, "series", "series")))
+		return
 	}
 	limit := fmt.Sprintf("%g %%", math.Round(1e4*t.Threshold)/100)
 	var said []string

@@ -116,6 +116,7 @@ func document(raw []byte) (compare.Document, error) {
 func (r *Result) Document() (compare.Document, error) {
 	d := compare.Document{Tool: "pincheck", Host: r.HostName, Started: r.Started, Complete: r.Complete, Benches: r.Benches}
 	if r.Facts != nil && r.Simulated {
+		d.Simulated = true
 		d.Notes = append(d.Notes, "a simulated GPU: its figures say nothing of the host")
 	}
 	series := 0
