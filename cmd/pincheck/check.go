@@ -293,7 +293,7 @@ func (s *session) withDevices(ctx context.Context, do func(devices []*cudart.Dev
 	s.mu.Unlock()
 	facts := doctor.Gather(rt)
 	facts.SetHost(s.readHost())
-	if facts.Devices, err = s.devices.choose(facts.Devices); err != nil {
+	if err = s.devices.choose(facts); err != nil {
 		return err
 	}
 	var devices []*cudart.Device
@@ -383,7 +383,7 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 		return err
 	}
 	// The list changes in place: the facts are in the result already.
-	if facts.Devices, err = s.devices.choose(facts.Devices); err != nil {
+	if err = s.devices.choose(facts); err != nil {
 		return err
 	}
 	if err = s.checkExpectation(facts); err != nil {

@@ -176,12 +176,16 @@ func (d *devices) Set(list string) error {
 	return nil
 }
 
-// choose returns the named GPUs of all, or all of them if none is named.
-func (d devices) choose(all []doctor.Device) ([]doctor.Device, error) {
+// choose leaves the named GPUs among the facts, or all of them if none is named.
+func (d devices) choose(f *doctor.Facts) error {
+	all := f.Devices
 	if len(d) == 0 || len(all) == 0 || slices.Contains(d, "all") {
-		return all, nil
+		return nil
 	}
 	var chosen []doctor.Device
+	isChosen := func(ordinal int) bool {
+		return slices.ContainsFunc(chosen, func(c doctor.Device) bool { return c.Ordinal == ordinal })
+	}
 	for _, name := range d {
 		var match []doctor.Device
 		for _, dev := range all {
@@ -191,14 +195,20 @@ func (d devices) choose(all []doctor.Device) ([]doctor.Device, error) {
 		}
 		switch {
 		case len(match) == 0:
-			return nil, usagef("--device %s: there is no such GPU; this process sees %s", name, seen(all))
+			return usagef("--device %s: there is no such GPU; this process sees %s", name, seen(all))
 		case len(match) > 1:
-			return nil, usagef("--device %s: fits %d GPUs: name more of the UUID", name, len(match))
-		case !slices.ContainsFunc(chosen, func(c doctor.Device) bool { return c.Ordinal == match[0].Ordinal }):
+			return usagef("--device %s: fits %d GPUs: name more of the UUID", name, len(match))
+		case !isChosen(match[0].Ordinal):
 			chosen = append(chosen, match[0])
 		}
 	}
-	return chosen, nil
+	for _, dev := range all {
+		if !isChosen(dev.Ordinal) {
+			f.NotChosen = append(f.NotChosen, dev.PCIBusID)
+		}
+	}
+	f.Devices = chosen
+	return nil
 }
 
 // names reports whether a name is that of a device. A UUID may be shortened, as in

@@ -32,7 +32,7 @@ var accessChecks = []Check{
 	{ID: "nouveau_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(nouveau)},
 	{ID: "other_driver_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(otherDriver)},
 	{ID: "vfio_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(vfio)},
-	{ID: "gpu_too_old_for_driver", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(tooOld)},
+	{ID: "gpu_too_old_for_driver", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: tooOld},
 	{ID: "module_not_signed", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(notSigned)},
 	{ID: "no_kernel_module", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noModule)},
 	{ID: "container_gpu_void", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(gpuVoid)},
@@ -193,40 +193,57 @@ var lastBranches = []struct {
 // firstOpen is the first device id of Turing: the open kernel module serves no GPU before it.
 const firstOpen = 0x1e00
 
-// tooOld finds GPUs that the loaded driver no longer supports. Each has to be: one that is supported works.
-func tooOld(f *Facts) []Finding {
-	n := f.Host.NVIDIA
+// tooOldFor reports whether the loaded driver no longer supports a GPU: with the cause on the finding's page, its
+// values, and the evidence.
+func tooOldFor(h *hostinfo.Host, g hostinfo.PCIDevice) (because string, values findings.Values, seen string, tooOld bool) {
+	n := h.NVIDIA
 	branch := versionOf(n.DriverVersion)
-	if len(branch) == 0 || f.NVML != nil && f.NVML.Count > 0 || len(f.Host.GPUs) == 0 {
+	id, err := strconv.ParseInt(strings.TrimPrefix(g.DeviceID, "0x"), 16, 32)
+	if err != nil || len(branch) == 0 {
+		return "", nil, "", false
+	}
+	for _, last := range lastBranches {
+		switch {
+		case int(id) < last.first || int(id) > last.last:
+		case branch[0] > last.branch:
+			return "branch", findings.Values{"architecture": last.name, "branch": strconv.Itoa(last.branch)},
+				fmt.Sprintf("%s (10de:%04x) is of the architecture %s, whose last driver is %d; the driver here is %s", g.Address, id, last.name, last.branch, n.DriverVersion), true
+		case n.OpenModule && id < firstOpen:
+			return "open", nil, fmt.Sprintf("%s (10de:%04x) is older than Turing, and the open kernel module %s is loaded", g.Address, id, n.DriverVersion), true
+		}
+	}
+	return "", nil, "", false
+}
+
+// tooOld finds GPUs that the loaded driver no longer supports. Where CUDA shows no GPU each has to be: one that is
+// supported works. Others work beside those that are not.
+func tooOld(f *Facts) []Finding {
+	if f.Host == nil || len(f.Devices) == 0 && f.NVML != nil && f.NVML.Count > 0 {
 		return nil
 	}
 	var out Finding
+	count := 0
 	for _, g := range f.Host.GPUs {
-		id, err := strconv.ParseInt(strings.TrimPrefix(g.DeviceID, "0x"), 16, 32)
-		i := slices.IndexFunc(lastBranches, func(b struct {
-			first, last int
-			name        string
-			branch      int
-		}) bool {
-			return int(id) >= b.first && int(id) <= b.last
-		})
-		switch {
-		case err != nil:
-			return nil
-		case i >= 0 && branch[0] > lastBranches[i].branch:
-			last := lastBranches[i]
-			out.values = findings.Values{"architecture": last.name, "branch": strconv.Itoa(last.branch)}
-			out.Evidence = append(out.Evidence, fmt.Sprintf("%s (10de:%04x) is of the architecture %s, whose last driver is %d; the driver here is %s", g.Address, id, last.name, last.branch, n.DriverVersion))
-		case n.OpenModule && id < firstOpen && i >= 0:
-			out.because = "open"
-			out.Evidence = append(out.Evidence, fmt.Sprintf("%s (10de:%04x) is older than Turing, and the open kernel module %s is loaded", g.Address, id, n.DriverVersion))
-		default:
+		if len(f.Devices) > 0 && !slices.ContainsFunc(f.services(), func(o busGPU) bool { return o.Address == g.Address && o.finding == tooOldID }) {
+			continue
+		}
+		because, values, seen, is := tooOldFor(f.Host, g)
+		if !is {
 			return nil
 		}
+		count++
+		out.because, out.values = because, values
+		out.Evidence = append(out.Evidence, seen)
+	}
+	if count == 0 {
+		return nil
 	}
 	out.Summary = "the loaded driver no longer supports this GPU"
 	if out.because == "open" {
-		out.Summary, out.values = "the open kernel module does not support this GPU", nil
+		out.Summary = "the open kernel module does not support this GPU"
+	}
+	if len(f.Devices) > 0 {
+		out.Severity, out.Summary = Warning, strings.Replace(out.Summary, "this GPU", fmt.Sprintf("%d of %d GPUs", count, len(f.Host.GPUs)), 1)
 	}
 	return finding(out)
 }

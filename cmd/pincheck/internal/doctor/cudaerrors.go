@@ -291,7 +291,7 @@ const startBytes = 1 << 30
 
 func memoryToStart(f *Facts) []Finding {
 	left, source, ok := f.headroom()
-	gpus := max(1, gpuCount(f.Host))
+	gpus := max(1, reachable(f.Host))
 	if !ok || !f.called() || left >= gpus*startBytes {
 		return nil
 	}

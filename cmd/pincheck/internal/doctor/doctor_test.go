@@ -160,9 +160,9 @@ func TestAReportOfNVMLThatEndedEarly(t *testing.T) {
 	t.Parallel()
 	yes, none := true, 0
 	report := &nvml.Report{Count: 1, GPUs: []nvml.GPU{{MIG: &yes, MIGInstances: &none}}}
-	assert.Len(t, migWithoutInstance(&Facts{NVML: report}), 1)
+	assert.Len(t, migWithoutInstance(&Facts{Host: &hostinfo.Host{}, NVML: report}), 1)
 	report.Count = 2
-	assert.Empty(t, migWithoutInstance(&Facts{NVML: report}))
+	assert.Empty(t, migWithoutInstance(&Facts{Host: &hostinfo.Host{}, NVML: report}))
 }
 
 // What a host shows comes to its GPUs with SetHost. A link that was read under load stays.

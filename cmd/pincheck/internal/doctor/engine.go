@@ -105,8 +105,8 @@ func Passed(f *Facts, found []Finding) []string {
 // Evaluate runs all checks. It returns the verdict, and the findings by severity, without
 // suppressed and ignored ones.
 func Evaluate(f *Facts, ignore ...string) (Verdict, []Finding) {
-	found := leaveOut(compete(f, findAll(f)), ignore)
-	return verdict(f, found), found
+	found := leaveOut(compete(f, findAll(f)), ignore, len(f.Devices) > 0)
+	return verdict(f, found, ignore), found
 }
 
 // compete leaves of the hypotheses about why CUDA does not start the surest, and of equally sure ones the
@@ -193,8 +193,9 @@ func findAll(f *Facts) []Finding {
 }
 
 // leaveOut removes suppressed and ignored findings, and sorts the rest by severity. An ignored
-// finding suppresses others all the same.
-func leaveOut(all []Finding, ignore []string) []Finding {
+// finding suppresses others all the same. Where CUDA shows GPUs (usable), missing_gpus follows from nothing: it is
+// about those that no other finding has.
+func leaveOut(all []Finding, ignore []string, usable bool) []Finding {
 	hidden := make([]bool, len(all))
 	found := func(id string) bool {
 		return slices.ContainsFunc(all, func(one Finding) bool { return one.ID == id })
@@ -206,7 +207,7 @@ func leaveOut(all []Finding, ignore []string) []Finding {
 		}
 		suppressed := suppressedBy(cause.ID, found)
 		for j, other := range all {
-			if i == j || !slices.Contains(suppressed, other.ID) || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
+			if i == j || !slices.Contains(suppressed, other.ID) || usable && other.ID == missingID || cause.Device != nil && (other.Device == nil || *other.Device != *cause.Device) {
 				continue
 			}
 			hidden[j] = true
@@ -246,9 +247,9 @@ func suppressedBy(id string, found func(id string) bool) (ids []string) {
 	return ids
 }
 
-// verdict returns the verdict for the remaining findings. Health needs proof: of every GPU the bytes came back
-// right, and its speed was compared with a reference.
-func verdict(f *Facts, found []Finding) Verdict {
+// verdict returns the verdict for the remaining findings. Health needs proof: each GPU on the bus is accounted for,
+// and of every GPU that is examined the bytes came back right, and its speed was compared with a reference.
+func verdict(f *Facts, found []Finding, ignore []string) Verdict {
 	has := func(s Severity) bool {
 		return slices.ContainsFunc(found, func(one Finding) bool { return one.Severity == s })
 	}
@@ -262,7 +263,7 @@ func verdict(f *Facts, found []Finding) Verdict {
 		return Problems
 	case has(Warning):
 		return Warnings
-	case some(func(d *Device) bool { return !d.measured() && !d.proved() }):
+	case some(func(d *Device) bool { return !d.measured() && !d.proved() }), !f.accounted(found, ignore):
 		return Unknown
 	case some(func(d *Device) bool { return !d.proved() || !f.compared(d) }):
 		return Measured

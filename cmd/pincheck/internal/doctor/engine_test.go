@@ -333,6 +333,11 @@ var troubles = []trouble{
 		f.Host.NVIDIA.Nodes = append(f.Host.NVIDIA.Nodes, hostinfo.Node{Path: "/dev/nvidia1"})
 	}, says: "0000:00:07.0"},
 	{id: "missing_gpus", change: func(f *Facts) { f.ExpectedGPUs = 8 }, says: "8"},
+	{id: "gpus_excluded", change: func(f *Facts) {
+		other := f.Host.GPUs[0]
+		other.Address, other.Driver = "0000:00:07.0", "vfio-pci"
+		f.Host.GPUs = append(f.Host.GPUs, other)
+	}, says: "0000:00:07.0/driver is vfio-pci"},
 	{id: "device_order", change: func(f *Facts) {
 		other := f.Host.GPUs[0]
 		other.Address = "0000:00:05.0"
@@ -958,6 +963,11 @@ func TestNothingIsFoundInHealthyHosts(t *testing.T) {
 		f := well(t)
 		change(f)
 		verdict, found := Evaluate(relink(f))
+		if slices.Contains([]string{"chosen GPUs", "one of four in a container", "a GPU for a virtual machine", "a MIG instance"}, name) {
+			require.Equal(t, []string{"gpus_excluded"}, ids(found), name)
+			assert.Equal(t, Note, found[0].Severity, name)
+			found = nil
+		}
 		assert.Empty(t, ids(found), name)
 		want := Healthy
 		if f.Devices[0].Bandwidth == nil {

@@ -32,8 +32,10 @@ type Facts struct {
 	CUDADevices *int `json:"cuda_devices,omitempty"`
 	// DeviceErrors are those of GPUs that CUDA counts, and that could not be described.
 	DeviceErrors []string `json:"device_errors,omitempty"`
+	// NotChosen are the PCI addresses of GPUs that CUDA shows and --device left out.
+	NotChosen []string `json:"not_chosen,omitempty"`
 	// NodeErrors are why device nodes could not be opened, by their paths, where that was
-	// tried: if CUDA did not start.
+	// tried: if CUDA did not start, or shows fewer GPUs than there are nodes.
 	NodeErrors map[string]string `json:"node_errors,omitempty"`
 	// ExpectedGPUs is how many GPUs there should be, as the user says. 0 is not said.
 	ExpectedGPUs int `json:"expected_gpus,omitempty"`

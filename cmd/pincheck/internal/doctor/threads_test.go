@@ -176,6 +176,36 @@ func TestHostsFromThreadsAreNamedRight(t *testing.T) {
 	assert.Empty(t, slices.Sorted(maps.Keys(known)), "no such host: take it from known-failures.txt")
 	assert.GreaterOrEqual(t, 10*healthy, 3*len(files), "three hosts of ten are healthy or merely unusual")
 	t.Log("\n" + tableOf(table))
+	if elsewhere {
+		return
+	}
+	floor := rightOnes(t, filepath.Join(dir, "right.txt"))
+	for row, grades := range table {
+		assert.Contains(t, floor, row, "right.txt has each group")
+		assert.GreaterOrEqual(t, grades[namedRight], floor[row], "hosts of %s that are right: what was right once stays right", row)
+	}
+	for row := range floor {
+		assert.Contains(t, table, row, "right.txt has a group without hosts")
+	}
+}
+
+// rightOnes reads how many hosts of each group are right: none may become wrong, and none may go.
+func rightOnes(t *testing.T, file string) map[string]int {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	floor := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		var group string
+		var n int
+		_, err := fmt.Sscanf(line, "%s %d", &group, &n)
+		require.NoError(t, err, line)
+		floor[group] = n
+	}
+	return floor
 }
 
 // mostKnownFailures is how many failures there are. Lower it with the list.

@@ -18,9 +18,10 @@ import (
 var visibilityChecks = []Check{
 	{ID: "hidden_gpu", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(hiddenGPU)},
 	{ID: "visible_devices_unknown", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: visibleDevicesUnknown},
-	{ID: "mig_without_instance", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(migWithoutInstance)},
+	{ID: "mig_without_instance", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: migWithoutInstance},
 	{ID: "no_device", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noDevice)},
 	{ID: "missing_gpus", Host: missingGPUs},
+	{ID: "gpus_excluded", Host: excludedGPUs},
 	{ID: "device_order", Host: deviceOrder},
 }
 
@@ -36,7 +37,7 @@ type choice struct {
 
 // chosen reads CUDA_VISIBLE_DEVICES as CUDA does. What the host does not show is taken to be there.
 func (f *Facts) chosen(value string) (c choice) {
-	count := gpuCount(f.Host)
+	count := reachable(f.Host)
 	if f.Opening == nil && (f.CUDADevices == nil || len(f.Devices) > 0) { // nothing says that CUDA found none: what shows may be a part
 		count = max(count, len(f.Host.GPUs), len(f.Host.NVIDIA.Boards))
 	}
@@ -129,7 +130,7 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	}
 	switch c.why {
 	case "missing":
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", c.bad, units.Things(gpuCount(f.Host), "GPU", "GPUs")))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", c.bad, units.Things(reachable(f.Host), "GPU", "GPUs")))
 	case "twice":
 		out.Summary = "CUDA_VISIBLE_DEVICES names a GPU twice"
 	case "no_name":
@@ -148,38 +149,6 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 		out.Severity, out.because, out.values = Warning, "some", findings.Values{"N GPUs": units.Things(n, "GPU", "GPUs")}
 	}
 	return finding(out)
-}
-
-// gpuCount returns how many GPUs this process should see without CUDA_VISIBLE_DEVICES. 0 is unknown. The nodes
-// count, as far as the driver holds GPUs for them: containers and jobs have those of their own only, and show all
-// GPUs of the host on the PCI bus.
-func gpuCount(h *hostinfo.Host) (n int) {
-	if h.Virt.WSL {
-		return 0
-	}
-	for _, node := range h.NVIDIA.Nodes {
-		if hostinfo.IsGPUNode(node.Path) {
-			n++
-		}
-	}
-	bound := 0
-	for _, g := range h.GPUs {
-		if g.Driver == "nvidia" && !excluded(h, g) {
-			bound++
-		}
-	}
-	if n == 0 && h.Virt.Container == "" {
-		return bound // nodes are made when they are first used
-	}
-	if bound > 0 {
-		return min(n, bound)
-	}
-	return n
-}
-
-// excluded reports whether the driver was told to leave a GPU alone.
-func excluded(h *hostinfo.Host, g hostinfo.PCIDevice) bool {
-	return slices.ContainsFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return b.Excluded && hostinfo.SamePCI(b.Address, g.Address) })
 }
 
 func noDevice(f *Facts) []Finding {
@@ -202,58 +171,110 @@ func noDevice(f *Facts) []Finding {
 	return finding(out)
 }
 
+// missingGPUs finds GPUs on the bus that CUDA does not show for another reason than somebody's will, and that no other
+// finding is about; or, with --expect-gpus, that there are fewer than there should be.
 func missingGPUs(f *Facts) []Finding {
-	if f.CUDADevices == nil && len(f.Devices) == 0 && (f.ExpectedGPUs == 0 || f.Opening == nil && f.Requirements == nil) {
+	if f.ExpectedGPUs > 0 {
+		return f.fewerThanExpected()
+	}
+	if f.CUDADevices == nil && len(f.Devices) == 0 {
 		return nil // the run ended before it looked
 	}
-	have := len(f.Devices)
-	count := "CUDA did not start"
-	switch {
-	case f.CUDADevices != nil:
-		have = *f.CUDADevices
-		count = fmt.Sprintf("cudaGetDeviceCount: %d", have)
-	case f.Opening == nil: // it was not asked
-		if f.Host != nil {
-			have = max(have, gpuCount(f.Host))
+	all := f.services()
+	own := 0 // GPUs that this process should see
+	for _, g := range all {
+		if g.service != isExcluded {
+			own++
 		}
-		count = fmt.Sprintf("GPUs with NVIDIA's driver: %d", have)
 	}
-	want, source := f.ExpectedGPUs, "--expect-gpus"
-	if want == 0 {
-		if f.Host == nil || f.mig() || f.Host.Virt.Tegra || f.Host.Env["SLURM_JOB_GPUS"] != "" {
-			return nil
+	var out []Finding
+	for _, g := range all {
+		because := g.cause
+		switch {
+		case g.service == isUnexplained && g.seen == "":
+			continue // CUDA was not asked
+		case g.service == isUnexplained:
+			because = "chosen"
+		case g.finding != missingID:
+			continue
 		}
-		if _, chosen := f.Host.Env[visibleDevices]; chosen {
-			return nil
+		i := slices.IndexFunc(out, func(one Finding) bool { return one.because == because })
+		if i < 0 {
+			i = len(out)
+			out = append(out, Finding{because: because, Evidence: []string{fmt.Sprintf("%s; PCI bus and device nodes: %d", f.count(), own)}})
 		}
-		if have > 0 && f.CUDADevices != nil && !f.Host.NVIDIA.HasGPUNode() {
-			return nil // CUDA opened nodes that do not show
-		}
-		want, source = gpuCount(f.Host), "PCI bus and device nodes"
+		out[i].Evidence = append(out[i].Evidence, g.notInCUDA())
 	}
-	if have >= want {
+	for i := range out {
+		one := &out[i]
+		n := len(one.Evidence) - 1
+		one.Summary = fmt.Sprintf("%d of %s missing", n, units.Things(own, "GPU", "GPUs"))
+		switch one.because {
+		case "no_driver":
+			one.Summary += ": no driver holds " + oneOrMany(n, "it", "them")
+		case "no_node":
+			one.Summary += ": " + oneOrMany(n, "its device node is", "their device nodes are") + " not there"
+		case "closed":
+			one.Severity = Warning
+			one.Summary += ": this user may not open " + oneOrMany(n, "it", "them")
+		case "chosen":
+			one.Severity, one.Summary = Note, fmt.Sprintf("CUDA shows %d of %s", f.countShown(), units.Things(own, "GPU", "GPUs"))
+		}
+	}
+	return out
+}
+
+// fewerThanExpected compares with --expect-gpus. GPUs that another finding is about do not count.
+func (f *Facts) fewerThanExpected() []Finding {
+	if f.CUDADevices == nil && len(f.Devices) == 0 && f.Opening == nil && f.Requirements == nil {
+		return nil // the run ended before it looked
+	}
+	have := f.countShown()
+	if f.CUDADevices == nil && f.Opening == nil && f.Host != nil { // it was not asked
+		have = max(have, reachable(f.Host))
+	}
+	missing := f.ExpectedGPUs - have
+	out := Finding{Evidence: []string{fmt.Sprintf("%s; --expect-gpus: %d", f.count(), f.ExpectedGPUs)}}
+	for _, g := range f.services() {
+		switch {
+		case g.service == isReported && g.finding != missingID && len(f.Devices) > 0:
+			missing--
+		case g.service != isExamined:
+			out.Evidence = append(out.Evidence, g.notInCUDA())
+		}
+	}
+	if missing <= 0 {
 		return nil
 	}
-	out := Finding{
-		Summary:  fmt.Sprintf("%d of %s missing", want-have, units.Things(want, "GPU", "GPUs")),
-		Evidence: []string{fmt.Sprintf("%s; %s: %d", count, source, want)},
-	}
-	if f.ExpectedGPUs == 0 && f.NVML != nil && f.NVML.Count >= want && !slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool { return g.Error != "" }) {
-		// Nothing is lost: a job, a program or a limit that does not show chooses.
-		out.Severity, out.because, out.Summary = Note, "chosen", fmt.Sprintf("CUDA shows %d of %s", have, units.Things(want, "GPU", "GPUs"))
-		out.Evidence = append(out.Evidence, fmt.Sprintf("NVML shows %d", f.NVML.Count))
-	}
-	if f.Host != nil && len(f.Devices) == have {
-		for _, g := range f.Host.GPUs {
-			if !slices.ContainsFunc(f.Devices, func(d Device) bool {
-				same, ok := f.pci(&d)
-				return ok && same.Address == g.Address
-			}) {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("not in CUDA: %s, driver %q", g.Address, g.Driver))
-			}
-		}
-	}
+	out.Summary = fmt.Sprintf("%d of %s missing", missing, units.Things(f.ExpectedGPUs, "GPU", "GPUs"))
 	return finding(out)
+}
+
+// count is how many GPUs this run has found.
+func (f *Facts) count() string {
+	switch {
+	case f.CUDADevices != nil:
+		return fmt.Sprintf("cudaGetDeviceCount: %d", *f.CUDADevices)
+	case f.Opening == nil: // it was not asked
+		return fmt.Sprintf("GPUs with NVIDIA's driver: %d", f.countShown())
+	}
+	return "CUDA did not start"
+}
+
+func oneOrMany(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
+
+// notInCUDA is the evidence of a GPU that CUDA does not show.
+func (g busGPU) notInCUDA() string {
+	text := fmt.Sprintf("not in CUDA: %s, driver %q", g.Address, g.Driver)
+	if g.seen != "" {
+		text += ": " + g.seen
+	}
+	return text
 }
 
 // mig reports whether a device is a MIG instance: CUDA shows one instance a process then,
@@ -289,6 +310,9 @@ func deviceOrder(f *Facts) []Finding {
 
 // migWithoutInstance needs NVML: CUDA shows no such GPU. One GPU without MIG would be shown.
 func migWithoutInstance(f *Facts) []Finding {
+	if len(f.Devices) > 0 || f.Host == nil {
+		return migBeside(f)
+	}
 	if f.NVML == nil || len(f.NVML.GPUs) == 0 || len(f.NVML.GPUs) < f.NVML.Count {
 		return nil
 	}

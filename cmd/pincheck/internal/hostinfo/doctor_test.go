@@ -153,3 +153,33 @@ func TestCPUsAndMemoryThatAreAllowed(t *testing.T) {
 	_, ok = hostinfo.CPU{}.MemoryFrom(0)
 	assert.False(t, ok)
 }
+
+// What keeps a GPU from CUDA on purpose: where it is written, and in which form.
+func TestGPUsThatAreLeftOutOnPurpose(t *testing.T) {
+	t.Parallel()
+	const dir = "sys/bus/pci/devices/0000:01:00.0/"
+	host := fstest.MapFS{
+		dir + "vendor": file("0x10de\n"), dir + "class": file("0x030200\n"), dir + "driver_override": file("(null)\n"),
+		"proc/driver/nvidia/params":   file("Mobile: 4294967295\nExcludedGpus: \"GPU-1,GPU-2\"\nGpuBlacklist: \"\"\n"),
+		"etc/modprobe.d/nvidia.conf":  file("# options nvidia NVreg_AssignGpus=0:09:00.0\noptions nvidia NVreg_Mobile=1 NVreg_AssignGpus=\"0:4:00.0,81:00\"\n"),
+		"etc/modprobe.d/secrets.conf": file("options wifi key=secret\n"),
+	}
+	h := hostinfo.Read(host, nil)
+	require.Len(t, h.GPUs, 1)
+	assert.Empty(t, h.GPUs[0].Override)
+	assert.False(t, h.GPUs[0].VirtualFunction)
+	assert.Equal(t, []string{"GPU-1", "GPU-2"}, h.NVIDIA.ExcludedGPUs)
+	assert.Equal(t, []string{"0000:04:00.0", "0000:81:00.0"}, h.NVIDIA.AssignedGPUs)
+
+	recorder := hostinfo.Record(host)
+	assert.Equal(t, h, hostinfo.Read(recorder, nil))
+	recorded := recorder.Host()
+	assert.Equal(t, h, hostinfo.Read(recorded, nil), "a recording shows the same")
+	assert.Empty(t, string(recorded["etc/modprobe.d/secrets.conf"].Data), "what is of no GPU stays out")
+
+	host[dir+"driver_override"] = file("vfio-pci\n")
+	host[dir+"physfn"] = &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte("../0000:01:00.4")}
+	h = hostinfo.Read(host, nil)
+	assert.Equal(t, "vfio-pci", h.GPUs[0].Override)
+	assert.True(t, h.GPUs[0].VirtualFunction)
+}

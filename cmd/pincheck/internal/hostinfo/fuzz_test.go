@@ -40,6 +40,7 @@ func FuzzRead(f *testing.F) {
 		"proc/buddyinfo", "proc/vmstat", "proc/sys/vm/max_map_count", "sys/class/bdi/0:28/read_ahead_kb",
 		"sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "sys/fs/cgroup/memory/devices.list",
 		"sys/bus/pci/devices/0000:00:06.0/config", "sys/bus/pci/devices/0000:00:06.0/aer_dev_fatal", "sys/bus/pci/devices/0000:00:06.0/iommu_group/type",
+		"sys/bus/pci/devices/0000:00:06.0/driver_override", "proc/driver/nvidia/params", "proc/cmdline", "etc/modprobe.d/nvidia.conf",
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		host := fstest.MapFS{

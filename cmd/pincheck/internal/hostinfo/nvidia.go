@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"cmp"
 	"io/fs"
 	"regexp"
 	"slices"
@@ -32,6 +33,10 @@ type NVIDIA struct {
 	NVSwitches int `json:"nvswitches,omitempty"`
 	// LicenceServer is that a vGPU has a licence server or a token (gridd.conf); nil if the file does not show.
 	LicenceServer *bool `json:"vgpu_licence_server,omitempty"`
+	// ExcludedGPUs are the UUIDs that the module was told to leave alone (NVreg_ExcludedGpus), and AssignedGPUs the
+	// PCI addresses to which NVreg_AssignGpus limits it.
+	ExcludedGPUs []string `json:"excluded_gpus,omitempty"`
+	AssignedGPUs []string `json:"assigned_gpus,omitempty"`
 	// HMMDisabled is the parameter uvm_disable_hmm of nvidia_uvm; nil if it is not shown.
 	HMMDisabled *bool `json:"hmm_disabled,omitempty"`
 }
@@ -75,6 +80,16 @@ func IsGPUNode(path string) bool {
 	return ok
 }
 
+// GPUNodes returns the paths of the GPUs' device files.
+func (n NVIDIA) GPUNodes() (paths []string) {
+	for _, node := range n.Nodes {
+		if IsGPUNode(node.Path) {
+			paths = append(paths, node.Path)
+		}
+	}
+	return paths
+}
+
 // HasGPUNode reports whether the device file of a GPU exists: /dev/nvidia0 and so on, or
 // WSL's /dev/dxg.
 func (n NVIDIA) HasGPUNode() bool {
@@ -107,6 +122,7 @@ func readNVIDIA(f files, environ []string) NVIDIA {
 	n.ModuleFile = readModuleFile(f)
 	n.NVSwitches = countSwitches(f)
 	n.LicenceServer = readLicence(f)
+	n.ExcludedGPUs, n.AssignedGPUs = readExcluded(f), readAssigned(f)
 	switch value := f.line("sys/module/nvidia_uvm/parameters/uvm_disable_hmm"); value {
 	case "Y", "N", "1", "0":
 		disabled := value == "Y" || value == "1"
@@ -311,4 +327,67 @@ func readBoards(f files) []Board {
 		})
 	}
 	return out
+}
+
+// readExcluded reads NVreg_ExcludedGpus, and its older name, as the loaded module has them.
+func readExcluded(f files) (uuids []string) {
+	params := parseColons(f.text("proc/driver/nvidia/params"))
+	for _, name := range []string{"ExcludedGpus", "GpuBlacklist"} {
+		uuids = append(uuids, splitList(params[name])...)
+	}
+	return uuids
+}
+
+// assignGPUs is a parameter that the module does not show: it is read where it is set.
+const assignGPUs = "NVreg_AssignGpus="
+
+// readAssigned reads NVreg_AssignGpus from the kernel's command line, and from the options of modprobe. Its
+// addresses may lack the domain and the function, which are 0 then.
+func readAssigned(f files) (addresses []string) {
+	words := strings.Fields(f.line("proc/cmdline"))
+	for i, word := range words {
+		words[i] = strings.TrimPrefix(word, "nvidia.")
+	}
+	for _, name := range f.names(modprobeDir) {
+		for line := range strings.Lines(f.text(modprobeDir + "/" + name)) {
+			if fields := strings.Fields(line); len(fields) > 2 && fields[0] == "options" && fields[1] == "nvidia" {
+				words = append(words, fields[2:]...)
+			}
+		}
+	}
+	for _, word := range words {
+		list, ok := strings.CutPrefix(word, assignGPUs)
+		if !ok {
+			continue
+		}
+		addresses = nil // the last one counts
+		for _, address := range splitList(list) {
+			addresses = append(addresses, wholeAddress(address))
+		}
+	}
+	return addresses
+}
+
+// wholeAddress returns the whole form of a PCI address without a domain, a function, or leading zeros: 4:0 is
+// 0000:04:00.0.
+func wholeAddress(address string) string {
+	slot, function, _ := strings.Cut(address, ".")
+	parts := strings.Split(slot, ":")
+	if len(parts) == 2 {
+		parts = append([]string{"0"}, parts...)
+	}
+	for i, digits := range []int{4, 2, 2} {
+		if i < len(parts) {
+			parts[i] = strings.Repeat("0", max(0, digits-len(parts[i]))) + parts[i]
+		}
+	}
+	return strings.Join(parts, ":") + "." + cmp.Or(function, "0")
+}
+
+// modprobeDir has the options of kernel modules that an administrator sets.
+const modprobeDir = "etc/modprobe.d"
+
+// splitList splits a list with commas, which may be in quotes.
+func splitList(list string) []string {
+	return strings.FieldsFunc(strings.Trim(list, `"' `), func(c rune) bool { return c == ',' || c == ' ' || c == ';' })
 }

@@ -17,9 +17,13 @@ type PCIDevice struct {
 	DeviceID string `json:"device_id,omitempty"` // 0x2335
 	Class    string `json:"class"`               // 0x030200
 	Driver   string `json:"driver,omitempty"`    // nvidia, nouveau, vfio-pci
-	NUMANode *int   `json:"numa_node"`           // null if the firmware does not say (-1)
-	CPUs     string `json:"local_cpus,omitempty"`
-	Link     Link   `json:"link"`
+	// Override is driver_override: the only driver that the kernel binds the device to. Empty without one.
+	Override string `json:"driver_override,omitempty"`
+	// VirtualFunction is that the device is a part of another one (SR-IOV), for a virtual machine.
+	VirtualFunction bool   `json:"virtual_function,omitempty"`
+	NUMANode        *int   `json:"numa_node"` // null if the firmware does not say (-1)
+	CPUs            string `json:"local_cpus,omitempty"`
+	Link            Link   `json:"link"`
 	// Upstream are the links from the device's slot up to the root port, the
 	// nearest first. Most virtual machines have none.
 	Upstream []Link `json:"upstream,omitempty"`
@@ -163,6 +167,12 @@ func readGPUs(f files) []PCIDevice {
 		d.OffBus = !d.Asleep && offBus(f, dir)
 		if driver, err := fs.ReadLink(f.fsys, dir+"/driver"); err == nil {
 			d.Driver = path.Base(driver)
+		}
+		if override := f.line(dir + "/driver_override"); override != "(null)" {
+			d.Override = override
+		}
+		if _, err := fs.ReadLink(f.fsys, dir+"/physfn"); err == nil {
+			d.VirtualFunction = true
 		}
 		if node, err := address.NUMANode(f.fsys); err == nil && node != linux.NoNode {
 			n := int(node)

@@ -142,8 +142,10 @@ var partial = map[string][]string{
 	"proc/vmstat":         {"compact_stall ", "compact_fail ", "thp_fault_alloc ", "thp_fault_fallback "},
 	"proc/modules":        {"nvidia", "nouveau", "nova_core", "nvgpu", "mlx5_ib"},
 	"proc/devices":        {"nvidia"},
-	"proc/self/limits":    {"Limit", "Max locked memory", "Max address space", "Max open files"},
-	"arcstats":            {"size ", "c_min "},
+
+	"proc/driver/nvidia/params": {"ExcludedGpus:", "GpuBlacklist:"},
+	"proc/self/limits":          {"Limit", "Max locked memory", "Max address space", "Max open files"},
+	"arcstats":                  {"size ", "c_min "},
 	"meminfo": {"MemTotal:", "MemFree:", "MemAvailable:", "Active(file):", "Inactive(file):", "Swap", "HugePages_", "Huge",
 		"Commit", "Buffers:", "Cached:", "AnonPages:", "Slab:", "KernelStack:", "PageTables:", "Percpu:", "VmallocUsed:", "Unaccepted:", "Balloon:"},
 	"memory.stat": {"active_file "},
@@ -166,6 +168,14 @@ func reduce(name string, data []byte) []byte {
 			return []byte("ServerAddress=\n")
 		}
 		return []byte("ServerAddress=set\n")
+	case path.Dir(name) == modprobeDir: // it may name what it likes
+		var out []byte
+		for line := range strings.Lines(string(data)) {
+			if strings.Contains(line, assignGPUs) {
+				out = append(out, line...)
+			}
+		}
+		return out
 	case strings.HasSuffix(name, "attr/current"), strings.Contains(name, "device-tree/"), strings.Contains(name, "devicetree/"):
 		return bytes.ReplaceAll(data, []byte{0}, []byte("\n"))
 	}

@@ -34,7 +34,7 @@ type Libc struct {
 
 // kernelParameters are the parameters that are kept. Others may hold secrets.
 var kernelParameters = []string{"nokaslr", "swiotlb", "iommu", "intel_iommu", "amd_iommu", "pci", "pcie_aspm",
-	"module.sig_enforce", "lockdown", "nouveau.modeset", "mem_encrypt"}
+	"module.sig_enforce", "lockdown", "nouveau.modeset", "mem_encrypt", "nvidia.NVreg_AssignGpus"}
 
 func readKernel(f files) Kernel {
 	k := Kernel{Release: f.line("proc/sys/kernel/osrelease")}

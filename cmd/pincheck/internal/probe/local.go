@@ -191,6 +191,9 @@ func (l Local) Open(ctx context.Context, r Request) (Opened, error) {
 		err = nil
 	} else if err == nil {
 		out.Facts = doctor.Gather(rt)
+		if l.OpenLibrary == nil && !r.Simulate {
+			out.Facts.NodeErrors = refusedNodes(ctx, l.ReadHost(), rt.DeviceCount())
+		}
 	}
 	out.Errors = closeAll()
 	return out, err
@@ -207,6 +210,26 @@ func (l Local) NotOpened(ctx context.Context, failed *cudart.OpenError, host *ho
 	f := doctor.WithoutLibrary(failed, host)
 	f.Probes = append(f.Probes, probe)
 	return f
+}
+
+// nodesLimit is how long refusedNodes tries: the node of a GPU that is broken may not open for long.
+const nodesLimit = 2 * time.Second
+
+// refusedNodes is openNodes of a host that has more nodes of GPUs than CUDA shows. It is nil if a node does not open
+// in time.
+func refusedNodes(ctx context.Context, host *hostinfo.Host, shown int) map[string]string {
+	if len(host.NVIDIA.GPUNodes()) <= shown {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, nodesLimit)
+	defer cancel()
+	errs, err := bounded.Do(limited, bounded.Call[map[string]string]{Grace: bounded.NoGrace, Run: func() (map[string]string, error) {
+		return openNodes(host), nil
+	}})
+	if err != nil {
+		return nil
+	}
+	return errs
 }
 
 // openNodes opens and closes the device nodes, as CUDA does first: control groups of version 2

@@ -781,6 +781,9 @@ func unknownText(r *Result) string {
 			gpus = append(gpus, strconv.Itoa(d.Ordinal))
 		}
 	}
+	if len(gpus) == 0 && len(r.Devices) > 0 {
+		return "nothing was found, and nothing tells why CUDA does not show all GPUs"
+	}
 	text := "nothing was found, and nothing was measured"
 	if len(gpus) > 0 && len(gpus) < len(r.Devices) {
 		text += " of GPU " + joined(gpus...)

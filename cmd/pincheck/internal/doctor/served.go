@@ -1,0 +1,458 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
+	"github.com/gopinned/pinned/internal/units"
+)
+
+// A service is what becomes of a GPU on the PCI bus in this run. Each GPU has exactly one, and serviceOf is the only
+// place that decides which:
+//
+//	examined     CUDA shows it to this process, and the run examines it
+//	excluded     somebody's will keeps it from this process: a note names whose
+//	reported     a finding is about it: that of cause, else missing_gpus
+//	unexplained  CUDA does not show it, and nothing tells why: the verdict is not Healthy
+type service string
+
+const (
+	isExamined    service = "examined"
+	isExcluded    service = "excluded"
+	isReported    service = "reported"
+	isUnexplained service = "unexplained"
+)
+
+// A busGPU is a GPU on the PCI bus, with its service.
+type busGPU struct {
+	hostinfo.PCIDevice
+	service service
+	// finding is the id of the finding or note about it, cause the cause on that page, and seen the evidence.
+	finding, cause, seen string
+}
+
+// Where the ids of services come from.
+const (
+	missingID  = "missing_gpus"
+	excludedID = "gpus_excluded"
+	migID      = "mig_without_instance"
+	offBusID   = "gpu_off_bus"
+	tooOldID   = "gpu_too_old_for_driver"
+	failedID   = "failed_call"
+)
+
+// services returns all GPUs on the PCI bus with their services. Where no bus shows, the GPUs are those that the
+// kernel module lists, or else the device nodes. WSL's and simulated GPUs are on no bus.
+func (f *Facts) services() []busGPU {
+	if f.Host == nil || f.Host.Virt.WSL || f.Simulated {
+		return nil
+	}
+	gpus := onBus(f.Host)
+	all := make([]busGPU, len(gpus))
+	unplaced := 0 // GPUs of CUDA whose place on the bus does not show
+	for _, d := range f.Devices {
+		i := slices.IndexFunc(gpus, func(g hostinfo.PCIDevice) bool { return hostinfo.SamePCI(g.Address, d.PCIBusID) })
+		switch {
+		case i >= 0:
+			all[i].service = isExamined
+		case len(f.Host.GPUs) == 0 || !isAddress(d.PCIBusID):
+			unplaced++
+		}
+	}
+	nodes := nodesOf(f.Host, gpus, func(i int) bool { return all[i].service == isExamined })
+	undescribed := len(f.DeviceErrors)
+	for i, g := range gpus {
+		all[i].PCIDevice = g
+		if all[i].service == isExamined {
+			continue
+		}
+		one := f.serviceOf(g, nodes[i])
+		atFault := one.service == isUnexplained || one.finding == missingID && one.cause == ""
+		switch {
+		case atFault && unplaced > 0:
+			unplaced--
+			one = busGPU{service: isExamined}
+		case atFault && undescribed > 0:
+			undescribed--
+			one = busGPU{service: isReported, finding: failedID}
+		}
+		one.PCIDevice = g
+		all[i] = one
+	}
+	return all
+}
+
+func isAddress(text string) bool { return hostinfo.SamePCI(text, text) }
+
+// onBus returns the GPUs of a host: see services.
+func onBus(h *hostinfo.Host) []hostinfo.PCIDevice {
+	if len(h.GPUs) > 0 {
+		return h.GPUs
+	}
+	var out []hostinfo.PCIDevice
+	for _, b := range h.NVIDIA.Boards {
+		out = append(out, hostinfo.PCIDevice{Address: b.Address, Driver: nvidiaDriver})
+	}
+	if len(out) > 0 {
+		return out
+	}
+	for _, path := range h.NVIDIA.GPUNodes() {
+		out = append(out, hostinfo.PCIDevice{Address: path, Driver: nvidiaDriver})
+	}
+	return out
+}
+
+const nvidiaDriver = "nvidia"
+
+// A node says whether a GPU has its device node in this process's /dev.
+type node int
+
+const (
+	nodeThere node = iota
+	nodeGone
+	// nodesUnshown is that no GPU has one: nodes are made when they are first used, and a sandbox may not show them.
+	nodesUnshown
+	// nodeUnlisted is that the kernel module's list has other GPUs, though the driver nvidia holds this one: the list is
+	// that of a container.
+	nodeUnlisted
+)
+
+// nodesOf returns the nodes of GPUs. The kernel module lists which node is whose. Where it does not, the nodes are
+// those of the GPUs that are examined, and then of the first others that the driver holds.
+func nodesOf(h *hostinfo.Host, gpus []hostinfo.PCIDevice, examined func(i int) bool) []node {
+	out := make([]node, len(gpus))
+	paths := h.NVIDIA.GPUNodes()
+	if len(paths) == 0 {
+		for i := range out {
+			out[i] = nodesUnshown
+		}
+		return out
+	}
+	var unlisted []int // GPUs of which the module does not list the node
+	left := len(paths)
+	for i, g := range gpus {
+		b, ok := boardOf(h, g)
+		switch {
+		case slices.Contains(paths, g.Address): // there is nothing but nodes
+		case ok && b.Minor != "":
+			if !h.NVIDIA.HasNode("/dev/nvidia" + b.Minor) {
+				out[i] = nodeGone
+				continue
+			}
+		case !ok && !examined(i) && len(paths) <= len(h.NVIDIA.Boards) && slices.ContainsFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return isAddress(b.Address) }):
+			out[i] = nodeUnlisted
+			continue
+		default:
+			unlisted = append(unlisted, i)
+			continue
+		}
+		left--
+	}
+	for _, first := range []bool{true, false} {
+		for _, i := range unlisted {
+			if examined(i) != first {
+				continue
+			}
+			if first || gpus[i].Driver == nvidiaDriver && left > 0 {
+				left--
+			} else {
+				out[i] = nodeGone
+			}
+		}
+	}
+	return out
+}
+
+func boardOf(h *hostinfo.Host, g hostinfo.PCIDevice) (hostinfo.Board, bool) {
+	i := slices.IndexFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return hostinfo.SamePCI(b.Address, g.Address) })
+	if i < 0 {
+		return hostinfo.Board{}, false
+	}
+	return h.NVIDIA.Boards[i], true
+}
+
+// reachable returns how many GPUs CUDA can number on a host: the driver holds them, and their nodes are there. 0 is
+// unknown.
+func reachable(h *hostinfo.Host) (n int) {
+	if h.Virt.WSL {
+		return 0
+	}
+	gpus := onBus(h)
+	nodes := nodesOf(h, gpus, func(int) bool { return false })
+	held := 0
+	for i, g := range gpus {
+		if g.Driver != nvidiaDriver || told(h, g) {
+			continue
+		}
+		held++
+		if nodes[i] == nodeThere || nodes[i] == nodesUnshown && h.Virt.Container == "" {
+			n++
+		}
+	}
+	if held == 0 {
+		return len(h.NVIDIA.GPUNodes())
+	}
+	return n
+}
+
+// told reports whether the module was told to leave a GPU alone.
+func told(h *hostinfo.Host, g hostinfo.PCIDevice) bool {
+	b, ok := boardOf(h, g)
+	return ok && (b.Excluded || b.UUID != "" && slices.Contains(h.NVIDIA.ExcludedGPUs, b.UUID))
+}
+
+// narrowed returns what gives this process GPUs of its own, though it sees all of the host's on the bus: a cause of
+// gpus_excluded, and the evidence. Empty without one.
+func narrowed(h *hostinfo.Host) (cause, seen string) {
+	switch {
+	case slurmJob(h):
+		return "job", "SLURM_JOB_ID=" + h.Env["SLURM_JOB_ID"] + ", SLURM_JOB_GPUS=" + h.Env["SLURM_JOB_GPUS"]
+	case h.Virt.Container != "":
+		return "container", "the process is in a container (" + h.Virt.Container + ")"
+	case h.Env["NVIDIA_VISIBLE_DEVICES"] != "":
+		return "container", "NVIDIA_VISIBLE_DEVICES=" + h.Env["NVIDIA_VISIBLE_DEVICES"]
+	case h.Virt.PrivateDevices:
+		return "unit", "the unit " + h.Virt.Unit + " has a /dev of its own"
+	}
+	return "", ""
+}
+
+func slurmJob(h *hostinfo.Host) bool {
+	return h.Env["SLURM_JOB_ID"] != "" || h.Env["SLURM_JOB_GPUS"] != ""
+}
+
+// serviceOf returns the service of a GPU that is not examined. First comes what the hardware, the kernel and its module
+// have done, which no choice of a process explains; then the choices; then what is left.
+func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
+	h := f.Host
+	by := func(cause, seen string) busGPU {
+		return busGPU{service: isExcluded, finding: excludedID, cause: cause, seen: seen}
+	}
+	missing := func(cause, seen string) busGPU {
+		return busGPU{service: isReported, finding: missingID, cause: cause, seen: seen}
+	}
+	dir := "/sys/bus/pci/devices/" + g.Address
+	own, why := narrowed(h)
+	board, listed := boardOf(h, g)
+	switch {
+	case g.OffBus:
+		return busGPU{service: isReported, finding: offBusID}
+	case g.VirtualFunction:
+		return by("virtual_function", dir+"/physfn is there")
+	case g.SwitchedOff:
+		return by("switched_off", "/proc/acpi/bbswitch: "+g.Address+" OFF")
+	case g.Driver != "" && g.Driver != nvidiaDriver:
+		return by("driver", dir+"/driver is "+g.Driver)
+	case g.Override != "" && g.Override != nvidiaDriver:
+		return by("override", dir+"/driver_override is "+g.Override)
+	case told(h, g):
+		return by("parameter", "/proc/driver/nvidia: GPU Excluded is Yes, or ExcludedGpus names it")
+	case g.Driver == "" && len(h.NVIDIA.AssignedGPUs) > 0 && !slices.ContainsFunc(h.NVIDIA.AssignedGPUs, func(a string) bool { return hostinfo.SamePCI(a, g.Address) }):
+		return by("assigned", "NVreg_AssignGpus is "+strings.Join(h.NVIDIA.AssignedGPUs, ","))
+	case slices.ContainsFunc(f.NotChosen, func(a string) bool { return hostinfo.SamePCI(a, g.Address) }):
+		return by("device_option", "--device names others")
+	case (at == nodeGone || at == nodeUnlisted) && own != "":
+		return by(own, why+"; its device node is not there")
+	}
+	if _, _, evidence, ok := tooOldFor(h, g); ok && f.nvmlOf(g) == nil && !listed {
+		return busGPU{service: isReported, finding: tooOldID, seen: evidence}
+	}
+	asked := f.CUDADevices != nil || len(h.NVIDIA.GPUNodes()) < len(h.GPUs)                                                           // a node for each speaks against it
+	if g.Driver == "" && !listed && asked && slices.ContainsFunc(h.GPUs, func(o hostinfo.PCIDevice) bool { return o.Driver != "" }) { // else no driver shows
+		return missing("no_driver", f.withoutDriver(g))
+	}
+	known := f.nvmlOf(g)
+	if known != nil && isTrue(known.MIG) && known.MIGInstances != nil && *known.MIGInstances == 0 {
+		return busGPU{service: isExcluded, finding: migID, seen: fmt.Sprintf("NVML: GPU %d (%s): MIG is on, with 0 instances", known.Index, known.PCIBusID)}
+	}
+	if seen := f.instanceShown(); seen != "" {
+		return by("mig", seen)
+	}
+	if out, ok := f.hiddenByChoice(); ok {
+		return out
+	}
+	path := "its device node"
+	if board.Minor != "" {
+		path = "/dev/nvidia" + board.Minor
+	}
+	n, refused := nodeAt(h, path, board.Minor != "")
+	switch {
+	case refused && strings.Contains(n.OpenError, eperm) && h.Virt.Unit != "" && own == "":
+		return by("unit", n.Path+": "+n.OpenError+"; the process is in "+h.Virt.Unit)
+	case refused && strings.Contains(n.OpenError, eperm):
+		return by("control_group", n.Path+": "+n.OpenError)
+	case slurmJob(h):
+		return by("job", why)
+	case f.ExpectedGPUs > 0 && f.countShown() >= f.ExpectedGPUs:
+		return by("expected", fmt.Sprintf("--expect-gpus %d, and CUDA shows %d", f.ExpectedGPUs, f.countShown()))
+	case at == nodesUnshown && h.Virt.Container != "":
+		return by("container", why+"; no GPU's device node shows")
+	}
+	// Nobody chose it, as far as shows.
+	switch {
+	case at == nodeGone && f.CUDADevices != nil:
+		return missing("no_node", path+" is not there")
+	case refused && n.OpenError != "":
+		return missing("closed", n.Path+": "+n.OpenError)
+	case refused && n.Closed:
+		return missing("closed", n.Path+" "+n.Mode)
+	case known != nil && known.Error != "":
+		return missing("", "NVML: "+known.Error)
+	case at == nodeUnlisted:
+		return busGPU{service: isUnexplained, seen: "/proc/driver/nvidia/gpus does not list it"}
+	case f.CUDADevices == nil:
+		return busGPU{service: isUnexplained} // CUDA was not asked
+	case at == nodesUnshown && *f.CUDADevices > 0:
+		return busGPU{service: isUnexplained, seen: "no GPU's device node shows"}
+	case known != nil, f.NVML != nil && f.NVML.Count >= len(h.GPUs) && !slices.ContainsFunc(f.NVML.GPUs, func(o nvml.GPU) bool { return o.Error != "" }):
+		return busGPU{service: isUnexplained, seen: fmt.Sprintf("NVML shows %d", f.NVML.Count)}
+	}
+	return missing("", "")
+}
+
+// withoutDriver is the evidence of a GPU that no driver holds.
+func (f *Facts) withoutDriver(g hostinfo.PCIDevice) string {
+	seen := "no driver holds it"
+	if g.NoWindow {
+		seen += "; BAR 1 has no address"
+	}
+	if g.Asleep {
+		seen += "; it is in power_state " + g.PowerState
+	}
+	return seen
+}
+
+// nodeAt returns the node of a GPU whose number is known, or, if no number is, one that was refused: which GPU's it
+// is does not matter, as all are on one side.
+func nodeAt(h *hostinfo.Host, path string, known bool) (hostinfo.Node, bool) {
+	i := slices.IndexFunc(h.NVIDIA.Nodes, func(n hostinfo.Node) bool {
+		return hostinfo.IsGPUNode(n.Path) && (known && n.Path == path || !known && n.OpenError != "")
+	})
+	if i < 0 {
+		return hostinfo.Node{}, false
+	}
+	return h.NVIDIA.Nodes[i], true
+}
+
+// nvmlOf returns what NVML has of a GPU, or nil.
+func (f *Facts) nvmlOf(g hostinfo.PCIDevice) *nvml.GPU {
+	if f.NVML == nil {
+		return nil
+	}
+	for i := range f.NVML.GPUs {
+		if hostinfo.SamePCI(f.NVML.GPUs[i].PCIBusID, g.Address) {
+			return &f.NVML.GPUs[i]
+		}
+	}
+	return nil
+}
+
+// countShown returns how many GPUs CUDA shows.
+func (f *Facts) countShown() int {
+	if f.CUDADevices != nil {
+		return *f.CUDADevices
+	}
+	return len(f.Devices) + len(f.NotChosen)
+}
+
+// instanceShown returns the evidence that CUDA shows a MIG instance: then it shows a process this one alone, and no
+// other GPU. Empty if it does not.
+func (f *Facts) instanceShown() string {
+	for _, d := range f.Devices {
+		if strings.HasPrefix(d.UUID, "MIG-") || strings.Contains(d.Name, " MIG ") || d.Health != nil && isTrue(d.Health.MIG) {
+			return fmt.Sprintf("GPU %d of CUDA is an instance: %s", d.Ordinal, d.Name)
+		}
+	}
+	return ""
+}
+
+// hiddenByChoice returns the service of a GPU that CUDA_VISIBLE_DEVICES hides. It hides the others if CUDA shows all
+// GPUs that it names.
+func (f *Facts) hiddenByChoice() (busGPU, bool) {
+	value, set := f.Host.Env[visibleDevices]
+	if !set {
+		return busGPU{}, false
+	}
+	seen := fmt.Sprintf("%s=%q", visibleDevices, value)
+	c := f.chosen(value)
+	switch {
+	case hidesDevices(value), c.named <= f.countShown() && (c.bad == "" || c.why == "negative"):
+		return busGPU{service: isExcluded, finding: excludedID, cause: "visible_devices", seen: seen}, true
+	case c.bad != "" && len(f.Devices) > 0:
+		return busGPU{service: isReported, finding: "visible_devices_unknown", seen: seen}, true
+	}
+	return busGPU{}, false
+}
+
+// excludedGPUs makes a note for each way in which GPUs are kept from this process on purpose. Where CUDA shows none,
+// the findings about that have it.
+func excludedGPUs(f *Facts) (out []Finding) {
+	if len(f.Devices) == 0 {
+		return nil
+	}
+	for _, g := range f.services() {
+		if g.service != isExcluded || g.finding != excludedID {
+			continue
+		}
+		i := slices.IndexFunc(out, func(one Finding) bool { return one.because == g.cause })
+		if i < 0 {
+			i = len(out)
+			out = append(out, Finding{because: g.cause})
+		}
+		out[i].Evidence = append(out[i].Evidence, g.Address+": "+g.seen)
+	}
+	for i := range out {
+		out[i].Summary = fmt.Sprintf("%s left out: %s", units.Things(len(out[i].Evidence), "GPU is", "GPUs are"), excludedBy[out[i].because])
+	}
+	return out
+}
+
+// excludedBy names the causes of gpus_excluded in a summary.
+var excludedBy = map[string]string{
+	"virtual_function": "SR-IOV function for virtual machines",
+	"switched_off":     "switched off by bbswitch",
+	"driver":           "held by another driver",
+	"override":         "driver_override",
+	"parameter":        "excluded by the kernel module's parameter",
+	"assigned":         "not in the kernel module's NVreg_AssignGpus",
+	"device_option":    "not named by --device",
+	"container":        "not given to this container",
+	"unit":             "not given to this systemd unit",
+	"job":              "not given to this Slurm job",
+	"control_group":    "denied by the device control group",
+	"mig":              "CUDA shows a process one MIG instance",
+	"visible_devices":  "hidden by CUDA_VISIBLE_DEVICES",
+	"expected":         "--expect-gpus is met without",
+}
+
+// migBeside are GPUs in MIG mode without an instance, beside others that CUDA shows.
+func migBeside(f *Facts) []Finding {
+	var evidence []string
+	for _, g := range f.services() {
+		if g.finding == migID {
+			evidence = append(evidence, g.seen)
+		}
+	}
+	if len(evidence) == 0 {
+		return nil
+	}
+	return finding(Finding{
+		Severity: Note,
+		Summary:  units.Things(len(evidence), "GPU is", "GPUs are") + " in MIG mode, without an instance to compute on",
+		Evidence: evidence, because: "some",
+	})
+}
+
+// accounted reports whether each GPU on the bus is examined, excluded, or in one of the findings, also if that is
+// ignored or follows from another one.
+func (f *Facts) accounted(found []Finding, ignore []string) bool {
+	return !slices.ContainsFunc(f.services(), func(g busGPU) bool {
+		inFinding := slices.Contains(ignore, g.finding) || slices.ContainsFunc(found, func(one Finding) bool {
+			return one.ID == g.finding || slices.Contains(one.Suppressed, g.finding)
+		})
+		return g.service == isUnexplained || g.service != isExamined && !inFinding
+	})
+}
