@@ -257,13 +257,13 @@ func verdict(f *Facts, found []Finding, ignore []string) Verdict {
 		return slices.ContainsFunc(f.Devices, func(d Device) bool { return is(&d) })
 	}
 	switch {
-	case len(f.Devices) == 0:
+	case len(f.Devices) == 0 && !f.NotStarted():
 		return Unusable
 	case has(Problem):
 		return Problems
 	case has(Warning):
 		return Warnings
-	case some(func(d *Device) bool { return !d.measured() && !d.proved() }), !f.accounted(found, ignore):
+	case len(f.Devices) == 0, some(func(d *Device) bool { return !d.measured() && !d.proved() }), !f.accounted(found, ignore):
 		return Unknown
 	case some(func(d *Device) bool { return !d.proved() || !f.compared(d) }):
 		return Measured

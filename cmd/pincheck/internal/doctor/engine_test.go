@@ -302,6 +302,9 @@ var troubles = []trouble{
 		f.Probes = []Probe{{Name: "cuda", Call: "cuInit", State: ProbeHung, Detail: "no answer within 5 s", Seconds: 5}}
 		return f
 	}, says: "cuInit"},
+	{id: "process_not_started", make: func(t *testing.T) *Facts {
+		return WithoutAnswer(Probe{Name: "cuda", Stage: StageOpen, State: ProbeNotStarted, Detail: "/lib64/ld-linux-x86-64.so.2 does not start as a process of its own: exit status 127"}, host(t, "h200-vm"))
+	}, says: "ld-linux-x86-64.so.2"},
 	{id: "driver_crashes", change: func(f *Facts) {
 		f.Probes = []Probe{{Name: "nvml", Call: "nvmlInit_v2", State: ProbeCrashed, Detail: "signal: segmentation fault"}}
 	}, says: "nvmlInit_v2"},
@@ -813,14 +816,15 @@ func TestEachCheckFindsItsTrouble(t *testing.T) {
 			want = Measured
 		}
 		assert.NotEmpty(t, one.Certainty, name)
-		if len(f.Devices) == 0 {
+		if len(f.Devices) == 0 && !f.NotStarted() {
 			want = Unusable
 		}
 		assert.Equal(t, want, verdict, name)
 
 		verdict, found = Evaluate(f, append(c.also, c.id)...)
 		assert.Empty(t, found, name)
-		assert.Contains(t, []Verdict{Healthy, Measured, Unusable}, verdict, name)
+		assert.Contains(t, []Verdict{Healthy, Measured, Unusable, Unknown}, verdict, name)
+		assert.Equal(t, f.NotStarted(), verdict == Unknown, name)
 	}
 	for _, c := range Checks() {
 		assert.True(t, tried[c.ID], "no host in trouble for %s", c.ID)

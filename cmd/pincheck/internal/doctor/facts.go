@@ -75,6 +75,8 @@ const (
 	ProbeHung    ProbeState = "hung"    // it had not returned at its time limit
 	ProbeCrashed ProbeState = "crashed" // its process died of a fault
 	ProbeKilled  ProbeState = "killed"  // its process was killed from outside
+	// ProbeNotStarted is that its process could not be started: no call was made.
+	ProbeNotStarted ProbeState = "not_started"
 	// ProbeUnfinished is that it had not returned when the run ended, before its time limit.
 	ProbeUnfinished ProbeState = "unfinished"
 )
@@ -445,7 +447,7 @@ func (f *Facts) replaceAdvice() {
 // come to its end when the run did.
 func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 	f := &Facts{Host: host, Probes: []Probe{p}, Devices: []Device{}}
-	if p.State != ProbeUnfinished { // which is no failure
+	if p.State != ProbeUnfinished && p.State != ProbeNotStarted { // which are no failures of CUDA
 		f.Opening = &Opening{Error: p.what() + ": " + p.Detail}
 	}
 	return f

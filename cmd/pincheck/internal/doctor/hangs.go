@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/units"
@@ -137,4 +138,25 @@ func crashedDevice(f *Facts, d *Device) (out []Finding) {
 		})
 	}
 	return out
+}
+
+// NotStarted reports whether a process that was to examine this machine could not be started, so that nothing is known
+// of CUDA.
+func (f *Facts) NotStarted() bool {
+	return slices.ContainsFunc(f.Probes, func(p Probe) bool { return p.State == ProbeNotStarted })
+}
+
+// notStarted finds that pincheck could not start itself again, which is no fault of the driver.
+func notStarted(f *Facts) []Finding {
+	var out Finding
+	for _, p := range f.Probes {
+		if p.State == ProbeNotStarted && !slices.Contains(out.Evidence, p.Detail) {
+			out.Evidence = append(out.Evidence, p.Detail)
+		}
+	}
+	if len(out.Evidence) == 0 {
+		return nil
+	}
+	out.Summary = "pincheck cannot start the process that examines the GPUs"
+	return finding(out)
 }

@@ -100,7 +100,9 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 		return Opened{}, err
 	}
 	probe.Name, probe.Stage, probe.Seconds = probeCUDA, doctor.StageOpen, time.Since(began).Seconds()
-	return Opened{Facts: doctor.WithoutAnswer(probe, p.ReadHost())}, nil
+	facts := doctor.WithoutAnswer(probe, p.ReadHost())
+	facts.Simulated = r.Simulate
+	return Opened{Facts: facts}, nil
 }
 
 // Device is [Local.Device].
@@ -178,11 +180,14 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 }
 
 // outcome maps the error of a child process to a probe: without a State if it answered, hung if
-// it did not, crashed or killed if it died. A context that ended is no error, and without a State
+// it did not, crashed or killed if it died, not started if it never came to its work. A context that ended is no error, and without a State
 // if no call was under way.
 func outcome(ctx context.Context, err error, calling bool, hung doctor.Probe) (doctor.Probe, error) {
+	start := (*child.StartError)(nil)
 	switch crash := (*exec.ExitError)(nil); {
 	case err == nil:
+	case errors.As(err, &start):
+		return doctor.Probe{State: doctor.ProbeNotStarted, Detail: start.Error()}, nil
 	case ctx.Err() != nil && !calling:
 		return doctor.Probe{}, nil
 	case ctx.Err() != nil, errors.Is(err, child.ErrTimeout):

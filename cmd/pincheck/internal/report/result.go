@@ -59,7 +59,7 @@ func (r *Result) Conclude(evaluate bool, ignore ...string) {
 	switch {
 	case !r.Complete:
 		r.Verdict = doctor.Incomplete
-	case r.Facts != nil && len(r.Devices) == 0:
+	case r.Facts != nil && len(r.Devices) == 0 && !r.NotStarted():
 		r.Verdict = doctor.Unusable
 	case r.failures() > 0 || r.count(doctor.Problem) > 0:
 		r.Verdict = doctor.Problems

@@ -688,7 +688,9 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 		if len(r.Findings) > 0 {
 			text = r.Findings[0].Summary
 		}
-		text += "; pincheck --sim shows all of this on a simulated GPU"
+		if r.Facts == nil || !r.Simulated {
+			text += "; pincheck --sim shows all of this on a simulated GPU"
+		}
 	case doctor.Failed:
 		label, text, c = "Failed", "nothing was examined", red
 	default:

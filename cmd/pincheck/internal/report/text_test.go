@@ -135,3 +135,27 @@ func TestTextOfAnExperimentHasOneTable(t *testing.T) {
 	r.Benches[0] = b
 	assert.Equal(t, 6, strings.Count(render(t, r, Text, Style{}), "5.00 GB/s"), "what no table shows is listed")
 }
+
+// Where the simulated GPU was asked for, it is no advice; and where no process started, no driver is at fault.
+func TestTheSimulatedGPUIsNoAdviceWhereItWasAskedFor(t *testing.T) {
+	t.Parallel()
+	const advice = "pincheck --sim"
+	for _, simulated := range []bool{false, true} {
+		r := &Result{Command: "check", Complete: true, Facts: &doctor.Facts{Simulated: simulated, Host: &hostinfo.Host{}, Devices: []doctor.Device{}}}
+		r.Conclude(true)
+		_, text, _ := verdictText(r)
+		assert.Equal(t, doctor.Unusable, r.Verdict)
+		assert.Equal(t, !simulated, strings.Contains(text, advice), text)
+
+		r = &Result{Command: "check", Complete: true, Facts: doctor.WithoutAnswer(doctor.Probe{Name: "cuda", State: doctor.ProbeNotStarted, Detail: "/lib/ld.so does not start"}, &hostinfo.Host{})}
+		r.Simulated = simulated
+		r.Conclude(true)
+		_, text, _ = verdictText(r)
+		assert.Equal(t, doctor.Problems, r.Verdict)
+		assert.Contains(t, text, "cannot start the process")
+		assert.NotContains(t, text, advice)
+		require.Len(t, r.Findings, 1)
+		assert.Equal(t, "process_not_started", r.Findings[0].ID)
+		assert.Equal(t, []string{"/lib/ld.so does not start"}, r.Findings[0].Evidence)
+	}
+}

@@ -44,6 +44,23 @@ const reapGrace = 10 * time.Second
 // ErrTimeout is wrapped by the error for a process that has not answered within its time limit.
 var ErrTimeout = errors.New("no answer within the time limit")
 
+// A StartError is the error for a process that never came to Serve: it could not be started, or another program
+// than this one was started in its place, as where a dynamic loader or an emulator runs this one. It says nothing of the
+// function.
+type StartError struct {
+	Path string // of what was started: this executable, as the operating system has it
+	Err  error
+}
+
+func (e *StartError) Error() string {
+	return fmt.Sprintf("%s does not start as a process of its own: %v", e.Path, e.Err)
+}
+
+func (e *StartError) Unwrap() error { return e.Err }
+
+// executable is what is started, except in tests.
+var executable = os.Executable
+
 // A Func is the work of a child process. It decodes the request, may send answers while it works
 // and wait for its turn, and returns the last answer. [Handle], [HandleStream] and [HandleTurn]
 // make them.
@@ -81,6 +98,8 @@ type reply struct {
 	Error       string          `json:"error,omitempty"`
 	Unsupported bool            `json:"unsupported,omitempty"`
 	More        bool            `json:"more,omitempty"` // it is not the last
+	// Begun is the first line of each process: Serve has been reached. It has no answer.
+	Begun bool `json:"begun,omitempty"`
 }
 
 // Serve does nothing in a process that Run or Stream did not start. In one that they did,
@@ -123,6 +142,9 @@ func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) e
 		defer mu.Unlock()
 		return lines.Encode(r)
 	}
+	if err := lines.Encode(reply{Begun: true, More: true}); err != nil {
+		return err
+	}
 	if do == nil {
 		return write(nil, fmt.Errorf("there is no function %q here", name), false)
 	}
@@ -149,7 +171,7 @@ func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) e
 // Run starts this executable again, has it do the function of this name, and returns
 // its answer. The process is killed when ctx ends, which is the error then, and at the
 // limit: the error wraps ErrTimeout. Other errors are those of the function, and of
-// processes that do not start, that crash (they wrap an *exec.ExitError), or that answer
+// processes that do not start (a *StartError), that crash (they wrap an *exec.ExitError), or that answer
 // something else; they have what the process wrote to its standard error.
 func Run[Reply any](ctx context.Context, limit time.Duration, name string, request any) (Reply, error) {
 	return Stream(ctx, limit, name, request, func(Reply) {})
@@ -194,9 +216,9 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 	if err != nil {
 		return fmt.Errorf("request: %w", err)
 	}
-	path, err := os.Executable()
+	path, err := executable()
 	if err != nil {
-		return err
+		return &StartError{"this executable", err}
 	}
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = append(os.Environ(), variable+"="+name)
@@ -216,7 +238,7 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 	err = cmd.Start()
 	stdout.Close()
 	if err != nil {
-		return err
+		return &StartError{path, err}
 	}
 	ended := make(chan error, 1)
 	gone := make(chan struct{})
@@ -234,7 +256,8 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 		close(gone)
 	}()
 	replied := make(chan error, 1)
-	go func() { replied <- read(replies, take) }()
+	begun := false
+	go func() { replied <- read(replies, &begun, take) }()
 	select {
 	case err := <-replied:
 		// The answer counts, and not how the process ends: one that has answered may
@@ -255,6 +278,9 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 				if end == nil {
 					end = errors.New("without an answer")
 				}
+				if !begun && !Killed(end) {
+					return &StartError{path, fmt.Errorf("%w%s", end, stderr.quote())}
+				}
 				return fmt.Errorf("the process ended early: %w%s", end, stderr.quote())
 			}
 		case <-time.After(grace):
@@ -265,6 +291,9 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 		}
 		if errors.Is(err, io.EOF) { // it was killed
 			return cause()
+		}
+		if err != nil && !begun {
+			return &StartError{path, err}
 		}
 		return err
 	case <-ctx.Done():
@@ -292,8 +321,8 @@ func Killed(err error) bool {
 }
 
 // read gives each reply to take, until the last one or an error. io.EOF is an end without
-// a last reply.
-func read(replies io.Reader, take func(result json.RawMessage, more bool) error) error {
+// a last reply. It sets begun when the process has reached Serve.
+func read(replies io.Reader, begun *bool, take func(result json.RawMessage, more bool) error) error {
 	lines := bufio.NewReader(replies)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -308,6 +337,9 @@ func read(replies io.Reader, take func(result json.RawMessage, more bool) error)
 			return unsupported(r.Error)
 		case r.Error != "":
 			return errors.New(r.Error)
+		case r.Begun:
+			*begun = true
+			continue
 		}
 		if err := take(r.Value, r.More); err != nil || !r.More {
 			return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -230,9 +231,12 @@ func TestEndsWithItsParent(t *testing.T) {
 	require.NoError(t, in.Close()) // as the end of this process would
 	text, err := io.ReadAll(out)
 	require.NoError(t, err)
-	assert.Empty(t, text)
+	assert.Equal(t, begunLine, string(text), "no answer")
 	assert.Error(t, cmd.Wait())
 }
+
+// begunLine is what each process writes first.
+const begunLine = `{"more":true,"begun":true}` + "\n"
 
 func TestServeWithoutARequest(t *testing.T) {
 	t.Parallel()
@@ -249,7 +253,7 @@ func TestOrphaned(t *testing.T) {
 	orphaned := make(chan struct{})
 	var out bytes.Buffer
 	require.NoError(t, serve(Handle(func(context.Context, int) (int, error) { <-orphaned; return 1, nil }), "wait", strings.NewReader("0\n"), &out, func() { close(orphaned) }))
-	assert.Equal(t, `{"answer":1}`+"\n", out.String())
+	assert.Equal(t, begunLine+`{"answer":1}`+"\n", out.String())
 }
 
 func TestOutputIsLimited(t *testing.T) {
@@ -291,4 +295,39 @@ func TestTurns(t *testing.T) {
 	result, err = StreamTurn(ctx, long, "turn", 7, make(chan struct{}), func(int) { cancel(stop) })
 	require.ErrorIs(t, err, stop)
 	assert.Equal(t, 7, result)
+}
+
+// A process that never reaches Serve is no crash of the function: what was started, and how it ended, is in the error.
+func TestAProcessThatDoesNotStart(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte(text), mode))
+		return file
+	}
+	own := executable
+	defer func() { executable = own }()
+	for path, says := range map[string]string{
+		filepath.Join(dir, "gone"):                                      "no such file",
+		write("closed", "", 0o600):                                      "permission denied",
+		write("another-machine", "\x7fELF of another machine", 0o700):   "exec format error",
+		write("loader", "#!/bin/sh\necho usage >&2\nexit 127\n", 0o700): "exit status 127: usage",
+		write("emulator", "#!/bin/sh\necho usage\n", 0o700):             "usage",
+		write("silent", "#!/bin/sh\n", 0o700):                           "without an answer",
+		write("broken", "#!/bin/sh\nkill -SEGV $$\n", 0o700):            "segmentation fault",
+	} {
+		executable = func() (string, error) { return path, nil }
+		_, err := Run[int](t.Context(), long, "add", []int{1})
+		failed := (*StartError)(nil)
+		require.ErrorAs(t, err, &failed, path)
+		assert.Equal(t, path, failed.Path)
+		assert.ErrorContains(t, err, says)
+	}
+	executable = func() (string, error) { return write("killed", "#!/bin/sh\nkill -KILL $$\n", 0o700), nil }
+	_, err := Run[int](t.Context(), long, "add", []int{1})
+	failed := (*StartError)(nil)
+	assert.False(t, errors.As(err, &failed), "somebody ended it: %v", err)
+	executable = func() (string, error) { return "", errors.New("no /proc") }
+	_, err = Run[int](t.Context(), long, "add", []int{1})
+	assert.ErrorAs(t, err, &failed)
 }
