@@ -14,6 +14,14 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
+// comparisonDocument is a comparison as JSON.
+type comparisonDocument struct {
+	SchemaVersion int    `json:"schema_version"`
+	Command       string `json:"command"`
+	Tool          Tool   `json:"tool"`
+	*compare.Comparison
+}
+
 // WriteComparison writes a comparison as text or JSON, by one call of w.Write. Text has
 // lines of the style's width, and 40 columns at least. All shows also the series that are
 // the same, which many are not otherwise. The error is that of w, or of another format.
@@ -24,12 +32,7 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 		e := json.NewEncoder(&b)
 		e.SetIndent("", "  ")
 		e.SetEscapeHTML(false)
-		if err := e.Encode(struct {
-			SchemaVersion int    `json:"schema_version"`
-			Command       string `json:"command"`
-			Tool          Tool   `json:"tool"`
-			*compare.Comparison
-		}{SchemaVersion, "compare", tool, c}); err != nil {
+		if err := e.Encode(comparisonDocument{SchemaVersion, "compare", tool, c}); err != nil {
 			return err
 		}
 		_, err := w.Write(printable.JSON(b.Bytes()))

@@ -13,11 +13,13 @@ import (
 
 // A figure is one view of an experiment: plots, what their lines mean, and a table.
 type figure struct {
-	Title  string
-	Note   string // what the plots leave out
-	Legend []entry
-	Panels []panel
-	Table  seriesTable
+	Title string
+	// TableLabel is the name of the table as a landmark of the page.
+	TableLabel string
+	Note       string // what the plots leave out
+	Legend     []entry
+	Panels     []panel
+	Table      seriesTable
 }
 
 // ExpandTable reports whether the table is initially expanded: there is no plot, and it has at most 24 rows.

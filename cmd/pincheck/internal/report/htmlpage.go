@@ -77,13 +77,16 @@ var (
 // for data of odd shapes, which is shown as far as it can be.
 func writePage(w io.Writer, runs ...pageRun) error {
 	p := pageData{Style: template.CSS(styleText)}
+	labels := map[string]int{}
 	for i, r := range runs {
 		v := runView{pageRun: r, ID: fmt.Sprintf("run%d", i+1)}
 		for j := range r.Benches {
 			b := &r.Benches[j]
-			v.Sections = append(v.Sections, section{
-				Bench: b, ID: fmt.Sprintf("%s-%d", v.ID, j+1), Figures: figures(b),
-			})
+			s := section{Bench: b, ID: fmt.Sprintf("%s-%d", v.ID, j+1), Figures: figures(b)}
+			for k := range s.Figures {
+				s.Figures[k].TableLabel = tableLabel(labels, s.Figures[k].Title, r, len(runs) > 1)
+			}
+			v.Sections = append(v.Sections, s)
 		}
 		p.Runs = append(p.Runs, v)
 	}
@@ -93,6 +96,20 @@ func writePage(w io.Writer, runs ...pageRun) error {
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// tableLabel names the table of a figure as a landmark, by which readers with a screen reader go through a page: each
+// has a name of its own. given counts the names so far.
+func tableLabel(given map[string]int, title string, r pageRun, several bool) string {
+	label := "Table of " + title
+	if host := shorten(clean(r.Host), 80); several && host != "" {
+		label += ", " + host
+	}
+	given[label]++
+	if n := given[label]; n > 1 {
+		label += fmt.Sprintf(" (%d)", n)
+	}
+	return label
 }
 
 // pageData is what the template shows.

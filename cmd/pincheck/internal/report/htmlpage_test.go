@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -413,4 +414,23 @@ func FuzzWrite(f *testing.F) {
 func trimmed(b result.Bench) result.Bench {
 	b.Series = b.Series[:min(len(b.Series), 12)]
 	return b
+}
+
+// A page of several hosts, two of one name among them, has no landmark twice.
+func TestLandmarksHaveNamesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	one := pageRun{Host: "node-1", Benches: append(checkedBenches(results(t)["healthy"]), checkedBenches(results(t)["healthy"])...)}
+	other := one
+	other.Host = "node-2"
+	for _, runs := range [][]pageRun{{one}, {one, other}, {one, one, other}, {{Benches: one.Benches}, {Benches: one.Benches}}} {
+		var b strings.Builder
+		require.NoError(t, writePage(&b, runs...))
+		seen := map[string]bool{}
+		labels := regexp.MustCompile(`role="region" aria-label="([^"]*)"`).FindAllStringSubmatch(b.String(), -1)
+		assert.GreaterOrEqual(t, len(labels), 2*len(runs))
+		for _, m := range labels {
+			assert.False(t, seen[m[1]], m[1])
+			seen[m[1]] = true
+		}
+	}
 }

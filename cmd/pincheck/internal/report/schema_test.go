@@ -43,7 +43,7 @@ func TestOutputIsOfTheSchema(t *testing.T) {
 		assert.NoError(t, valid(s, []byte(render(t, r, JSONLines, Style{}))), name)
 	}
 	// Those that the command's tests keep, too.
-	kept, err := filepath.Glob(filepath.Join(testdata, "golden", "pincheck-*.json"))
+	kept, err := filepath.Glob(filepath.Join(testdata, "golden", "*.json"))
 	require.NoError(t, err)
 	assert.NotEmpty(t, kept)
 	for _, file := range kept {
@@ -150,7 +150,8 @@ func TestSchemaHasAllFields(t *testing.T) {
 			}
 		}
 	}
-	walk("result", reflect.TypeFor[Result](), root)
+	walk("result", reflect.TypeFor[Result](), root.Defs["result"])
+	walk("comparison", reflect.TypeFor[comparisonDocument](), root.Defs["comparison"])
 	assert.Greater(t, len(seen), 25)
 }
 
@@ -177,9 +178,14 @@ func fieldTables(root *node) string {
 		}
 		b.WriteByte('\n')
 	}
-	table("result", root)
-	for _, name := range slices.Sorted(maps.Keys(root.Defs)) {
+	whole := []string{"result", "comparison", "change"}
+	for _, name := range whole {
 		table(name, root.Defs[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(root.Defs)) {
+		if !slices.Contains(whole, name) {
+			table(name, root.Defs[name])
+		}
 	}
 	return b.String()
 }
