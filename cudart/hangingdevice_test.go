@@ -30,13 +30,6 @@ func ended(t *testing.T, what string, outcome <-chan error, want error) {
 	}
 }
 
-// wait begins a wait.
-func wait(f func(context.Context) error, ctx context.Context) <-chan error {
-	outcome := make(chan error, 1)
-	go func() { outcome <- f(ctx) }()
-	return outcome
-}
-
 // inside returns the number of goroutines in a function.
 func inside(function string) int {
 	stacks := make([]byte, 16<<20)

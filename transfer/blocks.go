@@ -339,16 +339,16 @@ func (c *BlockCopy) count() error {
 		switch {
 		case list == nil:
 		case listed && len(list) != n:
-			return fmt.Errorf("HostIndex has %d indices, and DeviceIndex %d: want as many", len(c.HostIndex), len(c.DeviceIndex))
+			return fmt.Errorf("indices: %d in HostIndex, %d in DeviceIndex: the lists must have the same length", len(c.HostIndex), len(c.DeviceIndex))
 		default:
 			n, listed = len(list), true
 		}
 	}
 	switch {
 	case listed && c.Count != 0 && c.Count != n:
-		return fmt.Errorf("Count of %d beside a list of %d indices: want as many, or a Count of 0", c.Count, n)
+		return fmt.Errorf("a Count of %d beside a list of %d indices: it must be the length of the list, or 0", c.Count, n)
 	case c.listsOnDevice() && n == 0 && !listed:
-		return errors.New("Count of 0 beside a list in the device's memory: set Count to the length of the list")
+		return errors.New("a Count of 0 beside a list in device memory: set Count to the length of the list")
 	}
 	c.Count = n
 	return nil

@@ -484,16 +484,16 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 	defer func() { require.NoError(t, other.Close()) }()
 	right := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, HostIndex: []uint32{9, 0, 4}, DeviceIndex: []uint32{19, 2, 1}}
 	for want, change := range map[string]func(c *BlockCopy){
-		"block 2, with index 10, is not within the host's 1000 bytes: they have 10 blocks":   func(c *BlockCopy) { c.HostIndex = []uint32{9, 0, 10} },
-		"block 0, with index 4294967295, is not within the device's 2000 bytes":              func(c *BlockCopy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
-		"block 2 overlaps another one in the device's memory: index 1 is there twice":        func(c *BlockCopy) { c.DeviceIndex = []uint32{1, 0, 1} },
-		"blocks overlap in the device's memory, 99 bytes apart":                              func(c *BlockCopy) { c.DeviceStride = 99 },
-		"HostIndex has 2 indices, and DeviceIndex 3: want as many":                           func(c *BlockCopy) { c.HostIndex = c.HostIndex[:2] },
-		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                  func(c *BlockCopy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
-		"block 0 is not within the host's 0 bytes: they have 0 blocks":                       func(c *BlockCopy) { c.Host, c.HostIndex = nil, nil },
-		"the size must be positive":                                                          func(c *BlockCopy) { c.Size = 0 },
-		"and the count, the strides of -1 and 100":                                           func(c *BlockCopy) { c.HostStride = -1 },
-		"no memory has such addresses":                                                       func(c *BlockCopy) { c.Device = ^cudart.DevPtr(0) },
+		"block 2, with index 10, is not within the host's 1000 bytes: they have 10 blocks": func(c *BlockCopy) { c.HostIndex = []uint32{9, 0, 10} },
+		"block 0, with index 4294967295, is not within the device's 2000 bytes":            func(c *BlockCopy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
+		"block 2 overlaps another one in the device's memory: index 1 is there twice":      func(c *BlockCopy) { c.DeviceIndex = []uint32{1, 0, 1} },
+		"blocks overlap in the device's memory, 99 bytes apart":                            func(c *BlockCopy) { c.DeviceStride = 99 },
+		"indices: 2 in HostIndex, 3 in DeviceIndex: the lists must have the same length":   func(c *BlockCopy) { c.HostIndex = c.HostIndex[:2] },
+		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                func(c *BlockCopy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
+		"block 0 is not within the host's 0 bytes: they have 0 blocks":                     func(c *BlockCopy) { c.Host, c.HostIndex = nil, nil },
+		"the size must be positive":                func(c *BlockCopy) { c.Size = 0 },
+		"and the count, the strides of -1 and 100": func(c *BlockCopy) { c.HostStride = -1 },
+		"no memory has such addresses":             func(c *BlockCopy) { c.Device = ^cudart.DevPtr(0) },
 		"the 1000 bytes of host memory are not pinned, or not by package hostmem: hostmem.R": func(c *BlockCopy) { c.Host = make([]byte, 1000) },
 	} {
 		c := right
@@ -720,9 +720,9 @@ func TestCountOfBlocks(t *testing.T) {
 		"less":                        {host: three, count: 2, err: "Count of 2 beside a list of 3 indices"},
 		"more":                        {device: three, count: 4, err: "Count of 4 beside a list of 3 indices"},
 		"more than an empty list":     {host: []uint32{}, count: 1, err: "Count of 1 beside a list of 0 indices"},
-		"lists of different lengths":  {host: three, device: four, err: "HostIndex has 3 indices, and DeviceIndex 4"},
-		"an empty list and a longer":  {host: []uint32{}, device: four, err: "HostIndex has 0 indices, and DeviceIndex 4"},
-		"different, count of a first": {host: three, device: four, count: 3, err: "HostIndex has 3 indices, and DeviceIndex 4"},
+		"lists of different lengths":  {host: three, device: four, err: "indices: 3 in HostIndex, 4 in DeviceIndex"},
+		"an empty list and a longer":  {host: []uint32{}, device: four, err: "indices: 0 in HostIndex, 4 in DeviceIndex"},
+		"different, count of a first": {host: three, device: four, count: 3, err: "indices: 3 in HostIndex, 4 in DeviceIndex"},
 	} {
 		copy(f.mem, bytesOf(11, f.n))
 		c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: tc.host, DeviceIndex: tc.device, Size: 16, Count: tc.count}
@@ -749,7 +749,7 @@ func TestCountOfBlocks(t *testing.T) {
 		require.Equal(t, want, got, name)
 	}
 	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndexOnDevice: f.p, Size: 16})
-	assert.ErrorContains(t, err, "Count of 0 beside a list in the device's memory")
+	assert.ErrorContains(t, err, "Count of 0 beside a list in device memory")
 }
 
 // The check for blocks that overlap needs memory by the number of blocks, not by the largest index, and finds the same.

@@ -86,7 +86,7 @@ func TestArchivesHaveNoSecrets(t *testing.T) {
 	}
 }
 
-// plant sets all strings of a value, makes what is absent, and returns how many they were.
+// plant sets all strings of a value that JSON has, makes what is absent, and returns how many they were.
 func plant(v reflect.Value, text string, depth int) (n int) {
 	if depth > 12 {
 		return 0
@@ -109,7 +109,7 @@ func plant(v reflect.Value, text string, depth int) (n int) {
 		return n
 	case reflect.Struct:
 		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
+			if f := v.Type().Field(i); f.IsExported() && f.Tag.Get("json") != "-" {
 				n += plant(v.Field(i), text, depth+1)
 			}
 		}
