@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"net"
 	"os"
@@ -15,11 +16,20 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gopinned/pinned/loader"
 )
 
 // handshakeTimeout is how long a consumer may take for its hello.
 const handshakeTimeout = 10 * time.Second
+
+// acceptPause is the time between two tries to accept a connection after one that failed.
+const acceptPause = 100 * time.Millisecond
+
+// errNoConsumer is the end of a connection that never became a consumer, such as that of another feeder which looks
+// whether one listens.
+var errNoConsumer = errors.New("it ended before its hello")
 
 // A feeder serves consumers. Each has a loader and a ring of its own, so that none waits for another,
 // and the end of one leaves nothing to the others.
@@ -33,21 +43,32 @@ type feeder struct {
 // listen returns the listener of an address: a path, or "@name" in the abstract namespace, where the
 // kernel removes it with the process. The file of a feeder that was killed is replaced.
 func listen(address string) (*net.UnixListener, error) {
-	at := &net.UnixAddr{Name: address, Net: "unixpacket"}
+	var config net.ListenConfig
 	if !strings.HasPrefix(address, "@") {
-		if conn, err := net.DialUnix("unixpacket", nil, at); err == nil {
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: address, Net: "unixpacket"})
+		switch {
+		case err == nil:
 			conn.Close()
 			return nil, fmt.Errorf("%s: a feeder listens there already", address)
+		case errors.Is(err, syscall.ECONNREFUSED): // nobody listens
+			if info, err := os.Lstat(address); err == nil && info.Mode()&os.ModeSocket != 0 {
+				_ = os.Remove(address) // if it stays, Listen names the reason
+			}
+		case !errors.Is(err, fs.ErrNotExist): // a socket of another kind, or one that is busy
+			return nil, fmt.Errorf("%s: in use by another program: %w", address, err)
 		}
-		if info, err := os.Lstat(address); err == nil && info.Mode()&os.ModeSocket != 0 {
-			_ = os.Remove(address) // nobody listens; if it stays, ListenUnix names the reason
+		// bind gives the file the mode of the socket, so that it is never open to others.
+		config.Control = func(_, _ string, c syscall.RawConn) error {
+			var failed error
+			err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
+			return errors.Join(err, failed)
 		}
 	}
-	l, err := net.ListenUnix("unixpacket", at)
-	if err == nil && !strings.HasPrefix(address, "@") {
-		err = os.Chmod(address, 0o600)
+	l, err := config.Listen(context.Background(), "unixpacket", address)
+	if err != nil {
+		return nil, err
 	}
-	return l, err
+	return l.(*net.UnixListener), nil
 }
 
 // run serves until consumers of them have ended well, or ctx ends; 0 consumers is no limit. The error
@@ -65,6 +86,14 @@ func (f *feeder) run(ctx context.Context, listener *net.UnixListener, consumers 
 	)
 	for {
 		conn, err := listener.AcceptUnix()
+		if err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) { // no descriptor or memory is free now
+			f.log.Printf("accept: %v: tried again", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
 		if err != nil {
 			served.Wait()
 			if ctx.Err() == nil {
@@ -76,6 +105,10 @@ func (f *feeder) run(ctx context.Context, listener *net.UnixListener, consumers 
 			err := f.serve(ctx, conn)
 			mu.Lock()
 			defer mu.Unlock()
+			if errors.Is(err, errNoConsumer) {
+				f.log.Print(err)
+				return
+			}
 			if err != nil {
 				f.log.Print(err)
 				errs = append(errs, err)
@@ -98,7 +131,7 @@ func (f *feeder) serve(ctx context.Context, conn *net.UnixConn) (err error) {
 		}
 	}()
 	buf := make([]byte, maxMessage)
-	h, err := f.greet(conn, buf)
+	h, err := f.greet(ctx, conn, buf)
 	if err != nil {
 		return f.refuse(conn, err)
 	}
@@ -140,7 +173,7 @@ func (f *feeder) serve(ctx context.Context, conn *net.UnixConn) (err error) {
 }
 
 // greet reads the hello.
-func (f *feeder) greet(conn *net.UnixConn, buf []byte) (h hello, err error) {
+func (f *feeder) greet(ctx context.Context, conn *net.UnixConn, buf []byte) (h hello, err error) {
 	if strings.HasPrefix(conn.LocalAddr().String(), "@") {
 		if err := samePerson(conn); err != nil {
 			return h, err
@@ -149,7 +182,11 @@ func (f *feeder) greet(conn *net.UnixConn, buf []byte) (h hello, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return h, err
 	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	message, err := receive(conn, buf)
+	if ended := !stop(); ended || errors.Is(err, errDied) {
+		return h, errNoConsumer
+	}
 	if err != nil {
 		return h, fmt.Errorf("no hello: %w", err)
 	}
