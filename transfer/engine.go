@@ -222,8 +222,8 @@ func (e *engine) path(p peer) peerpaths.Path {
 	return peerpaths.Path{From: e.members[p.from].dev, To: e.members[p.to].dev}
 }
 
-// loses reports whether an earlier proof has shown that copies of a pair do not arrive. There is
-// a note for each pair of which that is known.
+// loses reports whether an earlier proof has shown that copies of a pair do not arrive. It
+// adds a note for each such pair.
 func (e *engine) loses(pairs []peer) (loses bool) {
 	for _, p := range pairs {
 		if lost, _ := e.path(p).Known(); lost > 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// losing returns four simulated devices, of which these paths lose the bytes of direct copies.
+// losing returns four simulated devices. Direct copies on these paths lose their bytes.
 func losing(paths ...[2]int) cudasim.Config {
 	return cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4), LostPeerCopies: paths}
 }

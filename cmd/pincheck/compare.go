@@ -26,9 +26,9 @@ such as JSON lines of a fleet. - is the standard input.
 Of two runs, the first is the measure for the second. A series is worse or
 better if its medians differ by more than --threshold, and by more than runs of
 one machine do: by the scatter of the samples, by what such runs were seen to
-differ, and by how busy the machine was, as each run shows. Of a hundred comparisons of one machine with itself, over all series
-together, at most one finds a difference. Several runs of one side in a file are
-surer than one.
+differ, and by how busy the machine was, as each run shows. Of a hundred
+comparisons of one machine with itself, over all series together, at most one
+finds a difference. Several runs of one side in a file are surer than one.
 
 Runs of the simulated GPU are shown, and get no verdict.
 

@@ -46,12 +46,12 @@ var _ = func() bool {
 // A shapes returns the shape of tensor i of a file of n bytes. The last left of them have no tensor yet.
 type shapes func(i, n, left int) []int
 
-// layers are large matrices and small norms, one of which is no multiple of the alignment.
+// layers are large matrices and small norms. The size of one norm is not a multiple of the alignment.
 func layers(i, n, left int) []int {
 	return []int{min([]int{48 * mib, 16 * mib, 8192, 4*mib + 2}[i%4], max(n/8, 1), left)}
 }
 
-// small are 20,000 tensors, two thirds of which are no multiple of the alignment.
+// small are 20,000 tensors. The sizes of two thirds are not multiples of the alignment.
 func small(i, n, left int) []int { return []int{min(max(n/20000/4096, 1)*4096+i%3, left)} }
 
 // matrices are of 4096 x 7168 elements of 2 bytes.

@@ -20,7 +20,7 @@ const (
 	busyFactor = 3
 	// busyFreedom are the degrees of freedom of that: its tails are heavy.
 	busyFreedom = 2
-	// wildest is the number of series of a class of which one, the one that scatters most, does not count: it
+	// wildest is the number of series of a class for which the one that scatters most does not count: it
 	// shows nothing of the others.
 	wildest = 8
 	// runWeight is the weight of all series of a run in a class of few series, as a number of series.

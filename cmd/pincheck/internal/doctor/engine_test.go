@@ -328,7 +328,7 @@ var troubles = []trouble{
 		f := stopped(t, cudart.ErrNoDevice)
 		f.Host.Env = map[string]string{visibleDevices: "7"}
 		return f
-	}, says: "7 is none of the 1 GPU"},
+	}, says: "7 matches none of the 1 GPU"},
 	{id: "missing_gpus", change: func(f *Facts) {
 		other := f.Host.GPUs[0]
 		other.Address = "0000:00:07.0"

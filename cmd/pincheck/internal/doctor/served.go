@@ -131,7 +131,7 @@ func nodesOf(h *hostinfo.Host, gpus []hostinfo.PCIDevice, examined func(i int) b
 		}
 		return out
 	}
-	var unlisted []int // GPUs of which the module does not list the node
+	var unlisted []int // GPUs whose node the module does not list
 	left := len(paths)
 	for i, g := range gpus {
 		b, ok := boardOf(h, g)

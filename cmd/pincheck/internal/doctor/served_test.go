@@ -122,8 +122,7 @@ func madeHost(t *testing.T, h hostinfo.Host, states []string, boards, library bo
 	return relink(f)
 }
 
-// Each GPU is examined, in a finding, or in a note about who left it out; and Healthy is a host of which none is
-// broken.
+// Each GPU is examined, in a finding, or in a note about who left it out. A host with a broken GPU is not Healthy.
 func TestEachGPUOnTheBusIsAccountedFor(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))

@@ -130,7 +130,7 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	}
 	switch c.why {
 	case "missing":
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s is none of the %s here", c.bad, units.Things(reachable(f.Host), "GPU", "GPUs")))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s matches none of the %s here", c.bad, units.Things(reachable(f.Host), "GPU", "GPUs")))
 	case "twice":
 		out.Summary = "CUDA_VISIBLE_DEVICES names a GPU twice"
 	case "no_name":
