@@ -183,6 +183,7 @@ here() {
 selftest() {
 	local status=0 row tested=(Control/arithmetic Loader/slow/64)
 	here "$@"
+	quick=0 short=() # the rows are named
 	[[ -z ${PINNED_TEST_GPU:-} ]] || tested+=(Copies/upload/2GiB Calls/copy64-issue)
 	rows=$(printf '^Benchmark%s$|' "${tested[@]//\//$/^}") rows=${rows%|}
 	only_all=1 with_c=0 count=6 benchtime=200ms
