@@ -173,10 +173,9 @@ libcudarts() {
 }
 
 # The bundles for a GPU host, unpacked and run here without a GPU: the tests must pass outside the
-# source tree and without Go, and the guard must compare. What it finds is of this host alone, so that 1 is well.
+# source tree and without Go, and two builds must compare. What it finds is of this host alone, so that 1 is well.
 check_gpuscript() {
 	scripts/gpu-test.sh build
-	scripts/guard.sh build -base HEAD
 	scripts/bench.sh build -base HEAD
 	CGO_ENABLED=0 go test -run XXX -bench . -benchtime 1x -timeout=2m ./internal/benchmarks
 	local place status=0 compared=0
@@ -185,12 +184,6 @@ check_gpuscript() {
 	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/gpu-test.sh" run -no-gpu -out "$out/gpuscript" || status=1
 	rm -rf "$place"
 	mkdir "$place"
-	tar -xf .build/guard/bundle.tar.xz -C "$place"
-	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/guard.sh" run -sim -rows 'control/|calls/stream' -time 10s -out "$out/guard.json" || compared=$?
-	((compared <= 1)) && [[ -s $out/guard.json ]] || status=1
-	rm -rf "$place"
-	mkdir "$place"
-	compared=0
 	tar -xf .build/bench/bundle.tar.xz -C "$place"
 	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/bench.sh" run -no-gpu -rows 'Control|Calls/stream' -count 4 || compared=$?
 	((compared <= 1)) && [[ -s $place/results/table.txt ]] || status=1

@@ -28,12 +28,12 @@
 #   -out DIRECTORY     where the logs go (default: results)
 #   -no-gpu            for a machine without one: GPU tests skip, pincheck runs the simulated GPU
 #
-# gpus prints the topology, then a table: the rows of scripts/guard for as many GPUs as there are, with C beside
-# them where it can be built; pincheck, pincheck report and pincheck verify on all GPUs with their times; the suites
-# that use several devices. The table is table.txt, and table.json with the samples; topology.txt, report.html and
+# gpus prints the topology, then a table: BenchmarkGPUs of internal/benchmarks for as many GPUs as there are, with C
+# beside them where it can be built; pincheck, pincheck report and pincheck verify on all GPUs with their times; the suites
+# that use several devices. The table is table.txt, benchmarks.txt has the samples, and table.json the times of the other steps; topology.txt, report.html and
 # the logs are beside them. What does not begin in time is named. Options:
 #   -time SECONDS      for all of it (default 540)
-#   -rows REGEX        only these rows of scripts/guard
+#   -rows REGEX        only these benchmarks, as go test -bench takes it
 #   -out DIRECTORY     where the files go (default: results)
 #   -no-gpu            on eight simulated GPUs, and pincheck on one: shows that it runs, and no speed
 #
@@ -61,7 +61,7 @@ build() {
 	done
 	cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	arch=${arch:-$(go env GOHOSTARCH)}
-	[[ " ${only[*]} " != *" gpus "* ]] || only+=("${uses_several[@]}")
+	[[ " ${only[*]} " != *" gpus "* ]] || only+=("${uses_several[@]}" internal/benchmarks)
 
 	local dir=.build/gpu tree=.build/gpu/tree
 	rm -rf "$dir"
@@ -94,7 +94,6 @@ build() {
 		\( -type d \( -name testdata -o -name docs -o -path ./reference \) -prune -o -name schema.json -o -path './kernel/src/*' -o -path './examples/gcn/src/*' -o -path './examples/pytorch/*.py' \) -print0 |
 		tar -c --null -T - | tar -x -C "$tree"
 	go build "${flags[@]}" -o "$tree/bin/pincheck" ./cmd/pincheck
-	go build -trimpath "-ldflags=-s -w -X main.commit=$(git describe --always --dirty 2>/dev/null || echo unknown)" -o "$tree/bin/guard" ./scripts/guard
 	mkdir "$tree/c"
 	cp testdata/baseline/fanout.c "$tree/c/"
 
@@ -104,7 +103,7 @@ build() {
 		[[ ! -e $tree/libcudart/$(basename "$library") ]] || die "two libraries named $(basename "$library")"
 		cp -L "$library" "$tree/libcudart/"
 	done
-	cp scripts/gpu-test.sh scripts/guard.sh scripts/skips.awk "$tree/"
+	cp scripts/gpu-test.sh scripts/bench.sh scripts/skips.awk "$tree/"
 
 	# One dictionary for all: the test binaries have most of their code in common.
 	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 -6 --lzma2=preset=6,dict=64MiB >"$dir/bundle.tar.xz"
@@ -185,11 +184,11 @@ run() {
 	((failed == 0))
 }
 
-# tableFormat of scripts/guard
+# The table of gpus.
 columns='%-41s %11s  %-10s %-50s %6s  %-9s %s\n'
 
 gpus() {
-	local budget=540 only="" results="" gpu=1 count sim=() device=()
+	local budget=540 only='^BenchmarkGPUs$' results="" gpu=1 count device=()
 	while (($# > 0)); do
 		case $1 in
 		-time) budget=${2:?} && shift 2 ;;
@@ -205,25 +204,22 @@ gpus() {
 	[[ -e manifest ]] || die "no manifest beside this script: run it in an unpacked bundle"
 	results=${results:-$PWD/results}
 	mkdir -p "$results"
-	rm -f "$results"/{table.txt,table.json,rows.json,topology.txt,report.html,pincheck.log,guard.log,suites.log}
+	rm -f "$results"/{table.txt,table.json,benchmarks.txt,topology.txt,report.html,pincheck.log,suites.log}
 	if ((gpu)); then
 		export PINNED_TEST_GPU=1
 		count=$(nvidia-smi --list-gpus | grep -c ^GPU || true)
 		((count > 1)) || die "gpus: nvidia-smi lists $count GPUs, want 2 or more"
 		topology 2>&1 | tee "$results/topology.txt"
-		./guard.sh c >"$results/guard.log" 2>&1 || true # the table says what was not built
+		./bench.sh c $((budget / 4)) >"$results/c.txt" 2>/dev/null || true # results/c.log says what was not built
 	else
 		unset PINNED_TEST_GPU
-		count=8 sim=(-sim -sim-gpus 8) device=(--sim)
+		count=8 device=(--sim)
 		echo "no topology of simulated GPUs" | tee "$results/topology.txt"
 	fi
-	((count > 3)) || only=${only:-'^gpus/(2/|contexts)'}
-	# The C programs and the last row may take more than the rows' part of the time.
-	timeout -k 10 $((end - SECONDS)) bin/guard table "${sim[@]}" -c c/bin -rows "${only:-^gpus/([48]/|contexts)}" -time $((budget / 2))s \
-		-out "$results/rows.json" >"$results/table.txt" 2>>"$results/guard.log" || status=$?
-	((status == 0)) || failed=1
-	cat "$results/table.txt"
-	((status == 0)) || tail -n 5 "$results/guard.log"
+	(cd internal/benchmarks && timeout -k 10 $((budget / 2)) ./benchmarks.test -test.run='^$' -test.bench="$only" -test.benchtime=60ms -test.count=3) \
+		>"$results/benchmarks.txt" 2>&1 || status=$?
+	((status == 0)) || { failed=1; echo "FAILED: benchmarks: exit status $status"; tail -n 5 "$results/benchmarks.txt"; }
+	compared "$results/c.txt" "$results/benchmarks.txt" | tee "$results/table.txt"
 
 	local most=10
 	((count <= 4)) || most=15
@@ -236,15 +232,35 @@ gpus() {
 		[[ -n $name ]] || die "gpus: the tests of $package are not in the bundle"
 		timed "tests of $package" "" "$package" "./$name" -test.v
 	done
-	{
-		printf '{"schema":1,"rows":'
-		if [[ -s $results/rows.json ]]; then cat "$results/rows.json"; else echo null; fi
-		printf ',"steps":[%s]}\n' "$(IFS=,; echo "${steps[*]}")"
-	} >"$results/table.json"
-	rm -f "$results/rows.json"
+	printf '{"schema":1,"steps":[%s]}\n' "$(IFS=,; echo "${steps[*]}")" >"$results/table.json"
 	echo
 	if ((failed)); then echo "FAILED: see what is named so above, and the logs in $results"; else echo "nothing failed in $SECONDS s"; fi | tee -a "$results/table.txt"
 	((failed == 0))
+}
+
+# compared C BENCHMARKS prints the medians of benchmarks beside those of C, or of other benchmarks that they should
+# reach a share of.
+compared() {
+	touch "$1"
+	awk -v format="$columns" -v cores="$(nproc)" '
+		function median(list, n, v, i, j, t) { n = split(list, v, " ")
+			for (i = 2; i <= n; i++) for (j = i; j > 1 && v[j] + 0 < v[j - 1] + 0; j--) { t = v[j]; v[j] = v[j - 1]; v[j - 1] = t }
+			return n ? v[int((n + 1) / 2)] : 0 }
+		function row(name, value, unit, cpu, reference, what, share, least,  ratio) { ratio = reference ? value / reference : 0
+			printf format, name, sprintf("%.4g %s", value, unit), cpu, reference ? sprintf("%.4g %s", reference, what) : "",
+				ratio ? sprintf("%.2f", ratio) : "", share == "" ? "" : (least ? ">= " : "<= ") share, share == "" ? "" : share && !ratio ? "? no " what : (least ? ratio >= share : share ? ratio <= share : !value) ? "yes" : "NO" }
+		/^Benchmark/ { c_file = FILENAME == ARGV[1]; sub(/^Benchmark/, "", $1); if (!c_file) sub("-" cores "$", "", $1)
+			for (i = 3; i < NF; i += 2) if (c_file) c[$1, $(i + 1)] = $i; else { if (!(($1, $(i + 1)) in all)) all[$1, $(i + 1)] = ""; all[$1, $(i + 1)] = all[$1, $(i + 1)] " " $i }
+			if (!c_file && !seen[$1]++) order[++rows] = $1 }
+		END { printf format, "benchmark", "measured", "CPU s/GB", "C or reference", "ratio", "target", "met"
+			for (k = 1; k <= rows; k++) { name = order[k]; split(name, part, "/"); top = part[1] "/" part[2] "/"
+				cpu = (name, "cpu-s/GB") in all ? sprintf("%.3g", median(all[name, "cpu-s/GB"])) : ""; rate = median(all[name, "GB/s"])
+				if (part[3] ~ /^fanout/) row(name, rate, "GB/s", cpu, c[name, "GB/s"], "C", 0.95, 1)
+				else if (part[3] ~ /^(upload|download|both-ways)$/) { to = top "pinned/" part[3] "/1GiB"; row(name, rate, "GB/s", cpu, median(all[to, "GB/s"]), to, 0.9, 1) }
+				else if (part[3] == "weights") { to = top "fanout-file/2GiB"; row(name, rate, "GB/s", cpu, median(all[to, "GB/s"]), to, 0.9, 1) }
+				else if (name ~ /contexts/) row(name, median(all[name, "contexts"]), "contexts", "", 0, "", 0, 0)
+				else row(name, rate, "GB/s", cpu, 0, "")
+				if (part[3] == "16-goroutines") { to = "GPUs/2/16-goroutines/1MiB"; row(name " p99", median(all[name, "p99-ns"]), "ns", "", median(all[to, "p99-ns"]), to, name == to ? "" : 1.5, 0) } } }' "$1" "$2"
 }
 
 # timed NAME SECONDS DIRECTORY COMMAND... runs a command there and adds its row, with how long it took; it uses gpus' variables.

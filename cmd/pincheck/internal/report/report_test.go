@@ -211,7 +211,7 @@ func TestKeptResults(t *testing.T) {
 	assert.NotEmpty(t, kept)
 	for _, file := range kept {
 		if strings.HasPrefix(filepath.Base(file), "guard-") {
-			continue // of scripts/guard, not of pincheck
+			continue // of benchmarks of the library, not of pincheck
 		}
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
