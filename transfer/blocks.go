@@ -64,6 +64,10 @@ type BlocksOptions struct {
 
 // Blocks copies many blocks at once between pinned host memory and a device, gathered and
 // scattered by lists of indices. Its methods may be called from any goroutine.
+//
+// With a context that can end, CUDA is called on another goroutine, so that a call returns although CUDA
+// blocks. That adds 5 to 9 µs to each call (H100, 2026-11-27). [context.WithoutCancel] avoids it for a call
+// that may block as long as CUDA does.
 type Blocks struct {
 	dev        *cudart.Device
 	kernel     *kernel.Blocks // nil where the device cannot access host memory by its address
