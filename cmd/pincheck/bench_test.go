@@ -207,7 +207,7 @@ func TestBenchWithoutGPU(t *testing.T) {
 	assert.Contains(t, r.Benches[0].Question, fmt.Sprintf("process %d ", os.Getpid()))
 	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(os.Getpid()), "--watch", "1h", "--timeout", "100ms")
 	assert.Equal(t, exitIncomplete, got.code)
-	assert.Regexp(t, `In \d\.\d s \(\d+ looks?\) it pinned`, strings.Join(strings.Fields(got.stdout), " ")) // tests beside it may pin
+	assert.Regexp(t, `In \d\.\d s \([\d,]+ looks?\) it pinned`, strings.Join(strings.Fields(got.stdout), " ")) // tests beside it may pin
 	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(math.MaxInt32))
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "no such process")

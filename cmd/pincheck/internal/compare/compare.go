@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
@@ -73,7 +74,7 @@ type Row struct {
 	Verdict Verdict       `json:"verdict"`
 	// Ratio is the second median over the first, nil if that is 0. P is how likely two runs
 	// of one machine differ as much, by the scatter of the samples and by what such runs
-	// differ anyway, adjusted by Holm's method for the number of series; nil
+	// differ anyway, adjusted by Holm's method for the number of series, with four digits; nil
 	// if there are too few samples. Both are of two runs.
 	Ratio *float64 `json:"ratio,omitempty"`
 	P     *float64 `json:"p,omitempty"`
@@ -193,7 +194,8 @@ func (c *Comparison) pair(common []*Row) {
 		}
 	}
 	for i, adjusted := range holm(p) {
-		tested[i].P = &adjusted
+		p := fourDigits(adjusted)
+		tested[i].P = &p
 	}
 	for _, r := range common {
 		a, b := r.Values[0].Median, r.Values[1].Median
@@ -211,6 +213,12 @@ func (c *Comparison) pair(common []*Row) {
 			c.Verdict = Worse
 		}
 	}
+}
+
+// fourDigits rounds a probability: the last bits of math.Exp differ between processors.
+func fourDigits(p float64) float64 {
+	p, _ = strconv.ParseFloat(strconv.FormatFloat(p, 'g', 4, 64), 64)
+	return p
 }
 
 // ratio returns a over b, nil if that is no number.
