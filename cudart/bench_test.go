@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -70,7 +71,7 @@ func measuredCalls(b *testing.B, dev *cudart.Device) (calls []namedCall, end fun
 		one := cudart.LaunchConfig{Grid: cudart.Dim{X: 1}, Block: cudart.Dim{X: 1}}
 		calls = append(calls, namedCall{"launch", func() error { return s.Launch(fn, one, nil) }})
 	} else {
-		require.ErrorIs(b, err, cudart.ErrUnsupported)
+		require.ErrorIs(b, err, errors.ErrUnsupported)
 	}
 	return calls, end
 }

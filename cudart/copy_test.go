@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"unsafe"
@@ -220,7 +221,7 @@ func TestManagedMemory(t *testing.T) {
 		require.Equal(t, want, b)
 		numa := s.Prefetch(mem, n, cudart.Location{Kind: cudart.LocationHostNUMA, ID: 0})
 		if v := dev.Runtime().Library().Runtime; v < 12020 {
-			require.ErrorIs(t, numa, cudart.ErrUnsupported, "the old ABI has no NUMA nodes")
+			require.ErrorIs(t, numa, errors.ErrUnsupported, "the old ABI has no NUMA nodes")
 		} else {
 			require.NoError(t, numa)
 		}

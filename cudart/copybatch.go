@@ -89,7 +89,7 @@ func (rt *Runtime) CanCopyBatch() bool {
 // the stream has passed the batch. On a default stream, where CUDA refuses batches, the
 // copies are queued one by one.
 //
-// The error wraps [ErrUnsupported] if the library is older than 12.8,
+// The error wraps [errors.ErrUnsupported] if the library is older than 12.8,
 // [ErrCallRequiresNewerDriver] if the driver is (see [Runtime.CanCopyBatch]), and
 // [ErrInvalidValue] if a copy has a negative size or runs past its memory; libraries
 // before 13.0 say which copy it is. After an error some copies may have been queued.

@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -56,7 +57,7 @@ func TestCopyBatch(t *testing.T) {
 			require.False(t, dev.Runtime().CanCopyBatch())
 			b.ToDevice(sc.mem, pointer(sc.host), 1)
 			err := s.CopyBatch(&b)
-			require.ErrorIs(t, err, cudart.ErrUnsupported)
+			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.ErrorContains(t, err, "CUDA 12.8")
 			return
 		}

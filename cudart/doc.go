@@ -38,7 +38,7 @@
 // [OpenError] with the same list and with a remedy ([OpenError.Remedy]).
 //
 // Versions 11.x, 12.x and 13.x are supported, with their differences. A function
-// that the library's version lacks returns [ErrUnsupported] when it is called.
+// that the library's version lacks returns [errors.ErrUnsupported] when it is called.
 //
 // # The driver alone
 //
@@ -125,7 +125,7 @@
 //     so a Code may be one of earlier work. After some of them the process must be
 //     restarted; the message says so.
 //   - [ErrClosed], if the Runtime, Stream or Event is closed
-//   - [ErrUnsupported], if the library does not export the function, and for all
+//   - [errors.ErrUnsupported], if the library does not export the function, and for all
 //     of package cudart on platforms other than Linux on amd64 and arm64
 //
 // Errors name the C function instead of this package.

@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"slices"
 	"strings"
@@ -129,7 +130,7 @@ func TestDriverWithoutAFunctionIsRefusedOrReported(t *testing.T) {
 	var batch cudart.CopyBatch
 	batch.ToDevice(mem, unsafe.Pointer(&host[0]), 64)
 	err = s.CopyBatch(&batch)
-	require.ErrorIs(t, err, cudart.ErrUnsupported)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "cuMemcpyBatchAsync_v2: not exported by simulated libcuda 13.0")
 }
 

@@ -11,14 +11,14 @@ import (
 )
 
 var (
-	// ErrUnsupported is returned by calls that the loaded library does not
-	// export, and by all of this package on platforms other than Linux on amd64
-	// and arm64. errors.Is reports that it is [errors.ErrUnsupported].
-	ErrUnsupported = sentinel.New("not supported", errors.ErrUnsupported)
-
-	// ErrClosed is returned by methods of a [Runtime], [Stream] or [Event] that
-	// is closed. errors.Is reports that it is [os.ErrClosed].
+	// ErrClosed is wrapped by the errors of values that are closed or released, in all
+	// packages of this module. errors.Is reports that it is [os.ErrClosed].
 	ErrClosed = sentinel.New("already closed", os.ErrClosed)
+
+	// ErrInUse is wrapped by the error of a Close while callers still hold something of the
+	// value, such as leases, batches or memory, and by that of a second loop over the
+	// batches of one loader.
+	ErrInUse = errors.New("in use")
 
 	// ErrNoLibrary is returned by [Open] if no usable libcudart was found.
 	ErrNoLibrary = errors.New("no usable libcudart found")
@@ -172,7 +172,7 @@ func (rt *Runtime) missing(fn function) error {
 		}
 	}
 	return fmt.Errorf("%s: not exported by %s (runtime %s), needs %s: %w",
-		name, rt.lib.Path, rt.lib.Runtime, remedy, ErrUnsupported)
+		name, rt.lib.Path, rt.lib.Runtime, remedy, errors.ErrUnsupported)
 }
 
 // notMade makes the error of a method of nil, or of a zero value.

@@ -1,6 +1,7 @@
 package cudart
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 )
@@ -65,7 +66,7 @@ func (d *Device) locationArg(fn function, p DevPtr, n int, l Location) (uintptr,
 	case l.Kind == LocationHost:
 		return ^uintptr(0), nil
 	}
-	return 0, fmt.Errorf("%s: %d bytes at %v: a NUMA node as the location needs CUDA 12.2 or later: %w", fn.name(), n, p, ErrUnsupported)
+	return 0, fmt.Errorf("%s: %d bytes at %v: a NUMA node as the location needs CUDA 12.2 or later: %w", fn.name(), n, p, errors.ErrUnsupported)
 }
 
 // An Advice is a cudaMemoryAdvise.
@@ -101,7 +102,7 @@ func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error
 // (cudaMemPrefetchAsync). The error wraps [ErrInvalidValue] if n <= 0 or if they are
 // not managed memory, [ErrInvalidDevice] if the location does not exist or cannot
 // access managed memory concurrently ([AttrConcurrentManagedAccess]), and
-// [ErrUnsupported] for a NUMA node before CUDA 12.2.
+// [errors.ErrUnsupported] for a NUMA node before CUDA 12.2.
 func (s *Stream) Prefetch(p DevPtr, n int, to Location) error {
 	if n <= 0 {
 		return invalid(fnMemPrefetch, "size %d: must be positive", n)
@@ -174,7 +175,7 @@ func locationOf(ordinal int32) Location {
 // RangeAttributes returns what was advised and prefetched for n bytes of managed memory
 // at p (cudaMemRangeGetAttribute). A place that is a NUMA node is returned as
 // LocationNone, because CUDA has only device ordinals here. The error wraps
-// [ErrInvalidValue] if n <= 0 or if they are not managed memory, and [ErrUnsupported] if
+// [ErrInvalidValue] if n <= 0 or if they are not managed memory, and [errors.ErrUnsupported] if
 // the library does not export the function.
 func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 	if n <= 0 {
@@ -308,7 +309,7 @@ func (rt *Runtime) CanDiscard() bool {
 // Discard declares that the contents of n bytes of managed memory at p do not matter any
 // more (cudaMemDiscardBatchAsync, of CUDA 13.0 or later): what moves later is not copied.
 // Until they are written again, reads return anything. The errors are those of
-// [Stream.Prefetch], and [ErrUnsupported] if the library is older. A default stream is
+// [Stream.Prefetch], and [errors.ErrUnsupported] if the library is older. A default stream is
 // refused by CUDA.
 func (s *Stream) Discard(p DevPtr, n int) error {
 	if n <= 0 {

@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"unsafe"
 
@@ -61,7 +62,7 @@ func TestManagedRangesOfEachLibrary(t *testing.T) {
 			require.NoError(t, s.Synchronize(context.Background()))
 			require.Equal(t, want[n/2:], b[n/2:])
 		} else {
-			require.ErrorIs(t, s.Discard(mem, n/2), cudart.ErrUnsupported)
+			require.ErrorIs(t, s.Discard(mem, n/2), errors.ErrUnsupported)
 		}
 		require.NoError(t, dev.Free(mem))
 	})

@@ -30,19 +30,19 @@ func (rt *Runtime) bindModules() {
 	source := rt.source
 	if source.Symbol(moduleSymbols[0].name) == 0 {
 		if rt.lib.Simulated {
-			rt.modules.err = fmt.Errorf("%s runs no kernels: %w", rt.lib.Path, ErrUnsupported)
+			rt.modules.err = fmt.Errorf("%s runs no kernels: %w", rt.lib.Path, errors.ErrUnsupported)
 			return
 		}
 		libcuda, err := dynlib.Open(cmp.Or(findlib.This().Driver().LibPath, "libcuda.so.1"))
 		if err != nil {
-			rt.modules.err = fmt.Errorf("libcuda cannot be loaded: %w: %w", err, ErrUnsupported)
+			rt.modules.err = fmt.Errorf("libcuda cannot be loaded: %w: %w", err, errors.ErrUnsupported)
 			return
 		}
 		source = libcuda
 	}
 	for _, s := range moduleSymbols {
 		if rt.entry[s.fn] = source.Symbol(s.name); rt.entry[s.fn] == 0 {
-			rt.modules.err = fmt.Errorf("%s is not exported by %s: %w", s.name, source, ErrUnsupported)
+			rt.modules.err = fmt.Errorf("%s is not exported by %s: %w", s.name, source, errors.ErrUnsupported)
 			return
 		}
 	}

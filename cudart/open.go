@@ -70,7 +70,7 @@ func (a API) String() string {
 // under Loading where it searches. A host without devices is not an error: the
 // Runtime then has none.
 //
-// The error is an [*OpenError], or wraps [ErrUnsupported] on platforms other than
+// The error is an [*OpenError], or wraps [errors.ErrUnsupported] on platforms other than
 // Linux on amd64 and arm64, and [ErrInvalidValue] if Options.API or PINNED_CUDA_API is none
 // of the APIs.
 func Open(o Options) (*Runtime, error) { return OpenContext(context.Background(), o) }
@@ -82,7 +82,7 @@ func Open(o Options) (*Runtime, error) { return OpenContext(context.Background()
 func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
 	switch {
 	case !platformSupported:
-		return nil, fmt.Errorf("cudart: open: CUDA's runtime library is for Linux on amd64 and arm64: %w", ErrUnsupported)
+		return nil, fmt.Errorf("cudart: open: CUDA's runtime library is for Linux on amd64 and arm64: %w", errors.ErrUnsupported)
 	case ctx == nil:
 		return nil, fmt.Errorf("cudart: open: %w", errNilContext)
 	}
@@ -315,7 +315,7 @@ func (rt *Runtime) bind(ctx context.Context, api API) error {
 	}
 	switch {
 	case api != AnyAPI && api != rt.lib.API:
-		return fmt.Errorf("it exports the %v, and Options.API or %s asks for the %v: %w", rt.lib.API, APIEnv, api, ErrUnsupported)
+		return fmt.Errorf("it exports the %v, and Options.API or %s asks for the %v: %w", rt.lib.API, APIEnv, api, errors.ErrUnsupported)
 	case rt.lib.API == DriverAPI:
 		return rt.bindDriver(ctx)
 	}
@@ -365,7 +365,7 @@ func (rt *Runtime) bindRuntime(ctx context.Context) (err error) {
 		return err
 	}
 	if major := rt.lib.Runtime.Major(); major < 11 || major > 13 {
-		return fmt.Errorf("runtime %s: only 11.x to 13.x are known: %w", rt.lib.Runtime, ErrUnsupported)
+		return fmt.Errorf("runtime %s: only 11.x to 13.x are known: %w", rt.lib.Runtime, errors.ErrUnsupported)
 	}
 	return resolve(symbols[versionRows:])
 }

@@ -103,7 +103,7 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 		"another library": "libc.so.6",
 	} {
 		_, err := cudart.Open(cudart.Options{Library: named})
-		if errors.Is(err, cudart.ErrUnsupported) {
+		if errors.Is(err, errors.ErrUnsupported) {
 			t.Skip(err)
 		}
 		require.ErrorIs(t, err, cudart.ErrNoLibrary, what)
@@ -166,7 +166,7 @@ func TestMissingFunctions(t *testing.T) {
 	require.ErrorContains(t, err, "cudaMallocAsync")
 	require.ErrorContains(t, err, "12.4")
 	err = dev.MemAdvise(0, 1, cudart.AdviseReadMostly, dev.Location())
-	require.ErrorIs(t, err, cudart.ErrUnsupported, "never the old signature in its place")
+	require.ErrorIs(t, err, errors.ErrUnsupported, "never the old signature in its place")
 	require.ErrorContains(t, err, "cudaMemAdvise_v2: not exported", "the name that 12.4 has")
 
 	_, err = cudart.Open(cudart.Options{Source: lacking{sim, map[string]bool{"cudaHostRegister": true}}})

@@ -1,6 +1,7 @@
 package cudart
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,7 +42,7 @@ func TestMissingFunctionIsNamedAsItsVersionNamesIt(t *testing.T) {
 	} {
 		rt := &Runtime{lib: Library{Path: "libcudart.so", Runtime: tt.runtime}}
 		err := rt.missing(tt.fn)
-		assert.ErrorIs(t, err, ErrUnsupported)
-		assert.EqualError(t, err, tt.want+": "+ErrUnsupported.Error())
+		assert.ErrorIs(t, err, errors.ErrUnsupported)
+		assert.EqualError(t, err, tt.want+": "+errors.ErrUnsupported.Error())
 	}
 }

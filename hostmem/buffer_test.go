@@ -119,9 +119,9 @@ func TestCloseTwiceAndUseAfterClose(t *testing.T) {
 	require.NoError(t, b.Close(), "a second time")
 	require.NoError(t, b.CloseContext(t.Context()))
 	err := b.CopyToDevice(g.Stream, p, 0, 4096)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, cudart.ErrClosed)
 	assert.ErrorContains(t, err, `copy to device: buffer "weights" of 4096 bytes`)
-	require.ErrorIs(t, b.CopyFromDevice(g.Stream, p, 0, 4096), ErrClosed)
+	require.ErrorIs(t, b.CopyFromDevice(g.Stream, p, 0, 4096), cudart.ErrClosed)
 	if g.Sim != nil {
 		assert.Equal(t, 1, g.Sim.Calls("cudaHostUnregister"))
 		assert.Equal(t, 1, g.Sim.Calls("cudaMemcpyAsync"))
@@ -163,7 +163,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 				if way == "to host" {
 					assert.Equal(t, n, bytes.Count(mem, []byte{0}), "the copy did not run yet")
 				}
-				require.ErrorIs(t, b.CopyToDevice(g.Stream, p, 0, 100), ErrClosed)
+				require.ErrorIs(t, b.CopyToDevice(g.Stream, p, 0, 100), cudart.ErrClosed)
 
 				closed := make(chan error)
 				go func() { closed <- b.Close() }()
@@ -553,7 +553,7 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 						b.Notes()
 						ReadStats()
 						if err := b.CopyFromDevice(s, mine, 0, n); err != nil {
-							assert.ErrorIs(t, err, ErrClosed)
+							assert.ErrorIs(t, err, cudart.ErrClosed)
 						}
 						assert.NoError(t, b.Close())
 						assert.Nil(t, b.Bytes())

@@ -232,8 +232,8 @@ func TestPieces(t *testing.T) {
 		assert.Equal(t, tc.want, got, "%d bytes at %d", tc.n, tc.off)
 	}
 	calls := 0
-	err := Pieces(spans, 0, 25, func(int, int) error { calls++; return ErrClosed })
-	assert.ErrorIs(t, err, ErrClosed)
+	err := Pieces(spans, 0, 25, func(int, int) error { calls++; return cudart.ErrClosed })
+	assert.ErrorIs(t, err, cudart.ErrClosed)
 	assert.Equal(t, 1, calls, "the first error ends it")
 }
 
@@ -315,7 +315,7 @@ func TestCloseWaitsForUses(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	assert.ErrorIs(t, b.CloseContext(ended), context.Canceled)
-	assert.ErrorIs(t, b.Use(s, false, func() error { t.Error("queued after Close"); return nil }), ErrClosed)
+	assert.ErrorIs(t, b.Use(s, false, func() error { t.Error("queued after Close"); return nil }), cudart.ErrClosed)
 	g.Sim.Release()
 	require.NoError(t, b.Close())
 	require.NoError(t, s.Close())

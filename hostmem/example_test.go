@@ -116,7 +116,7 @@ func ExampleBuffer_CloseContext() {
 	}
 	err = buf.CopyToDevice(s, 0, 0, 4096)
 	fmt.Println(err)
-	fmt.Println(errors.Is(err, hostmem.ErrClosed), buf.Bytes() == nil)
+	fmt.Println(errors.Is(err, cudart.ErrClosed), buf.Bytes() == nil)
 	// Output:
 	// hostmem: copy to device: buffer of 4096 bytes: already closed
 	// true true

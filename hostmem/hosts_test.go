@@ -82,7 +82,7 @@ func TestAllocOnEveryHost(t *testing.T) {
 				if p, _, ok := Find(mem); ok { // other tests' memory may be there
 					require.NotSame(t, &b.pinnedMem, p)
 				}
-				require.ErrorIs(t, b.CopyToDevice(g.Stream, 0, 0, 1), ErrClosed)
+				require.ErrorIs(t, b.CopyToDevice(g.Stream, 0, 0, 1), cudart.ErrClosed)
 			}
 			require.Zero(t, g.Sim.Outstanding().HostAllocs+g.Sim.Outstanding().Registrations)
 			require.Zero(t, sys.Mapped.Load())

@@ -61,7 +61,7 @@ func TestMapFile(t *testing.T) {
 			require.NoError(t, f.Close())
 			require.NoError(t, f.Close())
 			assert.Nil(t, f.Bytes())
-			require.ErrorIs(t, f.CopyToDevice(g.Stream, 0, 0, 1), ErrClosed)
+			require.ErrorIs(t, f.CopyToDevice(g.Stream, 0, 0, 1), cudart.ErrClosed)
 		})
 	}
 }

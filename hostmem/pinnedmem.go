@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"syscall"
@@ -17,14 +16,9 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
-	"github.com/gopinned/pinned/internal/sentinel"
 )
 
 var (
-	// ErrClosed is returned by methods of a buffer, registration or file that
-	// was closed. errors.Is reports that it is [os.ErrClosed].
-	ErrClosed = sentinel.New("already closed", os.ErrClosed)
-
 	// ErrReadOnly is returned by copies into memory that the GPU may only read.
 	ErrReadOnly = errors.New("registered read-only")
 
@@ -52,9 +46,9 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 //	state   entered by       | who has the memory       | Bytes, copies
 //	opening open             | its goroutine            | –
 //	open    open returns     | all calls                | the memory, queued
-//	sealed  the first Close  | calls in progress and    | nil, ErrClosed
+//	sealed  the first Close  | calls in progress and    | nil, cudart.ErrClosed
 //	        or CloseContext  | the GPU, then one Close  |
-//	closed  a release that   | nobody                   | nil, ErrClosed
+//	closed  a release that   | nobody                   | nil, cudart.ErrClosed
 //	        succeeded        |                          |
 type pinnedMem struct {
 	registrations
@@ -257,7 +251,7 @@ func (m *pinnedMem) String() string {
 // (cudaMemcpyAsync, once for each span that it touches). The bytes must not change
 // before the stream has passed the copy. n may be 0.
 //
-// Errors are of a range that is not within the memory, a nil stream, [ErrClosed],
+// Errors are of a range that is not within the memory, a nil stream, [cudart.ErrClosed],
 // and CUDA's; after one of CUDA's a part of the copy may be queued, for which Close
 // waits.
 func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
@@ -310,7 +304,7 @@ func (m *pinnedMem) use(s *cudart.Stream, what string, queue func() error) error
 	case s == nil:
 		err = errNilStream
 	case !m.life.Begin():
-		err = ErrClosed
+		err = cudart.ErrClosed
 	default:
 		err = queue()
 		m.fence.Add(s) // after an error of CUDA, too: a part may be queued
@@ -325,7 +319,7 @@ func (m *pinnedMem) use(s *cudart.Stream, what string, queue func() error) error
 // Close waits for the copies that were queued by the methods here, unregisters the
 // memory (cudaHostUnregister) and unmaps what this package has mapped, or frees it
 // (cudaFreeHost): memory of [Register] stays mapped. From the first Close on copies
-// return [ErrClosed]. A second Close does nothing.
+// return [cudart.ErrClosed]. A second Close does nothing.
 //
 // After an error Close may be called again: the memory stays registered and mapped, and
 // counts as pinned, because the copies may not be done or unregistering has failed.

@@ -273,8 +273,8 @@ func TestRegistrationBoundsAndClose(t *testing.T) {
 	require.NoError(t, r.CloseContext(hostmemtest.Ended()))
 	assert.Nil(t, r.Bytes())
 	assert.Nil(t, r.Pointer())
-	require.ErrorIs(t, r.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
-	require.ErrorIs(t, r.CopyFromDevice(g.Stream, dst, 0, 1), ErrClosed)
+	require.ErrorIs(t, r.CopyToDevice(g.Stream, dst, 0, 1), cudart.ErrClosed)
+	require.ErrorIs(t, r.CopyFromDevice(g.Stream, dst, 0, 1), cudart.ErrClosed)
 	mem[10] = 1 // still mapped
 	g.register(mem[10:5010], RegisterOptions{})
 }

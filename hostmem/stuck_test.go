@@ -67,7 +67,7 @@ func TestACopyThatBlocksKeepsNoOther(t *testing.T) {
 	})
 	assert.Equal(t, 2, g.Registrations())
 	open()
-	require.ErrorIs(t, <-blocked, ErrClosed, "the next copy")
+	require.ErrorIs(t, <-blocked, cudart.ErrClosed, "the next copy")
 	require.NoError(t, b.Close())
 	assert.Equal(t, 1, g.Registrations())
 	assert.Empty(t, g.Sim.Misuses())
@@ -345,7 +345,7 @@ func TestCloseContextEndsAlthoughACallDoesNotReturn(t *testing.T) {
 			})
 			assert.Nil(t, c.Pointer())
 			assert.Nil(t, c.Bytes())
-			assert.ErrorIs(t, c.CopyToDevice(g.Stream, 0, 0, 1), ErrClosed)
+			assert.ErrorIs(t, c.CopyToDevice(g.Stream, 0, 0, 1), cudart.ErrClosed)
 			_, _, ok := Find(mem)
 			assert.False(t, ok)
 			closed := make(chan error)
@@ -378,7 +378,7 @@ func TestCloseEndsAlthoughOthersCopy(t *testing.T) {
 				err = b.CopyToDevice(s, dst+cudart.DevPtr(i*4096), 0, 4096)
 				copies.Add(1)
 			}
-			assert.ErrorIs(t, err, ErrClosed)
+			assert.ErrorIs(t, err, cudart.ErrClosed)
 		})
 	}
 	eventually(t, "they copy", func() bool { return copies.Load() > 1000 })
@@ -408,7 +408,7 @@ func TestAClosedBufferStaysClosedAfterAnError(t *testing.T) {
 			}
 			require.ErrorContains(t, b.CloseContext(ctx), "its memory stays registered and mapped")
 			for range 2 {
-				require.ErrorIs(t, b.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
+				require.ErrorIs(t, b.CopyToDevice(g.Stream, dst, 0, 1), cudart.ErrClosed)
 				require.Nil(t, b.Bytes())
 				require.Nil(t, b.Pointer())
 				require.Equal(t, 1, g.Registrations())
@@ -418,7 +418,7 @@ func TestAClosedBufferStaysClosedAfterAnError(t *testing.T) {
 			require.NoError(t, b.Close())
 			require.Zero(t, g.Registrations())
 			require.Zero(t, sys.Mapped.Load())
-			require.ErrorIs(t, b.CopyToDevice(g.Stream, dst, 0, 1), ErrClosed)
+			require.ErrorIs(t, b.CopyToDevice(g.Stream, dst, 0, 1), cudart.ErrClosed)
 		})
 	}
 }

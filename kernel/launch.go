@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -83,13 +84,13 @@ func (k *Kernel) Limits() cudart.FunctionLimits {
 // AllowShared lets launches use n bytes of dynamic shared memory for each block
 // (cuFuncSetAttribute). Without it the limit is 48 KiB less the shared memory
 // that the code declares. The error wraps [cudart.ErrInvalidValue] if n is negative or more than
-// the device has, or [ErrClosed]. Not to be called during launches of k.
+// the device has, or [cudart.ErrClosed]. Not to be called during launches of k.
 func (k *Kernel) AllowShared(n int) error {
 	switch {
 	case !k.made():
 		return k.errorf("%w", errZero)
 	case !k.module.life.Begin():
-		return k.errorf("the module is %w", ErrClosed)
+		return k.errorf("the module is %w", cudart.ErrClosed)
 	}
 	defer k.module.life.End()
 	if err := k.function.AllowShared(n); err != nil {
@@ -104,7 +105,7 @@ func (k *Kernel) AllowShared(n int) error {
 //
 // The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, if the kernel
 // allows fewer threads or less shared memory, or if the arguments do not match the kernel's
-// parameters, which are known of PTX. It wraps [ErrClosed] if the module or the stream is closed.
+// parameters, which are known of PTX. It wraps [cudart.ErrClosed] if the module or the stream is closed.
 // Errors of the kernel appear at later calls that use the stream or the device.
 func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
 	switch {
@@ -122,7 +123,7 @@ func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
 		words[i] = a.bits
 	}
 	if !m.life.Begin() {
-		return k.errorf("the module is %w", ErrClosed)
+		return k.errorf("the module is %w", cudart.ErrClosed)
 	}
 	defer m.life.End()
 	err := s.Launch(k.function, c, words[:len(args)])
@@ -167,7 +168,7 @@ func (k *Kernel) check(c Config, args []Arg) error {
 		case n == 1 || n == 2 || n == 4 || n == 8:
 			return k.invalid("argument %d has %d bytes: the parameter has %d", i, a.size, n)
 		default:
-			return k.errorf("parameter %d is a struct by value: %w", i, cudart.ErrUnsupported)
+			return k.errorf("parameter %d is a struct by value: %w", i, errors.ErrUnsupported)
 		}
 	}
 	return nil

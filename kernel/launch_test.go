@@ -244,7 +244,7 @@ func TestCloseWaitsForKernels(t *testing.T) {
 
 		for _, err := range []error{empty.Launch(r.stream, kernel.Threads(1, 1)), empty.AllowShared(1), func() error { _, err := r.module.Kernel(t.Context(), "empty"); return err }()} {
 			assert.ErrorIs(t, err, os.ErrClosed)
-			assert.ErrorIs(t, err, kernel.ErrClosed)
+			assert.ErrorIs(t, err, cudart.ErrClosed)
 		}
 		r.Sim.Release()
 		require.NoError(t, r.module.Close())
@@ -291,7 +291,7 @@ func TestCloseDuringLaunches(t *testing.T) {
 		require.NoError(t, <-closed)
 		n := len(r.Launches())
 		for range goroutines {
-			assert.ErrorIs(t, <-errs, kernel.ErrClosed)
+			assert.ErrorIs(t, <-errs, cudart.ErrClosed)
 		}
 		assert.Len(t, r.Launches(), n, "none after Close")
 		_, unloaded := r.Loaded()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -15,12 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/ptx"
-	"github.com/gopinned/pinned/internal/sentinel"
 )
-
-// ErrClosed is returned for a [Module], and what was made from it, that is closed. errors.Is
-// reports that it is [os.ErrClosed].
-var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 var (
 	errNilContext = errors.New("the context is nil")
@@ -131,7 +125,7 @@ func (m *Module) made() bool { return m != nil && m.module != nil }
 // (cuModuleGetFunction). CUDA may compile the code only now.
 //
 // The error wraps [cudart.ErrSymbolNotFound] if the code has no kernel of that name,
-// [ErrClosed], or ctx's error if ctx ends first. A nil context is an error.
+// [cudart.ErrClosed], or ctx's error if ctx ends first. A nil context is an error.
 func (m *Module) Kernel(ctx context.Context, name string) (*Kernel, error) {
 	k, err := m.kernel(ctx, name)
 	if err != nil {
@@ -157,7 +151,7 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	}
 	if !m.life.Begin() {
 		m.inside.End()
-		return nil, fmt.Errorf("the module is %w", ErrClosed)
+		return nil, fmt.Errorf("the module is %w", cudart.ErrClosed)
 	}
 	f, err := bounded.Do(ctx, bounded.Call[*cudart.Function]{Run: func() (*cudart.Function, error) {
 		defer m.inside.End()
@@ -170,7 +164,7 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	return &Kernel{module: m, function: f, parsed: parsed, params: entry.Params}, nil
 }
 
-// Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [ErrClosed]. After an error the code
+// Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [cudart.ErrClosed]. After an error the code
 // stays loaded, and Close may be called again; once it has returned nil it does nothing.
 func (m *Module) Close() error { return m.CloseContext(context.Background()) }
 

@@ -5,16 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
-// ErrReleased is returned by methods of a batch that was released. It matches
-// [os.ErrClosed].
-var ErrReleased = sentinel.New("already released", os.ErrClosed)
+var errReleased = sentinel.New("already released", cudart.ErrClosed)
 
 var (
 	errNilStream    = errors.New("the stream is nil or zero")
@@ -45,7 +42,7 @@ type Batch struct {
 // It does not wait for the GPU. It takes no context, as the calls of CUDA for which it is made
 // take none: it takes as long as cudaStreamWaitEvent, and cudaEventRecord for the batch before.
 //
-// The error is [ErrReleased], a nil or zero stream, a loader of [NewHost], or CUDA's: work that is queued on s then does not
+// The error is [cudart.ErrClosed], a nil or zero stream, a loader of [NewHost], or CUDA's: work that is queued on s then does not
 // wait for the batch, and Wait can be called instead.
 func (b *Batch) Use(s *cudart.Stream) error {
 	err := b.usable()
@@ -75,7 +72,7 @@ func (b *Batch) recordEnds() {
 }
 
 // Wait waits until the batch is on the device (cudaEventQuery), if there is one. It returns ctx's
-// error and cause if ctx ends first, [ErrReleased], or the error of the copy.
+// error and cause if ctx ends first, [cudart.ErrClosed], or the error of the copy.
 func (b *Batch) Wait(ctx context.Context) error {
 	err := b.usable()
 	if err == nil {
@@ -93,7 +90,7 @@ func (b *Batch) usable() error {
 	case b == nil || b.l == nil:
 		return errNotDelivered
 	case b.released.Load():
-		return ErrReleased
+		return errReleased
 	}
 	return nil
 }
@@ -182,10 +179,10 @@ func (b *Batch) Retain() {
 // work (cudaEventRecord, unless nothing was queued since the last event), and does not wait for
 // it. It takes no context, as Use. An event that cannot be recorded is recorded later. The loop
 // releases batches that were not retained: then the next Use records the events. A second Release
-// returns [ErrReleased].
+// returns [cudart.ErrClosed].
 func (b *Batch) Release() error {
 	if err := b.usable(); err != nil || b.released.Swap(true) {
-		return b.failed("release", cmp.Or(err, error(ErrReleased)))
+		return b.failed("release", cmp.Or(err, error(errReleased)))
 	}
 	b.s.using.Record()
 	b.free()

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
@@ -152,9 +153,9 @@ func (l *Loader) begin(ctx context.Context) (*loop, error) {
 	defer l.mu.Unlock()
 	switch {
 	case l.life.Sealed():
-		return nil, ErrClosed
+		return nil, cudart.ErrClosed
 	case l.running != nil:
-		return nil, ErrRunning
+		return nil, errRunning
 	}
 	l.life.Begin()
 	e, phase := l.epoch.Load(), waiting
@@ -214,7 +215,7 @@ func (p *loop) end() {
 // ended returns the error of the loop's context, which has ended.
 func (p *loop) ended() error {
 	err := context.Cause(p.ctx)
-	if err != ErrClosed {
+	if err != cudart.ErrClosed {
 		err = bounded.Ended(p.ctx)
 	}
 	if p.allRetained() {

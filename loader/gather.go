@@ -22,7 +22,7 @@ import (
 //
 // The errors are those of Memory. New refuses memory that is not pinned by package hostmem, more
 // than 2^32 - 1 samples, and devices that cannot access host memory by its address
-// ([cudart.ErrUnsupported]). An epoch fails if the memory was closed meanwhile,
+// ([errors.ErrUnsupported]). An epoch fails if the memory was closed meanwhile,
 // but for a lease, whose memory may be another lease's then. With [NewHost], and within
 // a source that has methods of its own, it is like Memory.
 func Pinned(fields []int, data ...[]byte) (BatchSource, error) {
@@ -93,7 +93,7 @@ func (g *gatherer) open(ctx context.Context, dev *cudart.Device) (err error) {
 		return err
 	}
 	if sameAddress == 0 {
-		return fmt.Errorf("%v cannot access host memory by its address: %w", dev, cudart.ErrUnsupported)
+		return fmt.Errorf("%v cannot access host memory by its address: %w", dev, errors.ErrUnsupported)
 	}
 	g.kernel, err = kernel.NewBlocks(ctx, dev)
 	return err

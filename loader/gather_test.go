@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -207,7 +208,7 @@ func TestPinnedMemoryThatIsRefused(t *testing.T) {
 	src, _ = pinnedOf(t, without.Devices()[0], 10, 8)
 	held := sim.Outstanding()
 	_, err = New(t.Context(), without.Devices()[0], src, o)
-	require.ErrorIs(t, err, cudart.ErrUnsupported)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "gather by the GPU")
 	require.Equal(t, held, sim.Outstanding())
 }

@@ -86,7 +86,7 @@ func hammer(t *testing.T, l *Loader, n int, fields []int) {
 				mu.Unlock()
 				assert.NoError(t, verify(t.Context(), b, s, fields))
 				assert.NoError(t, b.Release())
-				assert.ErrorIs(t, b.Release(), ErrReleased)
+				assert.ErrorIs(t, b.Release(), errReleased)
 			}
 			assert.NoError(t, s.Close())
 		})

@@ -109,7 +109,7 @@ func TestEndEpoch(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, turns-1, b.Epoch())
 				require.EqualError(t, l.EndEpoch(), "loader: end epoch: a loop over its batches is running")
-				require.ErrorIs(t, l.EndEpoch(), ErrRunning)
+				require.ErrorIs(t, l.EndEpoch(), errRunning)
 				if retained == nil {
 					retained = b
 					b.Retain()
@@ -135,7 +135,7 @@ func TestEndEpoch(t *testing.T) {
 	require.NoError(t, l.EndEpoch())
 	require.Equal(t, 4, gaveEpoch(t, l))
 	require.NoError(t, l.Close())
-	require.ErrorIs(t, l.EndEpoch(), ErrClosed)
+	require.ErrorIs(t, l.EndEpoch(), cudart.ErrClosed)
 }
 
 // Epochs has each epoch once, and one that was left within until all of it was got.
@@ -466,7 +466,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 	require.Equal(t, before.Registrations, after.Registrations)
 	require.Equal(t, before.DeviceAllocs, after.DeviceAllocs)
 	for _, err := range l.Batches(t.Context()) {
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, cudart.ErrClosed)
 	}
 
 	sim.Release()
@@ -589,11 +589,11 @@ func TestRetainedBatches(t *testing.T) {
 	require.ErrorContains(t, l.Close(), "loader: close: 2 batches are retained: Close again when they are released")
 	for _, b := range retained {
 		require.NoError(t, b.Release())
-		require.ErrorIs(t, b.Release(), ErrReleased)
+		require.ErrorIs(t, b.Release(), errReleased)
 		require.ErrorIs(t, b.Release(), os.ErrClosed)
 		b.Retain() // too late
-		require.ErrorIs(t, b.Use(s), ErrReleased)
-		require.ErrorIs(t, b.Wait(t.Context()), ErrReleased)
+		require.ErrorIs(t, b.Use(s), errReleased)
+		require.ErrorIs(t, b.Wait(t.Context()), errReleased)
 		require.Nil(t, b.Host(0))
 		require.Equal(t, 4, b.Len())
 	}
@@ -621,7 +621,7 @@ func TestErrorsContainThatAllBatchesAreRetained(t *testing.T) {
 			if all = append(all, b); len(all) == 3 {
 				require.Equal(t, 3, l.Stats().Retained)
 				if closes {
-					require.ErrorIs(t, l.Close(), ErrRunning)
+					require.ErrorIs(t, l.Close(), errRunning)
 				} else {
 					cancel()
 				}
@@ -630,7 +630,7 @@ func TestErrorsContainThatAllBatchesAreRetained(t *testing.T) {
 		require.Len(t, all, 3)
 		require.ErrorContains(t, last, "loader: epoch 0: all 3 batches are retained, and none was released: ")
 		if closes {
-			require.ErrorIs(t, last, ErrClosed)
+			require.ErrorIs(t, last, cudart.ErrClosed)
 		} else {
 			require.ErrorIs(t, last, context.Canceled)
 		}
@@ -714,7 +714,7 @@ func TestReleaseWithinTheLoop(t *testing.T) {
 		require.NoError(t, err)
 		requireBatch(t, b, s, 8)
 		require.NoError(t, b.Release())
-		require.ErrorIs(t, b.Release(), ErrReleased)
+		require.ErrorIs(t, b.Release(), errReleased)
 		n++
 	}
 	require.Equal(t, 10, n)
@@ -731,7 +731,7 @@ func TestALoopWithinALoopIsErrRunning(t *testing.T) {
 		inner := 0
 		for b, err := range l.Batches(t.Context()) {
 			require.Nil(t, b)
-			require.ErrorIs(t, err, ErrRunning)
+			require.ErrorIs(t, err, errRunning)
 			inner++
 		}
 		require.Equal(t, 1, inner)
@@ -758,18 +758,18 @@ func TestCloseEndsTheLoop(t *testing.T) {
 	var last error
 	for _, last = range l.Batches(t.Context()) {
 		if n++; n == 2 {
-			require.ErrorIs(t, l.Close(), ErrRunning)
+			require.ErrorIs(t, l.Close(), errRunning)
 		}
 	}
 	require.Equal(t, 3, n)
-	require.ErrorIs(t, last, ErrClosed)
+	require.ErrorIs(t, last, cudart.ErrClosed)
 	require.NotErrorIs(t, last, context.Canceled, "nobody has canceled the caller's context")
 	requireIdle(t, l, 0)
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
 	for b, err := range l.Batches(t.Context()) {
 		require.Nil(t, b)
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, cudart.ErrClosed)
 		require.ErrorIs(t, err, os.ErrClosed)
 		require.EqualError(t, err, "loader: batches: already closed")
 	}
@@ -790,8 +790,8 @@ func TestCloseEndsABlockedLoop(t *testing.T) {
 	var last error
 	for _, last = range l.Batches(t.Context()) {
 	}
-	require.ErrorIs(t, last, ErrClosed)
-	require.ErrorIs(t, <-closing, ErrRunning)
+	require.ErrorIs(t, last, cudart.ErrClosed)
+	require.ErrorIs(t, <-closing, errRunning)
 	requireIdle(t, l, 0)
 	require.NoError(t, l.Close())
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -19,13 +18,7 @@ import (
 )
 
 var (
-	// ErrClosed is returned by methods of a loader that was closed. It matches
-	// [os.ErrClosed].
-	ErrClosed = sentinel.New("already closed", os.ErrClosed)
-
-	// ErrRunning is returned by methods that cannot be called while a loop over Batches runs.
-	ErrRunning = errors.New("a loop over its batches is running")
-
+	errRunning    = sentinel.New("a loop over its batches is running", cudart.ErrInUse)
 	errNilContext = errors.New("the context is nil")
 	errNotNew     = errors.New("the loader is nil or zero: New makes loaders")
 	errNoDevice   = errors.New("the loader has no device: NewHost has made it")
@@ -36,7 +29,7 @@ var (
 //
 //	state    entered by                    | Batches                | EndEpoch       | Close
 //	idle     New, the end of an epoch      | begins the next epoch  | –              | releases
-//	running  Batches                       | ErrRunning             | ErrRunning     | ends the loop, ErrRunning
+//	running  Batches                       | ErrInUse               | ErrInUse       | ends the loop, ErrInUse
 //	left     a loop that was left before   | continues the epoch    | ends the epoch | releases
 //	         the end of its epoch          |                        |                |
 //	closed   Close                         | ErrClosed              | ErrClosed      | releases what an error
@@ -283,7 +276,7 @@ func (l *Loader) Close() error { return l.CloseContext(context.Background()) }
 // it releases all memory (cudaFree, cudaHostUnregister, cudaStreamDestroy, cudaEventDestroy). A
 // second call does nothing. After an error, also ctx's, it may be called again; memory that the
 // GPU may be using is still allocated then, and the loader is closed to loops. While a loop over
-// Batches runs, CloseContext ends the loop and returns [ErrRunning]. While batches are retained,
+// Batches runs, CloseContext ends the loop and returns [cudart.ErrInUse]. While batches are retained,
 // it returns an error with their number.
 func (l *Loader) CloseContext(ctx context.Context) error {
 	err := l.check(ctx)
@@ -318,8 +311,8 @@ func (l *Loader) shut() error {
 	l.life.Seal()
 	defer l.windows.shut()
 	if l.running != nil {
-		l.running.cancel(ErrClosed)
-		return fmt.Errorf("%w: it ends now, Close again when it has", ErrRunning)
+		l.running.cancel(cudart.ErrClosed)
+		return fmt.Errorf("%w: it ends now, Close again when it has", errRunning)
 	}
 	if retained := l.counters.retained.Load(); retained > 0 {
 		return fmt.Errorf("%d batches are retained: Close again when they are released", retained)
@@ -359,7 +352,7 @@ func (l *Loader) release(ctx context.Context) error {
 // for one turn, unless it is retained. An error ends the loop and its epoch.
 //
 // The error is the error of a sample or of a copy; ctx's error and cause when ctx ends;
-// [ErrClosed]; or [ErrRunning], because one loop runs at a time.
+// [cudart.ErrClosed]; or [cudart.ErrInUse], because one loop runs at a time.
 //
 // The loop ends when all calls of the source have returned, for whatever reason it ends. The next
 // loop reads the samples again that these calls did not complete. Copies of batches that were not
@@ -442,7 +435,7 @@ func (l *Loader) epochAhead() (epoch int, ok bool) {
 
 // EndEpoch skips the rest of the epoch that a loop has left: the next loop begins the next
 // epoch. Batches that are filled are dropped. Between epochs it does nothing. While a loop
-// runs, it returns [ErrRunning]. It does not block.
+// runs, it returns [cudart.ErrInUse]. It does not block.
 func (l *Loader) EndEpoch() error {
 	err := l.check(context.Background())
 	if err != nil {
@@ -452,9 +445,9 @@ func (l *Loader) EndEpoch() error {
 	defer l.mu.Unlock()
 	switch {
 	case l.life.Sealed():
-		err = ErrClosed
+		err = cudart.ErrClosed
 	case l.running != nil:
-		err = ErrRunning
+		err = errRunning
 	case l.epoch.Load() != nil:
 		l.epoch.Store(nil)
 	case l.done != nil: // Options.Start is within the epoch, which no loop has begun

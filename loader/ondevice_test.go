@@ -179,9 +179,9 @@ func TestABatchWithinOnDevice(t *testing.T) {
 		assert.Len(t, b.Indices(), 4)
 		assert.Zero(t, b.Position())
 		b.Retain()
-		assert.ErrorIs(t, b.Use(user), ErrReleased)
-		assert.ErrorIs(t, b.Wait(t.Context()), ErrReleased)
-		assert.ErrorIs(t, b.Release(), ErrReleased)
+		assert.ErrorIs(t, b.Use(user), errReleased)
+		assert.ErrorIs(t, b.Wait(t.Context()), errReleased)
+		assert.ErrorIs(t, b.Release(), errReleased)
 		assert.Nil(t, b.Host(0))
 		return nil
 	}})

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -391,7 +392,7 @@ func TestShardsThatAreRefused(t *testing.T) {
 
 	refusing, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrCanUseHostPointerForRegisteredMem: 0}}}})
 	_, err = New(t.Context(), rt.Devices()[0], src, Options{BatchSize: 4})
-	require.ErrorIs(t, err, cudart.ErrUnsupported)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.Zero(t, refusing.Outstanding().Registrations)
 }
 
@@ -519,8 +520,8 @@ func TestCloseWhileWindowsChange(t *testing.T) {
 					ended <- last
 				}()
 				require.NoError(t, sim.AwaitBlocked(ctx, fn, 1))
-				require.ErrorIs(t, l.Close(), ErrRunning)
-				require.ErrorIs(t, <-ended, ErrClosed)
+				require.ErrorIs(t, l.Close(), errRunning)
+				require.ErrorIs(t, <-ended, cudart.ErrClosed)
 				brief, stop := context.WithCancel(ctx)
 				stop()
 				err = l.CloseContext(brief)
@@ -559,7 +560,7 @@ func TestCloseAtAnyCallOfALoopOverShards(t *testing.T) {
 		for range l.Epochs(2) {
 			for b, err := range l.Batches(t.Context()) {
 				if err != nil {
-					require.ErrorIs(t, err, ErrClosed)
+					require.ErrorIs(t, err, cudart.ErrClosed)
 					break
 				}
 				require.NoError(t, b.Use(s))

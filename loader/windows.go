@@ -299,7 +299,7 @@ func (m *windows) queue(blocks *kernel.Blocks, slots []*slot) error {
 // shut ends the change that is being made.
 func (m *windows) shut() {
 	if m != nil {
-		m.cancel(ErrClosed)
+		m.cancel(cudart.ErrClosed)
 	}
 }
 

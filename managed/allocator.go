@@ -15,10 +15,6 @@ import (
 )
 
 var (
-	// ErrClosed is returned by methods of an Allocator or Memory that is closed.
-	// errors.Is reports that it is [os.ErrClosed].
-	ErrClosed = sentinel.New("already closed", os.ErrClosed)
-
 	// ErrOversubscribed is returned for memory that exceeds the capacity of the device memory.
 	ErrOversubscribed = errors.New("more managed memory than the device memory has capacity for")
 
@@ -28,9 +24,6 @@ var (
 	// ErrNotConcurrent is returned where the device cannot access managed memory while
 	// the CPU does. errors.Is reports that it is [errors.ErrUnsupported].
 	ErrNotConcurrent = sentinel.New("the device cannot access managed memory while the CPU does (its attribute ConcurrentManagedAccess is 0, as on Windows and in WSL, vGPU and gVisor): the process crashes if the CPU touches managed memory while work is pending, and there is no prefetch, no advice, and no more memory than the device memory holds", errors.ErrUnsupported)
-
-	// ErrInUse is returned by Close of an Allocator whose memory is not closed.
-	ErrInUse = errors.New("memory is in use")
 
 	errNilDevice  = errors.New("the device is nil or zero")
 	errNilStream  = errors.New("the stream is nil or zero")
@@ -171,7 +164,7 @@ func (a *Allocator) Notes() []string {
 // or prefetched. n must be positive.
 //
 // Errors are [ErrOversubscribed], with the figures, if the device has no capacity for the
-// memory; [ErrClosed]; ctx's error and cause if ctx ends first; and those of CUDA. After an error
+// memory; [cudart.ErrClosed]; ctx's error and cause if ctx ends first; and those of CUDA. After an error
 // no memory is allocated, unless the error contains its address. If a call of CUDA does not return,
 // the memory is freed when it returns.
 func (a *Allocator) Alloc(ctx context.Context, n int) (*Memory, error) {
@@ -209,7 +202,7 @@ func (a *Allocator) alloc(ctx context.Context, label string, n int) (m *Memory, 
 	case n <= 0:
 		return nil, errSize
 	case !a.life.Begin(): // until the memory is freed
-		return nil, ErrClosed
+		return nil, cudart.ErrClosed
 	}
 	defer func() {
 		if err != nil {
@@ -283,7 +276,7 @@ func (a *Allocator) Close() error { return a.CloseContext(context.Background()) 
 
 // CloseContext refuses new allocations, moves and runs of plans from its call on, and destroys
 // the streams of moves (cudaStreamDestroy). Memory that is not closed, and a call in progress,
-// are an error that wraps [ErrInUse]: close it, and call Close again. After an error of CUDA,
+// are an error that wraps [cudart.ErrInUse]: close it, and call Close again. After an error of CUDA,
 // or ctx's if that ends first, Close may be called again, too. After one that returned nil it
 // does nothing.
 func (a *Allocator) CloseContext(ctx context.Context) error {
@@ -296,7 +289,7 @@ func (a *Allocator) CloseContext(ctx context.Context) error {
 	if calls := a.life.Seal(); calls > 0 {
 		s := a.Stats()
 		return fmt.Errorf("managed: close allocator of %v: %d allocations with %d bytes are not closed, and %d calls are in progress: %w",
-			a.dev, s.Allocs-s.Frees, s.Allocated, max(calls-(s.Allocs-s.Frees), 0), ErrInUse)
+			a.dev, s.Allocs-s.Frees, s.Allocated, max(calls-(s.Allocs-s.Frees), 0), cudart.ErrInUse)
 	}
 	err := a.life.Close(ctx, func(context.Context) error {
 		if err := a.closeStreams(); err != nil {

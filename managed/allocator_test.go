@@ -145,9 +145,9 @@ func TestAllocAndClose(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, cudart.MemoryManaged, at.Type)
 
-	require.ErrorIs(t, g.a.Close(), ErrInUse)
+	require.ErrorIs(t, g.a.Close(), cudart.ErrInUse)
 	_, err = g.a.Alloc(t.Context(), 1)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, cudart.ErrClosed)
 	require.ErrorIs(t, err, os.ErrClosed)
 	require.NoError(t, m.Close())
 	require.NoError(t, m.Close())
@@ -159,7 +159,7 @@ func TestAllocAndClose(t *testing.T) {
 		"bytes":    func() error { _, err := m.HostBytes(t.Context()); return err }(),
 		"mapped":   func() error { _, err := m.Range(0, 1).MappedByHost(); return err }(),
 	} {
-		assert.ErrorIs(t, err, ErrClosed, what)
+		assert.ErrorIs(t, err, cudart.ErrClosed, what)
 	}
 	require.NoError(t, g.a.Close())
 	require.NoError(t, g.a.Close())

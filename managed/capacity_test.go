@@ -271,10 +271,10 @@ func TestMoveOfOtherMemoryByAClosedAllocator(t *testing.T) {
 	go func() { moved <- other.Move(t.Context(), g.dev.Location(), m.All()) }()
 	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
 	err = other.Close()
-	require.ErrorIs(t, err, ErrInUse)
+	require.ErrorIs(t, err, cudart.ErrInUse)
 	assert.ErrorContains(t, err, "1 calls are in progress")
 	unblock()
 	require.NoError(t, <-moved)
-	require.ErrorIs(t, other.Move(t.Context(), Host(), m.All()), ErrClosed)
+	require.ErrorIs(t, other.Move(t.Context(), Host(), m.All()), cudart.ErrClosed)
 	require.NoError(t, other.Close())
 }

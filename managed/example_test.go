@@ -198,11 +198,11 @@ func ExampleAllocator_CloseContext() {
 	m, err := a.Alloc(ctx, mib)
 	check(err)
 	err = a.CloseContext(ctx)
-	fmt.Println(errors.Is(err, managed.ErrInUse))
+	fmt.Println(errors.Is(err, cudart.ErrInUse))
 	check(m.CloseContext(ctx)) // waits for the device's work
 	check(a.CloseContext(ctx))
 	_, err = a.Alloc(ctx, mib)
-	fmt.Println(errors.Is(err, managed.ErrClosed))
+	fmt.Println(errors.Is(err, cudart.ErrClosed))
 
 	// Output:
 	// true

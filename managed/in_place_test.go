@@ -84,12 +84,12 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	assert.Equal(t, 6*mib, moved)
 	require.NoError(t, m.Close())
 	err = p.Run(t.Context(), g.s, func(int) error { return nil })
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, cudart.ErrClosed)
 	m = g.alloc(8 * mib)
 	p, err = g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: 1})
 	require.NoError(t, err, "nothing counts for the budget")
 	require.NoError(t, m.Close())
-	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), ErrClosed)
+	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), cudart.ErrClosed)
 }
 
 // A plan that cannot advise leaves the advice of another one, which gives it only once, and

@@ -52,7 +52,7 @@ func (m *Memory) Bytes() []byte {
 // HostBytes returns the bytes when the CPU may access them: at once if CPU and GPU may do so at the
 // same time, otherwise when all work of the device is complete ([cudart.Device.Synchronize]). In
 // that case no work may be queued on the device until the access is over. It does not wait for
-// results: synchronise the stream that writes the memory. Errors are [ErrClosed], ctx's error and
+// results: synchronise the stream that writes the memory. Errors are [cudart.ErrClosed], ctx's error and
 // cause if ctx ends first, and those of CUDA.
 func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	err := m.with(ctx, "host view", func() error {
@@ -93,7 +93,7 @@ func (m *Memory) with(ctx context.Context, what string, call func() error) error
 	if m.made() {
 		err = runBounded(ctx, func() error {
 			if !m.life.Begin() {
-				return ErrClosed
+				return cudart.ErrClosed
 			}
 			defer m.life.End()
 			return call()
@@ -109,7 +109,7 @@ func (m *Memory) with(ctx context.Context, what string, call func() error) error
 func (m *Memory) Close() error { return m.CloseContext(context.Background()) }
 
 // CloseContext waits for the device's work and frees the memory (cudaFree). Methods that run
-// on other goroutines end first, all others return [ErrClosed]. After an error, of CUDA or
+// on other goroutines end first, all others return [cudart.ErrClosed]. After an error, of CUDA or
 // ctx's if that ends first, the memory stays allocated until a cudaFree in progress returns,
 // and Close may be called again; once it has returned nil it does nothing. Do not call it from
 // within a function that a method of the memory calls.

@@ -3,6 +3,7 @@ package managed
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"runtime"
 	"testing"
@@ -227,7 +228,7 @@ func TestDiscard(t *testing.T) {
 	m := g.alloc(4 * mib)
 	m.Bytes()[0] = 1
 	if !g.dev.Runtime().CanDiscard() {
-		require.ErrorIs(t, m.Range(0, 4*mib).Discard(t.Context(), g.s), cudart.ErrUnsupported)
+		require.ErrorIs(t, m.Range(0, 4*mib).Discard(t.Context(), g.s), errors.ErrUnsupported)
 		return
 	}
 	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
@@ -269,7 +270,7 @@ func TestDiscardNeedsCUDA13(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{Version: 12080}, Options{})
 	m := g.alloc(mib)
-	require.ErrorIs(t, m.Range(0, mib).Discard(t.Context(), g.s), cudart.ErrUnsupported)
+	require.ErrorIs(t, m.Range(0, mib).Discard(t.Context(), g.s), errors.ErrUnsupported)
 }
 
 // Close waits for a call on the memory, so that CUDA never gets an address that was freed.
@@ -289,7 +290,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 		runtime.Gosched()
 	}
 	assert.Zero(t, g.sim.Calls("cudaFree"))
-	assert.ErrorIs(t, m.All().Prefetch(t.Context(), g.s, Host()), ErrClosed)
+	assert.ErrorIs(t, m.All().Prefetch(t.Context(), g.s, Host()), cudart.ErrClosed)
 	unblock()
 	require.NoError(t, <-prefetched)
 	require.NoError(t, <-closed)
@@ -305,7 +306,7 @@ func TestCloseCanBeRetried(t *testing.T) {
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	assert.ErrorContains(t, err, "managed: close: 1048576 bytes of managed memory")
 	assert.Equal(t, mib, g.a.Stats().Allocated)
-	require.ErrorIs(t, g.a.Close(), ErrInUse)
+	require.ErrorIs(t, g.a.Close(), cudart.ErrInUse)
 	require.NoError(t, m.Close())
 	assert.Equal(t, Counts{0, mib, 1, 1}, g.a.Stats().Counts)
 }

@@ -83,7 +83,7 @@ func (a *Allocator) newMovers(ctx context.Context) (*movers, error) {
 	case ctx.Err() != nil:
 		return nil, bounded.Ended(ctx)
 	case !a.life.Begin():
-		return nil, ErrClosed
+		return nil, cudart.ErrClosed
 	}
 	m := &movers{of: a, rest: context.WithoutCancel(ctx), used: make(map[*Memory]bool)}
 	m.ctx, m.fail = context.WithCancelCause(m.rest)
@@ -95,7 +95,7 @@ func (a *Allocator) newMovers(ctx context.Context) (*movers, error) {
 func (m *movers) use(memory *Memory) error {
 	if !m.used[memory] {
 		if !memory.life.Begin() {
-			return fmt.Errorf("%v: %w", memory, ErrClosed)
+			return fmt.Errorf("%v: %w", memory, cudart.ErrClosed)
 		}
 		m.used[memory] = true
 	}

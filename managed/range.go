@@ -46,7 +46,7 @@ func noStream(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 // range, except those that are there already. Work that is queued on the stream later runs after
 // the move. CUDA 11 and 12 may block the call for a part of the move.
 //
-// Errors are [ErrClosed]; a range that is empty or not within its memory; a nil stream;
+// Errors are [cudart.ErrClosed]; a range that is empty or not within its memory; a nil stream;
 // [ErrNotConcurrent]; [ErrReserve] if memory that stays on the host ([Memory.OnHost]) would
 // not leave Options.Reserve of the device memory free; ctx's error and cause if ctx ends first;
 // and those of CUDA. If a call of CUDA does not return, it continues after Prefetch, and the
@@ -102,7 +102,7 @@ func (a *Allocator) mayPrefetch(ctx context.Context, to cudart.Location, ranges 
 // Discard discards the bytes of the range in the order of the stream (cudaMemDiscardBatchAsync, of
 // CUDA 13.0 and later): moves do not copy them. Until they are written again, their values are
 // undefined. Pages that have other bytes, too, are not discarded. Errors are those of Prefetch
-// except ErrReserve, and [cudart.ErrUnsupported].
+// except ErrReserve, and [errors.ErrUnsupported].
 func (r Range) Discard(ctx context.Context, s *cudart.Stream) error {
 	return r.with(ctx, "discard", func() error {
 		switch {
@@ -130,7 +130,7 @@ func discard(s *cudart.Stream, r Range) error {
 // pages (/proc/self/pagemap): pages on the host, or copies on the host of memory that is advised
 // ReadMostly. Other pages are on a device, or were never touched. The system reports nothing else
 // about the location of pages. The simulated GPU does not unmap pages. Errors are
-// [ErrClosed], and those of the file, which wrap fs.ErrNotExist if it does not exist. MappedByHost
+// [cudart.ErrClosed], and those of the file, which wrap fs.ErrNotExist if it does not exist. MappedByHost
 // does not block.
 func (r Range) MappedByHost() (mapped int, err error) {
 	err = r.with(context.Background(), "pages mapped by the host", func() (err error) {

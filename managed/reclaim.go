@@ -76,7 +76,7 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 		at, err = a.dev.RangeAttributes(m.ptr(), m.n)
 		return err
 	})
-	if err != nil && !errors.Is(err, cudart.ErrUnsupported) {
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
 	if at.ReadMostly {

@@ -28,7 +28,7 @@ import (
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the device has less free memory than Options.Reserve and the budgets of all plans of the
-// process that run on it, or [ErrClosed] if memory is closed. Work that was queued may still be
+// process that run on it, or [cudart.ErrClosed] if memory is closed. Work that was queued may still be
 // running then, memory stays where it is, and bytes that a later step would have overwritten may
 // be lost. A panic of queue has the same effects.
 //

@@ -177,7 +177,7 @@ func TestPlanNeedsItsBudgetOfDeviceMemory(t *testing.T) {
 	assert.ErrorContains(t, err, "47 MiB free of 64 MiB")
 	require.NoError(t, g.dev.Free(other))
 	require.NoError(t, m.Close())
-	require.ErrorIs(t, p.Run(t.Context(), g.s, nothing), ErrClosed)
+	require.ErrorIs(t, p.Run(t.Context(), g.s, nothing), cudart.ErrClosed)
 }
 
 // A budget and a reserve whose sum is no int are too much, too.

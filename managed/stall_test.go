@@ -223,7 +223,7 @@ func startManyMoves(t *testing.T, ctx context.Context, ended func(error, string)
 			ended(<-moved, "one of many moves")
 		}
 		assert.Equal(t, bounded.MaxInside, g.sim.Blocked()["cudaMemPrefetchAsync"])
-		require.ErrorIs(t, g.a.Close(), ErrInUse)
+		require.ErrorIs(t, g.a.Close(), cudart.ErrInUse)
 		unblock()
 		require.NoError(t, m.Close())
 	}

@@ -132,7 +132,7 @@ func (b *Blocks) open(ctx context.Context) error {
 		return err
 	}
 	if sameAddress == 0 && b.method == KernelMethod {
-		return fmt.Errorf("%v cannot access host memory by its address: %w", b.dev, cudart.ErrUnsupported)
+		return fmt.Errorf("%v cannot access host memory by its address: %w", b.dev, errors.ErrUnsupported)
 	}
 	if sameAddress == 0 {
 		b.method = EngineMethod
@@ -147,7 +147,7 @@ func (b *Blocks) open(ctx context.Context) error {
 }
 
 // Close waits for the kernels that were launched, and releases their code and the memory of
-// lists. From its call on copies return [ErrClosed]. After an error it may be called again; once
+// lists. From its call on copies return [cudart.ErrClosed]. After an error it may be called again; once
 // it has returned nil it does nothing. Copies by engines may go on: the host memory's owner
 // waits for them.
 func (b *Blocks) Close() error { return b.CloseContext(context.Background()) }
@@ -196,7 +196,7 @@ type BlockCopy struct {
 	// can access, instead of HostIndex and DeviceIndex. The kernel reads them when the stream has
 	// reached the copies, so work queued before may write them. Engines do not read them: such
 	// copies are the kernel's whatever is quicker, and are refused where there is none
-	// ([cudart.ErrUnsupported]).
+	// ([errors.ErrUnsupported]).
 	HostIndexOnDevice, DeviceIndexOnDevice cudart.DevPtr
 	// CheckIndices has the device check lists in its memory. The call waits for that, and so for
 	// what the stream has to do before. Without it an index that is not within the memory lets
@@ -221,7 +221,7 @@ type BlockCopy struct {
 //
 // No copy is queued if the host memory is not pinned by package hostmem, if a block is not
 // within its memory, or if two blocks of the target overlap: the error has the block.
-// Other errors are those of ctx, [ErrClosed], and CUDA's; after one of these, copies may be queued. If ctx ends while
+// Other errors are those of ctx, [cudart.ErrClosed], and CUDA's; after one of these, copies may be queued. If ctx ends while
 // a call into CUDA does not return, as on a stream whose queue is full, the error wraps [ErrUnderWay]: copies may be
 // queued later, and Close waits for the call.
 func (b *Blocks) Upload(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
@@ -285,7 +285,7 @@ func (b *Blocks) begin(ctx context.Context, s *cudart.Stream) error {
 	case ctx.Err() != nil:
 		return bounded.Ended(ctx)
 	case !b.life.Begin():
-		return ErrClosed
+		return cudart.ErrClosed
 	}
 	return nil
 }
@@ -702,7 +702,7 @@ func (b *Blocks) check(c *BlockCopy, down bool) error {
 	case uint64(c.Device) > ^uint64(0)-uint64(c.DeviceLen):
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
 	case c.listsOnDevice() && b.kernel == nil:
-		return fmt.Errorf("a list in the device's memory needs the kernel, and these Blocks copy by engines alone: %w", cudart.ErrUnsupported)
+		return fmt.Errorf("a list in the device's memory needs the kernel, and these Blocks copy by engines alone: %w", errors.ErrUnsupported)
 	case c.Hosts != nil && (c.Host != nil || c.listsOnDevice()):
 		return errors.New("with Hosts there is neither a Host nor a list in the device's memory")
 	case down && overlap(c.Hosts):

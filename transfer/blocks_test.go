@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -230,7 +231,7 @@ func TestWrongIndicesOnTheDeviceAreNamed(t *testing.T) {
 	engines, err := NewBlocks(t.Context(), dev, BlocksOptions{Method: EngineMethod})
 	require.NoError(t, err)
 	_, err = engines.Upload(t.Context(), f.s, right)
-	assert.ErrorIs(t, err, cudart.ErrUnsupported)
+	assert.ErrorIs(t, err, errors.ErrUnsupported)
 	assert.ErrorContains(t, err, "a list in the device's memory needs the kernel")
 	require.NoError(t, engines.Close())
 
@@ -639,7 +640,7 @@ func TestBlocksWithoutHostAddresses(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Close())
 	_, err = NewBlocks(t.Context(), rt.Devices()[0], BlocksOptions{Method: KernelMethod})
-	assert.ErrorIs(t, err, cudart.ErrUnsupported)
+	assert.ErrorIs(t, err, errors.ErrUnsupported)
 }
 
 // Whichever call fails, NewBlocks leaves nothing behind, and copies return the error.

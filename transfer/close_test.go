@@ -38,14 +38,14 @@ func TestACopierThatWasClosed(t *testing.T) {
 	require.NoError(t, c.CloseContext(t.Context()))
 	for _, v := range []*View{&c.View, view, view.With(Call{})} {
 		err := v.Upload(t.Context(), mem, host)
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, cudart.ErrClosed)
 		require.ErrorIs(t, err, os.ErrClosed)
 		require.EqualError(t, err, "transfer: upload 100 bytes: already closed")
-		require.ErrorIs(t, v.Upload(t.Context(), mem, nil), ErrClosed)
-		require.ErrorIs(t, v.Download(t.Context(), host, mem), ErrClosed)
-		require.ErrorIs(t, v.UploadAll(t.Context(), []Part{{mem, host}}), ErrClosed)
+		require.ErrorIs(t, v.Upload(t.Context(), mem, nil), cudart.ErrClosed)
+		require.ErrorIs(t, v.Download(t.Context(), host, mem), cudart.ErrClosed)
+		require.ErrorIs(t, v.UploadAll(t.Context(), []Part{{mem, host}}), cudart.ErrClosed)
 		_, err = v.DownloadNew(t.Context(), mem, 100)
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, cudart.ErrClosed)
 	}
 }
 
@@ -98,7 +98,7 @@ func TestBlockedReadersDoNotBlockOtherCopies(t *testing.T) {
 	_, err := r.c.UploadReader(soon(), mem, s, n)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "though the Read does not return")
 	require.ErrorIs(t, r.c.CloseContext(soon()), context.DeadlineExceeded)
-	require.ErrorIs(t, r.c.Upload(t.Context(), mem, want), ErrClosed)
+	require.ErrorIs(t, r.c.Upload(t.Context(), mem, want), cudart.ErrClosed)
 	require.ErrorIs(t, r.c.CloseContext(soon()), context.DeadlineExceeded)
 	require.ErrorContains(t, r.c.CloseContext(soon()), fmt.Sprintf("still copying (calls: %d)", readers))
 	require.ErrorContains(t, r.c.Close(), fmt.Sprintf("still copying (calls: %d)", readers))
@@ -132,7 +132,7 @@ func TestCloseInACallback(t *testing.T) {
 				calls.Do(func() {
 					assert.NoError(t, r.c.Upload(t.Context(), mem, []byte{1}), "a callback may use the copier")
 					assert.ErrorContains(t, r.c.Close(), "still copying (calls: 1)")
-					assert.ErrorIs(t, r.c.Upload(t.Context(), mem, []byte{1}), ErrClosed)
+					assert.ErrorIs(t, r.c.Upload(t.Context(), mem, []byte{1}), cudart.ErrClosed)
 				})
 			}))
 			require.NoError(t, r.c.Close())
@@ -190,7 +190,7 @@ func TestCloseWithACallThatDoesNotReturn(t *testing.T) {
 	closed := make(chan error, 1)
 	go func() { closed <- r.c.CloseContext(ctx) }()
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaHostUnregister", 1))
-	require.ErrorIs(t, r.c.Upload(t.Context(), 0, nil), ErrClosed)
+	require.ErrorIs(t, r.c.Upload(t.Context(), 0, nil), cudart.ErrClosed)
 	cancel()
 	err = <-closed
 	require.ErrorIs(t, err, ErrUnderWay)
@@ -364,5 +364,5 @@ func TestADeviceThatIsLost(t *testing.T) {
 	for range 2 {
 		require.ErrorContains(t, c.Close(), "transfer: close copier on device 0")
 	}
-	require.ErrorIs(t, c.Upload(t.Context(), mem, host), ErrClosed)
+	require.ErrorIs(t, c.Upload(t.Context(), mem, host), cudart.ErrClosed)
 }

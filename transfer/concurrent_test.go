@@ -205,11 +205,11 @@ func TestCloseWhileCopiesRun(t *testing.T) {
 					if i == 0 {
 						begun.Done()
 					}
-					if errors.Is(err, ErrClosed) {
+					if errors.Is(err, cudart.ErrClosed) {
 						return
 					}
 					assert.NoError(t, err)
-					if err := c.Download(t.Context(), got, mem); !errors.Is(err, ErrClosed) {
+					if err := c.Download(t.Context(), got, mem); !errors.Is(err, cudart.ErrClosed) {
 						assert.NoError(t, err)
 						assert.True(t, bytes.Equal(want, got))
 					}

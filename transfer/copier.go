@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/sentinel"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -22,10 +21,6 @@ var (
 	errNilReadWriter = errors.New("the reader or writer is nil")
 	errNotMade       = errors.New("the Copier or Fanout is nil or zero: make it with NewCopier or NewFanout")
 )
-
-// ErrClosed is returned by methods of a closed Copier or Fanout, and of its views. It answers
-// errors.Is for [os.ErrClosed].
-var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 // ErrUnderWay is in the errors of copies that were abandoned while the GPU may still
 // be copying. Until the GPU is done, the destination has unknown bytes, pinned memory must
@@ -53,7 +48,7 @@ func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 
 // Close releases the copier; the last one of a device waits for copies that are
 // still queued, and unregisters and unmaps the ring. From its call on new copies
-// return [ErrClosed].
+// return [cudart.ErrClosed].
 //
 // Close does not wait for methods that run, as it may be called by one of their
 // callbacks: it returns an error then. CloseContext waits for them. After an
@@ -163,7 +158,7 @@ type Call struct {
 //
 // For all methods that copy: ctx, a reader and a writer must not be nil, and sizes are
 // bytes, 0 or more. A copy of no bytes succeeds at once. Errors are those of ctx (its error
-// and its cause), of the reader or writer, of CUDA, and [ErrClosed].
+// and its cause), of the reader or writer, of CUDA, and [cudart.ErrClosed].
 type View struct{ view }
 
 // A view is an engine with the configuration of its copies.

@@ -284,7 +284,7 @@ func (e *engine) release(ctx context.Context) error {
 // releaseQueued waits for the copies on callers' streams.
 func (e *engine) releaseQueued(ctx context.Context) error {
 	err := e.queued.CloseContext(ctx)
-	if errors.Is(err, pool.ErrLeased) {
+	if errors.Is(err, cudart.ErrInUse) {
 		return fmt.Errorf("%w: %w", stage.ErrHeld, err)
 	}
 	return err
@@ -363,7 +363,7 @@ func (p target) do(ctx context.Context, n int, copies func() (int, error)) (done
 	case ctx == nil:
 		return 0, errNilContext
 	case !e.life.Begin():
-		return 0, ErrClosed
+		return 0, cudart.ErrClosed
 	}
 	defer e.life.End()
 	if n < 0 {

@@ -30,7 +30,7 @@ type Fanout struct{ FanoutView }
 // The error names the device that failed, and no device copies any more, unless the
 // error wraps [ErrUnderWay]. ctx and a reader must not be nil, and sizes are bytes, 0 or
 // more. A copy of no bytes succeeds at once. Other errors are those of ctx (its error and
-// its cause), of the reader, of CUDA, and [ErrClosed].
+// its cause), of the reader, of CUDA, and [cudart.ErrClosed].
 type FanoutView struct{ view }
 
 // NewFanout returns a Fanout for devices of one CUDA library, each of them once. It
@@ -63,7 +63,7 @@ func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, 
 
 // Close releases the Fanout: it disables the peer access that it has enabled, and
 // the rings of devices that no Copier uses any more. From its call on new copies
-// return [ErrClosed]. It does not wait for methods that run, as it may be called by
+// return [cudart.ErrClosed]. It does not wait for methods that run, as it may be called by
 // one of their callbacks: it returns an error then. CloseContext waits for them.
 // After an error Close may be called again; once it has returned nil it does
 // nothing.

@@ -335,7 +335,7 @@ func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
 					require.True(t, bytes.Equal(bytesOf(7, more), (&fixture{TB: t, dev: dev}).onDevice(mem, more)))
 					require.NoError(t, dev.Free(mem))
 					require.ErrorContains(t, b.f.Close(), fmt.Sprintf("device %d (", lost))
-					require.ErrorIs(t, b.f.Upload(t.Context(), b.mems, want), ErrClosed)
+					require.ErrorIs(t, b.f.Upload(t.Context(), b.mems, want), cudart.ErrClosed)
 					require.NoError(t, dev.Free(b.mems[1-lost]))
 					if err := c.Close(); config == "peers" || name == "shards" {
 						require.NoError(t, err)

@@ -315,7 +315,7 @@ func TestAFanoutIsClosedByItsReader(t *testing.T) {
 	}), mib)
 	require.NoError(t, err, "what runs is not disturbed")
 	_, err = r.f.UploadReader(t.Context(), mems, source, 1)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, cudart.ErrClosed)
 }
 
 type readerFunc func([]byte) (int, error)

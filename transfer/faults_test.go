@@ -315,7 +315,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 				require.NoError(t, c.Close(), "it may be tried again")
 			}
 			require.NoError(t, c.Close(), "once more does nothing")
-			require.ErrorIs(t, c.Upload(t.Context(), 1, []byte{1}), ErrClosed)
+			require.ErrorIs(t, c.Upload(t.Context(), 1, []byte{1}), cudart.ErrClosed)
 		}
 		calls := sim.TotalCalls() - start
 		sim.ResetFaults()

@@ -135,5 +135,5 @@ func TestPiecesThatAreRefused(t *testing.T) {
 	require.Equal(t, 100, done)
 	require.NoError(t, r.f.Close())
 	_, err = r.f.UploadPieces(t.Context(), source, 0, 100, nil)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, cudart.ErrClosed)
 }

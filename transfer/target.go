@@ -99,7 +99,7 @@ func (v view) run(ctx context.Context, c stage.Copy, counter *atomic.Int64) (int
 // error.
 func (p target) forward(from, off, n int, after cudart.Point) (ends []cudart.Point, err error) {
 	if !p.forwarding.Begin() {
-		return nil, ErrClosed // the copy was abandoned before
+		return nil, cudart.ErrClosed // the copy was abandoned before
 	}
 	defer p.forwarding.End()
 	for _, peer := range p.peers {

@@ -175,7 +175,7 @@ func TestPathsOfKernelsThatCannotLoadAreSkipped(t *testing.T) {
 	t.Parallel()
 	r := kernelRun(t, small(), func(r *runner, _ *cudasim.Sim) {
 		r.load = func(context.Context, *cudart.Device) (gpu, error) {
-			return nil, fmt.Errorf("no kernels here: %w", cudart.ErrUnsupported)
+			return nil, fmt.Errorf("no kernels here: %w", errors.ErrUnsupported)
 		}
 	})
 	assert.ErrorContains(t, r.Err(), "no case was run")

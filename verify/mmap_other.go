@@ -3,11 +3,10 @@
 package verify
 
 import (
+	"errors"
 	"os"
-
-	"github.com/gopinned/pinned/cudart"
 )
 
-func mapMemory(int) ([]byte, func() error, error) { return nil, nil, cudart.ErrUnsupported }
+func mapMemory(int) ([]byte, func() error, error) { return nil, nil, errors.ErrUnsupported }
 
-func memoryFile(int) (*os.File, error) { return nil, cudart.ErrUnsupported }
+func memoryFile(int) (*os.File, error) { return nil, errors.ErrUnsupported }

@@ -577,7 +577,7 @@ func TestInterruptedBeforeItBegan(t *testing.T) {
 
 func TestUnsupportedPlatform(t *testing.T) {
 	t.Parallel()
-	got := call(t, failing(t, "no-gpu-cgroup-v1", fmt.Errorf("open: Linux only: %w", cudart.ErrUnsupported)))
+	got := call(t, failing(t, "no-gpu-cgroup-v1", fmt.Errorf("open: Linux only: %w", errors.ErrUnsupported)))
 	assert.Equal(t, exitUnusable, got.code)
 	assert.Contains(t, got.stdout, "Linux only")
 	if runtime.GOOS != "linux" {

@@ -71,7 +71,7 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 		return b, err
 	}
 	if o.blas {
-		if b.blas, err = cublas.New(ctx, b.s); errors.Is(err, cudart.ErrUnsupported) {
+		if b.blas, err = cublas.New(ctx, b.s); errors.Is(err, errors.ErrUnsupported) {
 			fmt.Fprintln(out, "without cuBLAS:", err)
 			b.blas, err = nil, nil
 		} else if err != nil {

@@ -279,7 +279,7 @@ func (a *Allocator) count(b *block, allocations, bytes int) {
 }
 
 // Err returns the last error, nil if there was none: the reason for memory of the Go heap,
-// such as [pool.ErrClosed], [pool.ErrTooLarge], or [context.DeadlineExceeded] for a limit,
+// such as [cudart.ErrClosed], [hostmem.ErrTooLarge], or [context.DeadlineExceeded] for a limit,
 // which it wraps, or a call that was ignored.
 func (a *Allocator) Err() error {
 	if a == nil {

@@ -124,7 +124,7 @@ func Example_memoryLifetime() {
 		log.Fatal(err)
 	}
 	a.Free(a.Allocate(1000))
-	fmt.Println("closed:", errors.Is(a.Err(), pool.ErrClosed))
+	fmt.Println("closed:", errors.Is(a.Err(), cudart.ErrClosed))
 	if err := errors.Join(stream.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
 		log.Fatal(err)
 	}

@@ -19,7 +19,7 @@
 //
 // An exported tensor is in use until its consumer calls the deleter, on any thread. Until
 // then the memory must not be closed or released by other means, and a pool that it is
-// from returns pool.ErrLeased from Close. The structs that C reads are outside Go's heap.
+// from returns cudart.ErrInUse from Close. The structs that C reads are outside Go's heap.
 //
 // After the deleter the consumer does not touch the memory, but copies that it has queued
 // on streams of the GPU may still run: the function that releases the memory must wait for

@@ -233,7 +233,7 @@ func TestTensorOutlivesThePool(t *testing.T) {
 			released := make(chan error, 1)
 			v, err := Export(lease.Bytes(), Tensor{Type: DataType{Code: Uint, Bits: 8}, Shape: []int{n}}, func() { released <- lease.Release() })
 			require.NoError(t, err)
-			require.ErrorIs(t, p.Close(), pool.ErrLeased)
+			require.ErrorIs(t, p.Close(), cudart.ErrInUse)
 			require.Positive(t, p.Stats().ReservedBytes)
 			in, err := Import(v)
 			require.NoError(t, err)

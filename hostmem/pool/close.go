@@ -28,8 +28,8 @@ type closing struct {
 func (p *closing) closed() bool { return p.life.Sealed() }
 
 // Close waits for the work on released blocks and unmaps all idle memory. From
-// then on Get returns [ErrClosed], also where it waits. While there are leases,
-// Close returns an error that counts them and wraps [ErrLeased]: they stay
+// then on Get returns [cudart.ErrClosed], also where it waits. While there are leases,
+// Close returns an error that counts them and wraps [cudart.ErrInUse]: they stay
 // valid, and their memory is unmapped when they are released. After any other error
 // memory stays pinned, because the GPU may use it, or because it could not be unregistered
 // (cudaHostUnregister). Close may be called again; when all is unmapped it returns nil.
@@ -75,7 +75,7 @@ func (p *core) close(ctx context.Context) error {
 		case st.ReservedBytes == 0:
 			return nil
 		case st.Leases > 0 && !more:
-			return fmt.Errorf("%w: %d with %d bytes%s", ErrLeased, st.Leases, st.InUseBytes, p.whose())
+			return fmt.Errorf("%w: %d with %d bytes%s", errLeased, st.Leases, st.InUseBytes, p.whose())
 		}
 		// Something was released, or put into a list, meanwhile.
 	}

@@ -53,7 +53,7 @@ func TestCloseBesideGets(t *testing.T) {
 					after := closed.Load()
 					l, err := p.Get(ctx, []int{100, 3 * mib, 70 * kib}[(i+k)%3])
 					if err != nil {
-						assert.ErrorIs(t, err, ErrClosed)
+						assert.ErrorIs(t, err, cudart.ErrClosed)
 						return
 					}
 					leased.Add(1)
@@ -71,7 +71,7 @@ func TestCloseBesideGets(t *testing.T) {
 			})
 		}
 		for err := p.Close(); err != nil; err = p.Close() {
-			require.ErrorIs(t, err, ErrLeased)
+			require.ErrorIs(t, err, errLeased)
 		}
 		assert.Zero(t, leased.Load(), "leases when Close has returned nil")
 		requireEmpty(t, p)
@@ -260,7 +260,7 @@ func TestFailuresAreThePools(t *testing.T) {
 	_, err = p.Get(hostmemtest.Ended(), mib)
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = p.Get(t.Context(), 9*mib)
-	require.ErrorIs(t, err, ErrTooLarge)
+	require.ErrorIs(t, err, hostmem.ErrTooLarge)
 	assert.Zero(t, p.Stats().Failures)
 	require.NoError(t, held.Release())
 	_, err = p.Trim(context.Background(), 0)

@@ -109,7 +109,7 @@ func ExampleLease_Release() {
 		log.Fatal(err)
 	}
 	err = lease.Release()
-	fmt.Println(errors.Is(err, pool.ErrReleased), lease.Bytes() == nil)
+	fmt.Println(errors.Is(err, cudart.ErrClosed), lease.Bytes() == nil)
 	if err := p.Close(); err != nil { // waits for the copy
 		log.Fatal(err)
 	}
@@ -128,9 +128,9 @@ func ExamplePool_Close() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(errors.Is(p.Close(), pool.ErrLeased))
+	fmt.Println(errors.Is(p.Close(), cudart.ErrInUse))
 	_, err = p.Get(context.Background(), 1)
-	fmt.Println(errors.Is(err, pool.ErrClosed))
+	fmt.Println(errors.Is(err, cudart.ErrClosed))
 	if err := lease.Release(); err != nil {
 		log.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func Example_limits() {
 	_, err = p.Get(ctx, 1)
 	fmt.Println(errors.Is(err, context.DeadlineExceeded))
 	_, err = p.Get(context.Background(), 5<<20)
-	fmt.Println(errors.Is(err, pool.ErrTooLarge))
+	fmt.Println(errors.Is(err, hostmem.ErrTooLarge))
 
 	if err := lease.Release(); err != nil {
 		log.Fatal(err)

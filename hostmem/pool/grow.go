@@ -18,10 +18,10 @@ var errFull = fmt.Errorf("%w reached", hostmem.ErrLimit)
 // miss is a Get that the local shard could not serve.
 func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error) {
 	if size := p.minSize(class, n); p.o.MaxBytes > 0 && size > p.o.MaxBytes {
-		return nil, fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", ErrTooLarge, size, p.o.MaxBytes)
+		return nil, fmt.Errorf("%w: it takes %d bytes, and Options.MaxBytes is %d", hostmem.ErrTooLarge, size, p.o.MaxBytes)
 	}
 	if !p.life.Begin() {
-		return nil, ErrClosed
+		return nil, cudart.ErrClosed
 	}
 	defer p.life.End()
 	b, err := p.find(ctx, class, n, wait)
@@ -30,7 +30,7 @@ func (p *core) miss(ctx context.Context, class, n int, wait bool) (*block, error
 		s := p.shard()
 		s.mu.Lock()
 		p.leased(s, b, n)
-	case ctx.Err() == nil && !errors.Is(err, ErrClosed) && !errors.Is(err, errFull):
+	case ctx.Err() == nil && !errors.Is(err, cudart.ErrClosed) && !errors.Is(err, errFull):
 		p.failures.Add(1)
 	}
 	return b, err
@@ -96,7 +96,7 @@ func (p *core) roundUp(n int) int { return (n + p.unit - 1) / p.unit * p.unit }
 func (p *core) request(size int, r *budget.Reservation) (*budget.Reservation, error) {
 	switch {
 	case p.closed():
-		return r, ErrClosed
+		return r, cudart.ErrClosed
 	case r == nil && p.o.MaxBytes > 0 && size > p.o.MaxBytes-p.stats().ReservedBytes:
 		return nil, errFull
 	case r == nil:
@@ -171,7 +171,7 @@ func (p *core) grow(ctx context.Context, class, n int) (*block, *budget.Reservat
 			return nil, nil, bounded.Ended(ctx)
 		}
 	case <-p.began:
-		return nil, nil, ErrClosed
+		return nil, nil, cudart.ErrClosed
 	}
 	if b := p.cut(class); b != nil {
 		return b, nil, nil
@@ -213,7 +213,7 @@ func (p *core) addArena(ctx context.Context, class int) (*block, error) {
 				return b, nil
 			}
 		}
-		if size == minSize || !errors.Is(err, errFull) && !isLowMemory(err) && !errors.Is(err, ErrTooLarge) {
+		if size == minSize || !errors.Is(err, errFull) && !isLowMemory(err) && !errors.Is(err, hostmem.ErrTooLarge) {
 			return nil, err
 		}
 		if size = p.roundUp(size / 2 / minArena * minArena); size < max(minSize, minArena) {
@@ -250,5 +250,5 @@ func (p *core) make(ctx context.Context, class, size int, r *budget.Reservation)
 // isLowMemory reports whether unmapping memory may help after an error.
 func isLowMemory(err error) bool {
 	return (errors.Is(err, cudart.ErrMemoryAllocation) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, hostmem.ErrLimit)) &&
-		!errors.Is(err, ErrTooLarge)
+		!errors.Is(err, hostmem.ErrTooLarge)
 }

@@ -3,7 +3,6 @@ package pool
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -15,10 +14,7 @@ import (
 )
 
 var (
-	// ErrReleased is returned by methods of a lease that was released. errors.Is
-	// reports that it is [os.ErrClosed].
-	ErrReleased = sentinel.New("lease already released", os.ErrClosed)
-
+	errReleased  = sentinel.New("lease already released", cudart.ErrClosed)
 	errNoLease   = errors.New("the zero Lease")
 	errNilStream = errors.New("the stream is nil")
 )
@@ -65,7 +61,7 @@ func (l Lease) open() bool { return l.b != nil && l.b.users.Open(l.generation) }
 // (cudaMemcpyAsync). The bytes must not change before the stream has passed
 // the copy. The lease may be released at once. n may be 0.
 //
-// Errors are of a range that is not within the lease, a nil stream, [ErrReleased],
+// Errors are of a range that is not within the lease, a nil stream, [cudart.ErrClosed],
 // and CUDA's.
 func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return l.copy("to device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
@@ -93,7 +89,7 @@ func (l Lease) copy(what string, s *cudart.Stream, off, n int, one func(at unsaf
 	case off < 0 || n < 0 || off > l.n-n:
 		err = fmt.Errorf("%d bytes at offset %d are not all within it", n, off)
 	case !l.b.users.Begin(l.generation):
-		err = ErrReleased
+		err = errReleased
 	default:
 		err = l.b.copy(off, n, one)
 		l.b.Fence.Add(s) // when they are queued, the part of them that could be
@@ -118,7 +114,7 @@ func (l Lease) end() {
 // on the given streams (cudaEventRecord on each). So streams need to be given only for
 // work that was queued by other means. They may be of any device.
 //
-// A second Release returns [ErrReleased]. A nil stream is an error that leaves
+// A second Release returns [cudart.ErrClosed]. A nil stream is an error that leaves
 // the lease as it is: release it again. If another goroutine is queueing a copy of the lease,
 // or its call blocks in CUDA, the memory returns to the pool when the call ends. Memory of a
 // closed pool is unmapped later; another Close returns an error of that.
@@ -141,7 +137,7 @@ func (l Lease) release(streams []*cudart.Stream) error {
 	}
 	if len(streams) > 0 {
 		if !l.b.users.Begin(l.generation) {
-			return ErrReleased
+			return errReleased
 		}
 		defer l.end()
 		for _, s := range streams {
@@ -153,7 +149,7 @@ func (l Lease) release(streams []*cudart.Stream) error {
 	}
 	retired, idle := l.b.users.RetireAndRenew(l.generation)
 	if !retired {
-		return ErrReleased
+		return errReleased
 	}
 	if idle {
 		l.b.pool.put(l.b)

@@ -25,12 +25,12 @@ func TestReleasedLeasesReachNothing(t *testing.T) {
 	for _, l := range []Lease{old, copyOfIt} {
 		assert.Nil(t, l.Bytes())
 		assert.Nil(t, l.Pointer())
-		assert.ErrorIs(t, l.CopyToDevice(g.Stream, dst, 0, 1), ErrReleased)
-		assert.ErrorIs(t, l.CopyFromDevice(g.Stream, dst, 0, 1), ErrReleased)
+		assert.ErrorIs(t, l.CopyToDevice(g.Stream, dst, 0, 1), errReleased)
+		assert.ErrorIs(t, l.CopyFromDevice(g.Stream, dst, 0, 1), errReleased)
 		err := l.Release()
-		assert.ErrorIs(t, err, ErrReleased)
+		assert.ErrorIs(t, err, errReleased)
 		assert.ErrorContains(t, err, "pool: release: lease of 1048576 bytes from \"pool\" of device 0")
-		assert.ErrorIs(t, l.Release(g.Stream), ErrReleased)
+		assert.ErrorIs(t, l.Release(g.Stream), errReleased)
 	}
 	assert.NotNil(t, next.Bytes(), "an old handle does not end the new lease")
 	require.NoError(t, next.Release())
@@ -81,12 +81,12 @@ func TestReleaseCountsOnce(t *testing.T) {
 				if err := l.CopyToDevice(g.Stream, dst, 0, kib); err == nil {
 					copied.Add(1)
 				} else {
-					assert.ErrorIs(t, err, ErrReleased)
+					assert.ErrorIs(t, err, errReleased)
 				}
 				if err := l.Release(); err == nil {
 					released.Add(1)
 				} else {
-					assert.ErrorIs(t, err, ErrReleased)
+					assert.ErrorIs(t, err, errReleased)
 				}
 			})
 		}

@@ -108,7 +108,7 @@ func TestCloseEndsAGetThatTheProcessLimitMakesWait(t *testing.T) {
 	held := get(t, q, 4*mib)
 	result := waiting(t, p, t.Context(), 4*mib)
 	require.NoError(t, p.Close())
-	require.ErrorIs(t, (<-result).err, ErrClosed)
+	require.ErrorIs(t, (<-result).err, cudart.ErrClosed)
 	require.NoError(t, held.Release())
 }
 
@@ -131,7 +131,7 @@ func TestIdleMemoryOfOnePoolServesAnother(t *testing.T) {
 	reserves(t, q, 0)
 	require.NoError(t, served.l.Release())
 	_, err := p.Get(t.Context(), hostmem.ReadStats().PinnedBytes+9*mib)
-	require.ErrorIs(t, err, ErrTooLarge)
+	require.ErrorIs(t, err, hostmem.ErrTooLarge)
 	require.ErrorIs(t, err, hostmem.ErrLimit)
 }
 

@@ -14,19 +14,11 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/pending"
+	"github.com/gopinned/pinned/internal/sentinel"
 )
 
 var (
-	// ErrClosed is returned by methods of a pool that was closed. errors.Is
-	// reports that it is [os.ErrClosed].
-	ErrClosed = hostmem.ErrClosed
-
-	// ErrTooLarge is returned for requests that are larger than a limit.
-	ErrTooLarge = hostmem.ErrTooLarge
-
-	// ErrLeased is returned by Close of a pool with leases that are not released.
-	ErrLeased = errors.New("leases are not released")
-
+	errLeased     = sentinel.New("leases are not released", cudart.ErrInUse)
 	errBlockSize  = errors.New("size must be positive and fit the address space")
 	errNilDevice  = errors.New("the device is nil")
 	errNilContext = errors.New("the context is nil")
@@ -161,9 +153,9 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 // bytes in use, and wraps ctx's. n must be positive and at most 64 TiB. New memory is pinned
 // as by [hostmem.Alloc] (cudaHostRegister).
 //
-// A request that is larger than a limit returns [ErrTooLarge]. When the host has no
+// A request that is larger than a limit returns [hostmem.ErrTooLarge]. When the host has no
 // memory left, Get unmaps the pool's idle memory and tries once more; the error then
-// wraps [hostmem.ErrLimit], the system's or CUDA's. Other errors are [ErrClosed], and
+// wraps [hostmem.ErrLimit], the system's or CUDA's. Other errors are [cudart.ErrClosed], and
 // those of [hostmem.Alloc].
 //
 // While a Get waits, all others queue behind it: small requests do not overtake a large one.
@@ -214,7 +206,7 @@ func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 	l := Lease{b: b, generation: b.users.Generation(), n: n}
 	// Close counts as waiting before it counts leases: one of the two sees the other.
 	if p.waiting.Load() > 0 && p.closed() {
-		return Lease{}, errors.Join(ErrClosed, l.Release())
+		return Lease{}, errors.Join(cudart.ErrClosed, l.Release())
 	}
 	if p.debug {
 		l.watch()

@@ -194,7 +194,7 @@ func TestPoolRefusesOptionsAndSizes(t *testing.T) {
 		assert.ErrorIs(t, err, errBlockSize)
 	}
 	_, err = p.Get(t.Context(), 4*mib+1)
-	assert.ErrorIs(t, err, ErrTooLarge)
+	assert.ErrorIs(t, err, hostmem.ErrTooLarge)
 	var none context.Context
 	_, err = p.Get(none, 1)
 	assert.ErrorIs(t, err, errNilContext)
@@ -260,7 +260,7 @@ func TestPoolWorksUnderATinyLimit(t *testing.T) {
 		require.NoError(t, l.Release())
 	}
 	_, err := p.Get(t.Context(), 65*kib)
-	assert.ErrorIs(t, err, ErrTooLarge)
+	assert.ErrorIs(t, err, hostmem.ErrTooLarge)
 	require.NoError(t, get(t, p, 64*kib).Release())
 }
 
@@ -340,12 +340,12 @@ func TestPoolCloseWithLeases(t *testing.T) {
 	cached, large, small := get(t, p, 3*mib), get(t, p, 5*mib), get(t, p, 10)
 	require.NoError(t, cached.Release())
 	err := p.Close()
-	require.ErrorIs(t, err, ErrLeased)
+	require.ErrorIs(t, err, errLeased)
 	assert.ErrorContains(t, err, `pool: close "batches" of device 0`)
 	assert.ErrorContains(t, err, fmt.Sprintf("2 with %d bytes", 5*mib+64))
 	assert.Equal(t, 2, g.Registrations(), "what is not leased is unmapped")
 	_, err = p.Get(t.Context(), 1)
-	require.ErrorIs(t, err, ErrClosed)
+	require.ErrorIs(t, err, cudart.ErrClosed)
 
 	fill(large.Bytes(), 9) // is still there
 	dst := g.Device(5 * mib)
@@ -358,7 +358,7 @@ func TestPoolCloseWithLeases(t *testing.T) {
 	open()
 	eventually(t, "the memory is unmapped", func() bool { return g.Registrations() == 1 })
 	assert.Equal(t, want, g.Download(dst, 5*mib))
-	require.ErrorIs(t, p.Close(), ErrLeased)
+	require.ErrorIs(t, p.Close(), errLeased)
 	require.NoError(t, small.Release())
 	require.NoError(t, p.Close())
 	assert.Zero(t, g.Registrations())
@@ -372,7 +372,7 @@ func TestLeasesReleasedAfterCloseAreUnmapped(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{})
 	p := g.pool(Options{})
 	small, neighbour, large := get(t, p, 100), get(t, p, 100), get(t, p, 3*mib)
-	require.ErrorIs(t, p.Close(), ErrLeased)
+	require.ErrorIs(t, p.Close(), errLeased)
 	require.NoError(t, small.Release())
 	atRest(t, p) // it does not look for ever at what it cannot unmap
 	assert.Equal(t, 2, g.Registrations())
@@ -446,7 +446,7 @@ func TestLostLeasesAreListed(t *testing.T) {
 	assert.Equal(t, 5*mib, out[0].Bytes)
 	require.NoError(t, held.Release())
 	err = p.Close()
-	require.ErrorIs(t, err, ErrLeased, "memory of a lost lease may be in use")
+	require.ErrorIs(t, err, errLeased, "memory of a lost lease may be in use")
 	assert.ErrorContains(t, err, "TestLostLeasesAreListed")
 	assert.Equal(t, 1, g.Registrations())
 	p.core.mu.Lock() // a Release that finds the system short unmaps later

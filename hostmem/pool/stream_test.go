@@ -217,7 +217,7 @@ func TestStreamClosedBeforeRelease(t *testing.T) {
 	require.NoError(t, l.CopyToDevice(s, dst, 0, 4*mib))
 	require.NoError(t, s.Close())
 	require.NoError(t, l.Release())
-	require.ErrorIs(t, l.Release(), ErrReleased)
+	require.ErrorIs(t, l.Release(), errReleased)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)

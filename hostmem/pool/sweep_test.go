@@ -94,7 +94,7 @@ func operations() []hostmemtest.Operation {
 						Do:    func() error { return l.Release() },
 						Check: func() { require.Nil(s, l.Bytes()) },
 						End: func() {
-							require.ErrorIs(s, l.Release(), ErrReleased)
+							require.ErrorIs(s, l.Release(), errReleased)
 							require.NoError(s, lease(s, p, n).Release()) // the same block, when the copy is done
 							require.NoError(s, p.Close())
 							require.Equal(s, hostmemtest.Filled(500, 15), s.Download(s.Mem, 500))

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/internal/bounded"
 )
@@ -53,7 +54,7 @@ func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block
 	case <-ctx.Done():
 		return nil, r, p.canceled(ctx)
 	case <-p.began:
-		return nil, r, ErrClosed
+		return nil, r, cudart.ErrClosed
 	}
 	defer func() { <-p.admission }()
 	// Calls into CUDA that block must not delay the next Get: see cudart.Point.Done.
@@ -68,7 +69,7 @@ func (p *core) wait(ctx context.Context, class, n int, lowMemory bool) (b *block
 		case err == nil:
 			return b, r, nil
 		case p.closed():
-			return nil, r, ErrClosed
+			return nil, r, cudart.ErrClosed
 		case ctx.Err() != nil:
 			return nil, r, p.canceled(ctx)
 		case !errors.Is(err, errFull):

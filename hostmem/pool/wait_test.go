@@ -256,9 +256,9 @@ func TestCloseEndsWaits(t *testing.T) {
 		go func() { _, err := p.Get(t.Context(), 4*mib); failed <- err }()
 		eventually(t, "the Get waits", func() bool { return p.Stats().Waiting == i+1 })
 	}
-	require.ErrorIs(t, p.Close(), ErrLeased)
+	require.ErrorIs(t, p.Close(), errLeased)
 	for range 3 {
-		require.ErrorIs(t, <-failed, ErrClosed)
+		require.ErrorIs(t, <-failed, cudart.ErrClosed)
 	}
 	require.NoError(t, l.Release())
 	require.NoError(t, p.Close())

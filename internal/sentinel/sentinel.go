@@ -3,6 +3,8 @@
 // meaning, without taking over its text.
 package sentinel
 
+import "errors"
+
 // New returns an error with the given text for which errors.Is reports true
 // when asked for general, such as os.ErrClosed or errors.ErrUnsupported.
 func New(text string, general error) error { return &sentinel{text, general} }
@@ -14,4 +16,4 @@ type sentinel struct {
 
 func (s *sentinel) Error() string { return s.text }
 
-func (s *sentinel) Is(target error) bool { return target == s.general }
+func (s *sentinel) Is(target error) bool { return errors.Is(s.general, target) }

@@ -34,11 +34,7 @@ import (
 	"github.com/gopinned/pinned/internal/dynlib"
 	"github.com/gopinned/pinned/internal/findlib"
 	"github.com/gopinned/pinned/internal/lifetime"
-	"github.com/gopinned/pinned/internal/sentinel"
 )
-
-// ErrClosed is returned for a [Handle] that is closed. errors.Is reports that it is [os.ErrClosed].
-var ErrClosed = sentinel.New("already closed", os.ErrClosed)
 
 var (
 	errNilContext = errors.New("the context is nil")
@@ -81,7 +77,7 @@ type call struct {
 // which takes some ten MiB of device memory. It takes the version of the CUDA runtime in use, or
 // else the newest that the driver supports.
 //
-// The error wraps [cudart.ErrUnsupported] if no libcublas works, or if the device is a
+// The error wraps [errors.ErrUnsupported] if no libcublas works, or if the device is a
 // simulated one. It does not if the device has too little free memory ([AllocFailed]), if
 // CUDA reports an error, or if ctx ends first: then the error is ctx's, and a call that does
 // not return is abandoned. A nil context or stream is an error.
@@ -94,7 +90,7 @@ func New(ctx context.Context, s *cudart.Stream) (*Handle, error) {
 	}
 	lib := s.Device().Runtime().Library()
 	if lib.Simulated {
-		return nil, fmt.Errorf("cublas: %s has no code of cuBLAS: %w", lib.Path, cudart.ErrUnsupported)
+		return nil, fmt.Errorf("cublas: %s has no code of cuBLAS: %w", lib.Path, errors.ErrUnsupported)
 	}
 	return open(ctx, s, candidates(lib.Runtime.Major(), lib.Driver.Major()), load)
 }
@@ -150,7 +146,7 @@ func openFirst(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, 
 	if len(failed) == 0 {
 		failed = append(failed, errors.New("found none that the driver supports"))
 	}
-	return nil, fmt.Errorf("no usable libcublas (%s names one): %w: %w", Env, errors.Join(failed...), cudart.ErrUnsupported)
+	return nil, fmt.Errorf("no usable libcublas (%s names one): %w: %w", Env, errors.Join(failed...), errors.ErrUnsupported)
 }
 
 // candidates returns the libraries to try, in order.
@@ -301,7 +297,7 @@ func checkProduct(c, x, y Matrix) error {
 func (h *Handle) made() bool { return h != nil && h.stream != nil }
 
 // Multiply queues c = alpha * x * y + beta * c (cublasSgemm). The error wraps
-// [cudart.ErrInvalidValue] if the shapes do not fit, [ErrClosed], or is a [Status].
+// [cudart.ErrInvalidValue] if the shapes do not fit, [cudart.ErrClosed], or is a [Status].
 func (h *Handle) Multiply(c, x, y Matrix, alpha, beta float32) error {
 	err := checkProduct(c, x, y)
 	switch {
@@ -309,7 +305,7 @@ func (h *Handle) Multiply(c, x, y Matrix, alpha, beta float32) error {
 	case !h.made():
 		err = errNotMade
 	case !h.life.Begin():
-		err = ErrClosed
+		err = cudart.ErrClosed
 	default:
 		err = h.multiply(c, x, y, alpha, beta)
 		h.life.End()

@@ -169,7 +169,7 @@ func TestMultiplyTakesMatricesByRows(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Close())
 	one, _ := matrix(1, 1, false)
-	require.ErrorIs(t, b.Multiply(one, one, one, 1, 0), ErrClosed)
+	require.ErrorIs(t, b.Multiply(one, one, one, 1, 0), cudart.ErrClosed)
 	assert.Equal(t, []int{1, 1}, []int{f.created, f.destroyed})
 }
 
