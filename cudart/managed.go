@@ -36,6 +36,9 @@ type Location struct {
 // Location returns the device's memory as a place for managed memory.
 func (d *Device) Location() Location { return Location{Kind: LocationDevice, ID: d.Ordinal()} }
 
+// HostLocation returns the host as a place for managed memory.
+func HostLocation() Location { return Location{Kind: LocationHost} }
+
 // String names the location in messages: "device 0", "the host", "NUMA node 1".
 func (l Location) String() string {
 	switch l.Kind {

@@ -7,71 +7,45 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// Advice is a hint to the driver about the accesses to memory. It changes speed, never results.
-type Advice struct {
-	kind cudart.Advice
-	at   cudart.Location
-}
-
-// ReadMostly advises that the memory is mostly read: each location that reads it gets a
-// copy, and a write drops the other locations' copies (cudaMemAdviseSetReadMostly).
-func ReadMostly() Advice { return Advice{cudart.AdviseReadMostly, Host()} }
-
-// PreferredLocation advises that the memory stays at a location: accesses from elsewhere go
-// over the link rather than move it, where that is possible
-// (cudaMemAdviseSetPreferredLocation).
-func PreferredLocation(at cudart.Location) Advice {
-	return Advice{cudart.AdvisePreferredLocation, at}
-}
-
-// AccessedBy advises that a location accesses the memory: it maps the memory wherever the
-// pages are, and causes no page faults (cudaMemAdviseSetAccessedBy).
-func AccessedBy(at cudart.Location) Advice { return Advice{cudart.AdviseAccessedBy, at} }
-
-// unset returns the advice that undoes a. In cudaMemoryAdvise it has the next number.
-func (a Advice) unset() Advice {
-	if a.kind == 0 {
-		return a
-	}
-	return Advice{a.kind + 1, a.at}
-}
-
-// String names the advice in messages: "preferred location: the host".
-func (a Advice) String() string {
-	switch a.kind {
-	case cudart.AdviseReadMostly:
-		return "read mostly"
-	case cudart.AdvisePreferredLocation:
-		return "preferred location: " + a.at.String()
-	case cudart.AdviseAccessedBy:
-		return "accessed by: " + a.at.String()
-	case cudart.AdviseUnsetReadMostly, cudart.AdviseUnsetPreferredLocation, cudart.AdviseUnsetAccessedBy:
-		return "not any more " + Advice{a.kind - 1, a.at}.String()
-	}
-	return "no advice"
-}
-
-// Advise advises the driver about the range, and all pages that have bytes of it
-// (cudaMemAdvise). The zero Advice is an error; others are those of [Range.Discard].
-func (r Range) Advise(ctx context.Context, a Advice) error { return r.advise(ctx, "advise", a) }
-
-// Unadvise undoes Advise. Of memory that was advised ReadMostly one copy stays: the copy at its
-// preferred location, or else on the host.
-func (r Range) Unadvise(ctx context.Context, a Advice) error {
-	return r.advise(ctx, "unadvise", a.unset())
-}
-
-func (r Range) advise(ctx context.Context, what string, a Advice) error {
-	return r.with(ctx, what, func() error {
+// Advise advises the driver about the accesses to the range, and to all pages that have bytes of it
+// (cudaMemAdvise), or with the advice that unsets one takes it back. Advice changes speed, never
+// results:
+//
+//   - [cudart.AdviseReadMostly]: each location that reads the memory gets a copy, and a write drops
+//     the copies of the others. The location at has no effect. Unset, one copy stays: that at the
+//     preferred location, or else on the host.
+//   - [cudart.AdvisePreferredLocation]: the memory stays at a location. Accesses from elsewhere go
+//     over the link rather than move it, where that is possible.
+//   - [cudart.AdviseAccessedBy]: the location maps the memory wherever its pages are, and causes no
+//     page faults.
+//
+// Any other value is an error; other errors are those of [Range.Discard].
+func (r Range) Advise(ctx context.Context, a cudart.Advice, at cudart.Location) error {
+	return r.with(ctx, "advise", func() error {
 		switch {
-		case a.kind == 0:
-			return fmt.Errorf("%v", a)
+		case a < cudart.AdviseReadMostly || a > cudart.AdviseUnsetAccessedBy:
+			return fmt.Errorf("the advice %d is unknown", a)
 		case !r.Memory.a.concurrent:
 			return ErrNotConcurrent
+		case a == cudart.AdviseReadMostly || a == cudart.AdviseUnsetReadMostly:
+			at = cudart.HostLocation() // some location must be named
 		}
-		if err := r.Memory.a.mem.advise(ctx, r, a); err != nil {
-			return fmt.Errorf("%v: %w", a, err)
+		if err := r.Memory.a.mem.advise(ctx, r, a, at); err != nil {
+			return fmt.Errorf("%s: %w", adviceName(a, at), err)
 		}
 		return nil
 	})
+}
+
+// adviceName names advice in errors: "preferred location: the host".
+func adviceName(a cudart.Advice, at cudart.Location) string {
+	switch a {
+	case cudart.AdviseReadMostly:
+		return "read mostly"
+	case cudart.AdvisePreferredLocation:
+		return "preferred location: " + at.String()
+	case cudart.AdviseAccessedBy:
+		return "accessed by: " + at.String()
+	}
+	return "not any more " + adviceName(a-1, at) // in cudaMemoryAdvise, what unsets advice is its number plus 1
 }

@@ -33,24 +33,28 @@ var (
 	errNotMade    = errors.New("the Allocator, Memory or Plan is nil or zero: New, Alloc and NewPlan make them")
 )
 
-// DefaultLogAbove is the default of Options.LogAbove, in bytes.
-const DefaultLogAbove = 100_000_000
+const defaultLogAbove = 100_000_000 // bytes
 
 // Options configure an Allocator. The zero value suits most programs.
 type Options struct {
 	// Reserve is the device memory that managed memory must not take, in bytes.
 	Reserve int
 	// Oversubscribe allows more memory than the capacity of the device memory. Memory beyond
-	// the capacity stays on the host, advised with PreferredLocation(Host()) and
-	// AccessedBy(dev.Location()).
+	// the capacity stays on the host, advised to stay there and to be mapped for the device
+	// ([cudart.AdvisePreferredLocation], [cudart.AdviseAccessedBy]).
 	Oversubscribe bool
 	// AllowExclusive allows a device that cannot access managed memory while the CPU
 	// does: see "Coherence" in the package's documentation.
 	AllowExclusive bool
 	// Logger gets a record of each allocation of LogAbove bytes and more, at level Info.
-	// Nil logs nothing. A LogAbove of 0 means DefaultLogAbove.
+	// Nil logs nothing. A LogAbove of 0 means 100 MB.
 	Logger   *slog.Logger
 	LogAbove int
+}
+
+// AllocOptions shape an allocation.
+type AllocOptions struct {
+	Label string // under which Stats counts the memory, too
 }
 
 // An Allocator allocates managed memory for one device, and counts it.
@@ -101,7 +105,7 @@ func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocato
 	case o.LogAbove < 0:
 		return nil, fmt.Errorf("Options.LogAbove of %d: must not be negative", o.LogAbove)
 	}
-	o.LogAbove = cmp.Or(o.LogAbove, DefaultLogAbove)
+	o.LogAbove = cmp.Or(o.LogAbove, defaultLogAbove)
 	var has, concurrent int
 	err := runBounded(ctx, func() (err error) {
 		if has, err = dev.Attribute(cudart.AttrManagedMemory); err == nil {
@@ -147,10 +151,6 @@ func notesOf(dev *cudart.Device, concurrent bool, o Options, force string) []str
 // made reports whether New has made the Allocator.
 func (a *Allocator) made() bool { return a != nil && a.dev != nil }
 
-// Concurrent reports whether CPU and GPU may access managed memory at the same time: see
-// "Coherence" in the package's documentation. It does not block.
-func (a *Allocator) Concurrent() bool { return a.made() && a.concurrent }
-
 // Notes returns sentences about a device without concurrent access, and about the environment
 // variable CUDA_MANAGED_FORCE_DEVICE_ALLOC, or nil. It does not block.
 func (a *Allocator) Notes() []string {
@@ -167,20 +167,15 @@ func (a *Allocator) Notes() []string {
 // memory; [cudart.ErrClosed]; ctx's error and cause if ctx ends first; and those of CUDA. After an error
 // no memory is allocated, unless the error contains its address. If a call of CUDA does not return,
 // the memory is freed when it returns.
-func (a *Allocator) Alloc(ctx context.Context, n int) (*Memory, error) {
-	return a.AllocLabel(ctx, "", n)
-}
-
-// AllocLabel is Alloc that counts the bytes under a label, too: see [Stats].
-func (a *Allocator) AllocLabel(ctx context.Context, label string, n int) (*Memory, error) {
+func (a *Allocator) Alloc(ctx context.Context, n int, o AllocOptions) (*Memory, error) {
 	if !a.made() {
-		return nil, fmt.Errorf("managed: allocate %d bytes (%q): %w", n, label, errNotMade)
+		return nil, fmt.Errorf("managed: allocate %d bytes (%q): %w", n, o.Label, errNotMade)
 	}
 	var m *Memory
 	err := checkContext(ctx)
 	if err == nil {
 		m, err = bounded.Do(ctx, bounded.Call[*Memory]{
-			Run: func() (*Memory, error) { return a.alloc(ctx, label, n) },
+			Run: func() (*Memory, error) { return a.alloc(ctx, n, o) },
 			Late: func(m *Memory, err error) {
 				if err == nil {
 					_ = lifetime.Undo(ctx, m.CloseContext) // or it stays counted
@@ -192,12 +187,12 @@ func (a *Allocator) AllocLabel(ctx context.Context, label string, n int) (*Memor
 		ledger.mu.Lock()
 		a.failed++
 		ledger.mu.Unlock()
-		return nil, fmt.Errorf("managed: allocate %d bytes (%q) for %v: %w", n, label, a.dev, err)
+		return nil, fmt.Errorf("managed: allocate %d bytes (%q) for %v: %w", n, o.Label, a.dev, err)
 	}
 	return m, nil
 }
 
-func (a *Allocator) alloc(ctx context.Context, label string, n int) (m *Memory, err error) {
+func (a *Allocator) alloc(ctx context.Context, n int, o AllocOptions) (m *Memory, err error) {
 	switch {
 	case n <= 0:
 		return nil, errSize
@@ -213,13 +208,13 @@ func (a *Allocator) alloc(ctx context.Context, label string, n int) (m *Memory, 
 	if err != nil {
 		return nil, err
 	}
-	m = &Memory{a: a, n: n, label: label, onHost: beyond}
+	m = &Memory{a: a, n: n, label: o.Label, onHost: beyond}
 	err = a.mem.call(ctx, func() (err error) {
 		m.p, err = a.dev.MallocManaged(n, cudart.ManagedGlobal)
 		return err
 	})
 	if err == nil && beyond {
-		if err = a.mem.stayOnHost(ctx, m.All()); err != nil {
+		if err = a.mem.stayOnHost(ctx, m.Whole()); err != nil {
 			if freeing := lifetime.Undo(ctx, m.free); freeing != nil {
 				return nil, errors.Join(err, fmt.Errorf("the %d bytes at %#x stay allocated: %w", n, m.ptr(), freeing))
 			}

@@ -66,18 +66,18 @@ func TestDeviceWithoutConcurrentAccess(t *testing.T) {
 
 	m := g.alloc(mib)
 	for what, err := range map[string]error{
-		"prefetch": m.All().Prefetch(t.Context(), g.s, g.dev.Location()),
-		"advise":   m.All().Advise(t.Context(), ReadMostly()),
-		"unadvise": m.All().Unadvise(t.Context(), ReadMostly()),
-		"discard":  m.All().Discard(t.Context(), g.s),
+		"prefetch": m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()),
+		"advise":   m.Whole().Advise(t.Context(), cudart.AdviseReadMostly, cudart.HostLocation()),
+		"unadvise": m.Whole().Advise(t.Context(), cudart.AdviseUnsetReadMostly, cudart.HostLocation()),
+		"discard":  m.Whole().Discard(t.Context(), g.s),
 	} {
 		assert.ErrorIs(t, err, ErrNotConcurrent, what)
 		assert.ErrorContains(t, err, "managed: ", what)
 	}
-	require.NoError(t, g.s.Memset(m.DevPtr(), 7, mib))
+	require.NoError(t, g.s.Memset(m.Ptr(), 7, mib))
 	b, err := m.HostBytes(t.Context()) // waits for the device
 	require.NoError(t, err)
-	assert.True(t, g.sim.TouchManaged(uintptr(m.DevPtr()), mib, false))
+	assert.True(t, g.sim.TouchManaged(uintptr(m.Ptr()), mib, false))
 	assert.Empty(t, g.sim.Misuses())
 	assert.Equal(t, bytes.Repeat([]byte{7}, mib), b)
 
@@ -131,31 +131,31 @@ func TestAllocAndClose(t *testing.T) {
 	t.Parallel()
 	g := newFixture(t, Options{})
 	for _, n := range []int{0, -1} {
-		_, err := g.a.Alloc(t.Context(), n)
+		_, err := g.a.Alloc(t.Context(), n, AllocOptions{})
 		require.ErrorContains(t, err, "the size must be positive")
 	}
-	m, err := g.a.Alloc(t.Context(), 3*mib+1)
+	m, err := g.a.Alloc(t.Context(), 3*mib+1, AllocOptions{})
 	require.NoError(t, err)
 	assert.Equal(t, 3*mib+1, m.Len())
 	assert.False(t, m.OnHost())
 	assert.Len(t, m.Bytes(), 3*mib+1)
-	assert.Equal(t, uintptr(unsafe.Pointer(&m.Bytes()[0])), uintptr(m.DevPtr()))
+	assert.Equal(t, uintptr(unsafe.Pointer(&m.Bytes()[0])), uintptr(m.Ptr()))
 	m.Bytes()[3*mib] = 5
-	at, err := g.dev.PointerAttributes(uintptr(m.DevPtr()))
+	at, err := g.dev.PointerAttributes(uintptr(m.Ptr()))
 	require.NoError(t, err)
 	assert.Equal(t, cudart.MemoryManaged, at.Type)
 
 	require.ErrorIs(t, g.a.Close(), cudart.ErrInUse)
-	_, err = g.a.Alloc(t.Context(), 1)
+	_, err = g.a.Alloc(t.Context(), 1, AllocOptions{})
 	require.ErrorIs(t, err, cudart.ErrClosed)
 	require.ErrorIs(t, err, os.ErrClosed)
 	require.NoError(t, m.Close())
 	require.NoError(t, m.Close())
 	assert.Nil(t, m.Bytes())
-	assert.Zero(t, m.DevPtr())
+	assert.Zero(t, m.Ptr())
 	for what, err := range map[string]error{
-		"prefetch": m.All().Prefetch(t.Context(), g.s, Host()),
-		"advise":   m.All().Advise(t.Context(), ReadMostly()),
+		"prefetch": m.Whole().Prefetch(t.Context(), g.s, cudart.HostLocation()),
+		"advise":   m.Whole().Advise(t.Context(), cudart.AdviseReadMostly, cudart.HostLocation()),
 		"bytes":    func() error { _, err := m.HostBytes(t.Context()); return err }(),
 		"mapped":   func() error { _, err := m.Range(0, 1).MappedByHost(); return err }(),
 	} {
@@ -168,18 +168,16 @@ func TestAllocAndClose(t *testing.T) {
 func TestStatsCountByLabel(t *testing.T) {
 	t.Parallel()
 	g := newFixture(t, Options{})
-	a, err := g.a.AllocLabel(t.Context(), "x", 100)
+	a, err := g.a.Alloc(t.Context(), 100, AllocOptions{Label: "x"})
 	require.NoError(t, err)
-	b, err := g.a.AllocLabel(t.Context(), "y", 50)
+	b, err := g.a.Alloc(t.Context(), 50, AllocOptions{Label: "y"})
 	require.NoError(t, err)
 	require.NoError(t, a.Close())
-	_, err = g.a.Alloc(t.Context(), -1)
+	_, err = g.a.Alloc(t.Context(), -1, AllocOptions{})
 	require.Error(t, err)
 	assert.Equal(t, Stats{Counts: Counts{50, 150, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 100, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
-	g.a.ResetPeaks()
-	assert.Equal(t, Stats{Counts: Counts{50, 50, 2, 1}, Failures: 1, Labels: map[string]Counts{"x": {0, 0, 1, 1}, "y": {50, 50, 1, 0}}}, g.a.Stats())
 	require.NoError(t, b.Close())
-	assert.Equal(t, Counts{0, 50, 2, 2}, g.a.Stats().Counts)
+	assert.Equal(t, Counts{0, 150, 2, 2}, g.a.Stats().Counts)
 }
 
 // The peak is exact: with every goroutine holding its memory at a barrier, it is what they
@@ -193,7 +191,7 @@ func TestStatsAreExactUnderConcurrency(t *testing.T) {
 	for i := range workers {
 		wg.Go(func() {
 			for round := range rounds {
-				m, err := g.a.AllocLabel(t.Context(), []string{"even", "odd"}[i%2], n)
+				m, err := g.a.Alloc(t.Context(), n, AllocOptions{Label: []string{"even", "odd"}[i%2]})
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -218,7 +216,7 @@ func TestLargeAllocationsAreLogged(t *testing.T) {
 	g := newFixture(t, Options{Logger: slog.New(slog.NewJSONHandler(&out, nil)), LogAbove: 1000})
 	g.alloc(999)
 	assert.Empty(t, out.String())
-	m, err := g.a.AllocLabel(t.Context(), "big", 1000)
+	m, err := g.a.Alloc(t.Context(), 1000, AllocOptions{Label: "big"})
 	require.NoError(t, err)
 	defer m.Close()
 	var record map[string]any
@@ -233,7 +231,7 @@ func TestOversubscriptionIsRefused(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, small(64*mib), Options{Reserve: 16 * mib})
 	m := g.alloc(40 * mib)
-	_, err := g.a.Alloc(t.Context(), 8*mib+1)
+	_, err := g.a.Alloc(t.Context(), 8*mib+1, AllocOptions{})
 	require.ErrorIs(t, err, ErrOversubscribed)
 	for _, figure := range []string{"requested 8 MiB + 1 B", "40 MiB of managed memory are allocated",
 		"16 MiB reserved", "of a capacity of 64 MiB", "64 MiB free of 64 MiB", "Options.Oversubscribe"} {
@@ -243,12 +241,12 @@ func TestOversubscriptionIsRefused(t *testing.T) {
 	g.alloc(8 * mib)
 
 	// What is on the device is not counted twice.
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
-	_, err = g.a.Alloc(t.Context(), 1)
+	_, err = g.a.Alloc(t.Context(), 1, AllocOptions{})
 	require.ErrorIs(t, err, ErrOversubscribed)
 	assert.ErrorContains(t, err, "24 MiB free")
-	_, err = g.a.Alloc(t.Context(), 1<<62)
+	_, err = g.a.Alloc(t.Context(), 1<<62, AllocOptions{})
 	require.ErrorIs(t, err, ErrOversubscribed)
 }
 
@@ -259,15 +257,15 @@ func TestOversubscriptionCountsMemoryOfAllAllocators(t *testing.T) {
 	g := newSimFixture(t, small(64*mib), Options{})
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
-	m, err := other.Alloc(t.Context(), 30*mib)
+	m, err := other.Alloc(t.Context(), 30*mib, AllocOptions{})
 	require.NoError(t, err)
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
-	_, err = g.a.Alloc(t.Context(), 35*mib)
+	_, err = g.a.Alloc(t.Context(), 35*mib, AllocOptions{})
 	require.ErrorIs(t, err, ErrOversubscribed)
 	p, err := g.dev.Malloc(20 * mib)
 	require.NoError(t, err)
-	_, err = g.a.Alloc(t.Context(), 15*mib)
+	_, err = g.a.Alloc(t.Context(), 15*mib, AllocOptions{})
 	require.ErrorIs(t, err, ErrOversubscribed)
 	g.alloc(14 * mib)
 	require.NoError(t, g.dev.Free(p))
@@ -280,7 +278,7 @@ func TestFailedAllocationIsNotCounted(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, small(64*mib), Options{})
 	g.sim.Fail("cudaMallocManaged", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
-	_, err := g.a.Alloc(t.Context(), 40*mib)
+	_, err := g.a.Alloc(t.Context(), 40*mib, AllocOptions{})
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 	assert.Equal(t, Stats{Failures: 1, Labels: map[string]Counts{}}, g.a.Stats())
 	g.alloc(64 * mib)
@@ -300,13 +298,13 @@ func TestMemoryBeyondTheCapacityStaysOnTheHost(t *testing.T) {
 		assert.Equal(t, 100*mib, g.a.Stats().OnHost)
 		at, err := g.attributes(beyond, 0, beyond.Len())
 		require.NoError(t, err)
-		assert.Equal(t, cudart.RangeAttributes{Preferred: Host(), AccessedBy: []cudart.Location{g.dev.Location()}}, at)
+		assert.Equal(t, cudart.RangeAttributes{Preferred: cudart.HostLocation(), AccessedBy: []cudart.Location{g.dev.Location()}}, at)
 		for _, m := range []*Memory{in, beyond} {
-			require.NoError(t, g.s.Memset(m.DevPtr(), 1, m.Len()))
+			require.NoError(t, g.s.Memset(m.Ptr(), 1, m.Len()))
 		}
 		g.sync()
-		assert.Equal(t, map[int]int{0: 40 * mib}, g.at(in.All()))
-		assert.Equal(t, map[int]int{onHost: 100 * mib}, g.at(beyond.All()))
+		assert.Equal(t, map[int]int{0: 40 * mib}, g.at(in.Whole()))
+		assert.Equal(t, map[int]int{onHost: 100 * mib}, g.at(beyond.Whole()))
 		free, _, err := g.dev.MemInfo()
 		require.NoError(t, err)
 		assert.Equal(t, 24*mib, free)
@@ -324,7 +322,7 @@ func TestReclaimMovesTheLeastRecentlyUsedMemoryFirst(t *testing.T) {
 	g := newSimFixture(t, small(64*mib), Options{})
 	a, b, c := g.alloc(16*mib), g.alloc(16*mib), g.alloc(16*mib)
 	for _, m := range []*Memory{b, a, c} {
-		require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+		require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	}
 	g.sync()
 	_, err := g.dev.Malloc(32 * mib) // as cuBLAS does
@@ -332,9 +330,9 @@ func TestReclaimMovesTheLeastRecentlyUsedMemoryFirst(t *testing.T) {
 	moved, err := g.a.Reclaim(t.Context(), g.s, 40*mib)
 	require.NoError(t, err)
 	assert.Equal(t, 32*mib, moved)
-	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(b.All()))
-	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(a.All()))
-	assert.Equal(t, map[int]int{0: 16 * mib}, g.at(c.All()))
+	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(b.Whole()))
+	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(a.Whole()))
+	assert.Equal(t, map[int]int{0: 16 * mib}, g.at(c.Whole()))
 	p, err := g.dev.Malloc(32 * mib)
 	require.NoError(t, err)
 
@@ -353,13 +351,13 @@ func TestReclaimDropsCopiesOfReadMostlyMemory(t *testing.T) {
 	g := newSimFixture(t, small(64*mib), Options{})
 	m := g.alloc(32 * mib)
 	g.fillByCPU(m)
-	require.NoError(t, m.All().Advise(t.Context(), ReadMostly()))
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Whole().Advise(t.Context(), cudart.AdviseReadMostly, cudart.HostLocation()))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	moved, err := g.a.Reclaim(t.Context(), g.s, 64*mib)
 	require.NoError(t, err)
 	assert.Equal(t, 32*mib, moved)
-	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.All()))
+	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.Whole()))
 	at, err := g.attributes(m, 0, m.Len())
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly, "advised as before")

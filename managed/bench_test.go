@@ -31,7 +31,7 @@ func BenchmarkAlloc(b *testing.B) {
 	b.Run("managed", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			m, err := a.Alloc(b.Context(), 1<<20)
+			m, err := a.Alloc(b.Context(), 1<<20, AllocOptions{})
 			if err == nil {
 				err = m.Close()
 			}
@@ -84,17 +84,17 @@ func touch(m *Memory) {
 func BenchmarkPrefetch(b *testing.B) {
 	dev, a := benchRig(b)
 	n := benchBytes(b, dev) / 2
-	m, err := a.Alloc(b.Context(), n)
+	m, err := a.Alloc(b.Context(), n, AllocOptions{})
 	require.NoError(b, err)
 	touch(m)
 	b.Run("Move", func(b *testing.B) {
 		var in, out time.Duration
 		for b.Loop() {
 			began := time.Now()
-			require.NoError(b, a.Move(context.Background(), dev.Location(), m.All()))
+			require.NoError(b, a.Move(context.Background(), dev.Location(), m.Whole()))
 			in += time.Since(began)
 			began = time.Now()
-			require.NoError(b, a.Move(context.Background(), Host(), m.All()))
+			require.NoError(b, a.Move(context.Background(), cudart.HostLocation(), m.Whole()))
 			out += time.Since(began)
 		}
 		b.ReportMetric(float64(n)*float64(b.N)/in.Seconds()/1e9, "to-device-GB/s")
@@ -111,7 +111,7 @@ func BenchmarkPrefetch(b *testing.B) {
 					for _, way := range []struct {
 						to   cudart.Location
 						took *time.Duration
-					}{{dev.Location(), &in}, {Host(), &out}} {
+					}{{dev.Location(), &in}, {cudart.HostLocation(), &out}} {
 						began := time.Now()
 						var next atomic.Int64
 						var wg sync.WaitGroup
@@ -156,12 +156,12 @@ func BenchmarkPlanSequential(b *testing.B) {
 	ctx := context.Background()
 	n := benchBytes(b, dev)
 	budget := n / 8
-	m, err := a.Alloc(b.Context(), n)
+	m, err := a.Alloc(b.Context(), n, AllocOptions{})
 	require.NoError(b, err)
 	touch(m)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(b, err)
-	require.NoError(b, m.All().Prefetch(b.Context(), s, Host()))
+	require.NoError(b, m.Whole().Prefetch(b.Context(), s, cudart.HostLocation()))
 	require.NoError(b, s.Synchronize(ctx))
 	const largest = 64 << 20
 	sink, err := dev.Malloc(2 * largest)
@@ -190,9 +190,9 @@ func BenchmarkPlanSequential(b *testing.B) {
 				for off := 0; off < n; off += c.Chunk {
 					r := m.Range(off, min(c.Chunk, n-off))
 					if write {
-						steps = append(steps, Step{r.Write()})
+						steps = append(steps, Step{r.As(ReadWrite)})
 					} else {
-						steps = append(steps, Step{r.Read()})
+						steps = append(steps, Step{r.As(ReadOnly)})
 					}
 				}
 				p, err := a.NewPlan(steps, c)
@@ -213,7 +213,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 		b.Run(name+"/plan/in-place", func(b *testing.B) {
 			var steps []Step
 			for off := 0; off < n; off += chunk {
-				steps = append(steps, Step{m.Range(off, min(chunk, n-off)).InPlace()})
+				steps = append(steps, Step{m.Range(off, min(chunk, n-off)).As(InPlace)})
 			}
 			p, err := a.NewPlan(steps, PlanOptions{Budget: budget})
 			require.NoError(b, err)
@@ -231,8 +231,8 @@ func BenchmarkPlanSequential(b *testing.B) {
 				run()
 			}
 			rate(b)
-			for _, advice := range []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())} {
-				require.NoError(b, m.All().Unadvise(b.Context(), advice))
+			for _, a := range []advice{{cudart.AdviseUnsetPreferredLocation, cudart.HostLocation()}, {cudart.AdviseUnsetAccessedBy, dev.Location()}} {
+				require.NoError(b, m.Whole().Advise(b.Context(), a.what, a.at))
 			}
 		})
 		b.Run(name+"/faults", func(b *testing.B) {
@@ -241,7 +241,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 					at, size := m.ptr()+cudart.DevPtr(off), min(chunk, n-off)
 					err := work(at, size, write)
 					if err == nil {
-						err = s.Prefetch(at, size, Host())
+						err = s.Prefetch(at, size, cudart.HostLocation())
 					}
 					if err != nil {
 						b.Fatal(err)
@@ -257,9 +257,9 @@ func BenchmarkPlanSequential(b *testing.B) {
 		}
 		for method, do := range methods {
 			b.Run(name+"/"+method, func(b *testing.B) {
-				stay := []Advice{PreferredLocation(Host()), AccessedBy(dev.Location())}
-				for _, advice := range stay {
-					require.NoError(b, m.All().Advise(b.Context(), advice))
+				stay := []advice{{cudart.AdvisePreferredLocation, cudart.HostLocation()}, {cudart.AdviseAccessedBy, dev.Location()}}
+				for _, a := range stay {
+					require.NoError(b, m.Whole().Advise(b.Context(), a.what, a.at))
 				}
 				for b.Loop() {
 					for off := 0; off < n; off += chunk {
@@ -268,8 +268,8 @@ func BenchmarkPlanSequential(b *testing.B) {
 					require.NoError(b, s.Synchronize(ctx))
 				}
 				rate(b)
-				for _, advice := range stay {
-					require.NoError(b, m.All().Unadvise(b.Context(), advice))
+				for _, a := range stay {
+					require.NoError(b, m.Whole().Advise(b.Context(), a.unset().what, a.at))
 				}
 			})
 		}
@@ -319,7 +319,7 @@ func BenchmarkPlanSequential(b *testing.B) {
 // What Alloc and Close do beside the two calls of CUDA.
 func BenchmarkCounting(b *testing.B) {
 	_, a := benchRig(b)
-	m, err := a.Alloc(b.Context(), 1<<20)
+	m, err := a.Alloc(b.Context(), 1<<20, AllocOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -106,18 +106,16 @@ func (d *deviceMemory) memInfo(ctx context.Context) (free, total int, err error)
 }
 
 // advise advises the driver about memory.
-func (d *deviceMemory) advise(ctx context.Context, r Range, a Advice) error {
-	return d.call(ctx, func() error { return d.dev.MemAdvise(r.ptr(), r.Len, a.kind, a.at) })
+func (d *deviceMemory) advise(ctx context.Context, r Range, a cudart.Advice, at cudart.Location) error {
+	return d.call(ctx, func() error { return d.dev.MemAdvise(r.ptr(), r.Len, a, at) })
 }
 
 // stayOnHost advises that memory stays on the host, mapped for the device.
 func (d *deviceMemory) stayOnHost(ctx context.Context, r Range) error {
-	for _, a := range []Advice{PreferredLocation(Host()), AccessedBy(d.dev.Location())} {
-		if err := d.advise(ctx, r, a); err != nil {
-			return err
-		}
+	if err := d.advise(ctx, r, cudart.AdvisePreferredLocation, cudart.HostLocation()); err != nil {
+		return err
 	}
-	return nil
+	return d.advise(ctx, r, cudart.AdviseAccessedBy, d.dev.Location())
 }
 
 // admittedShare is the divisor of the available memory that may be allocated without a query, if

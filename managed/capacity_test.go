@@ -30,16 +30,16 @@ func TestMemoryThatOthersFreeCanBeAllocated(t *testing.T) {
 		g := newSimFixture(t, small(64*mib), Options{})
 		free := g.other(56 * mib)
 		m := g.alloc(4 * mib)
-		_, err := g.a.Alloc(t.Context(), 8*mib)
+		_, err := g.a.Alloc(t.Context(), 8*mib, AllocOptions{})
 		require.ErrorIs(t, err, ErrOversubscribed)
 		if onDevice {
-			require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+			require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 			g.sync()
 		}
 		free()
 		g.alloc(40 * mib)
 		g.alloc(20 * mib)
-		_, err = g.a.Alloc(t.Context(), 1)
+		_, err = g.a.Alloc(t.Context(), 1, AllocOptions{})
 		require.ErrorIs(t, err, ErrOversubscribed)
 		assert.ErrorContains(t, err, "64 MiB of managed memory are allocated")
 	}
@@ -52,7 +52,7 @@ func TestMemoryThatOthersFreeCanBeBudgeted(t *testing.T) {
 	g := newSimFixture(t, small(64*mib), Options{Oversubscribe: true})
 	free := g.other(48 * mib)
 	plan := func(budget int) *Plan {
-		p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).All().Read()}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
+		p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).Whole().As(ReadOnly)}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
 		require.NoError(t, err)
 		return p
 	}
@@ -74,14 +74,14 @@ func TestMemoryThatOthersFreeDuringAQueryCounts(t *testing.T) {
 			g := newSimFixture(t, small(64*mib), o)
 			free := g.other(48 * mib)
 			try := func() error {
-				m, err := g.a.Alloc(t.Context(), 40*mib)
+				m, err := g.a.Alloc(t.Context(), 40*mib, AllocOptions{})
 				if err == nil {
 					err = m.Close()
 				}
 				return err
 			}
 			if name == "plan" {
-				p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).All().Read()}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
+				p, err := g.a.NewPlan([]Step{{g.alloc(2 * mib).Whole().As(ReadOnly)}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
 				require.NoError(t, err)
 				try = func() error { return p.Run(t.Context(), g.s, func(int) error { return nil }) }
 			}
@@ -108,12 +108,12 @@ func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
 	defer g.other(48 * mib)()
 	allocated := 1
 	for ; allocated <= 64; allocated++ {
-		m, err := g.a.Alloc(t.Context(), mib)
+		m, err := g.a.Alloc(t.Context(), mib, AllocOptions{})
 		if err != nil {
 			require.ErrorIs(t, err, ErrOversubscribed)
 			break
 		}
-		require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+		require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 		g.sync()
 		t.Cleanup(func() { assert.NoError(t, m.Close()) })
 	}
@@ -185,16 +185,16 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 	g := newSimFixture(t, small(64*mib), Options{})
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
-	m, err := other.Alloc(t.Context(), 4*mib)
+	m, err := other.Alloc(t.Context(), 4*mib, AllocOptions{})
 	require.NoError(t, err)
-	recent, err := other.Alloc(t.Context(), 4*mib)
+	recent, err := other.Alloc(t.Context(), 4*mib, AllocOptions{})
 	require.NoError(t, err)
 	over := make(chan error, 3)
 	const rounds = 50
 	go func() {
 		var err error
 		for i := 0; i < rounds && err == nil; i++ {
-			err = g.a.Move(t.Context(), g.dev.Location(), m.All(), recent.Range(0, mib))
+			err = g.a.Move(t.Context(), g.dev.Location(), m.Whole(), recent.Range(0, mib))
 		}
 		over <- err
 	}()
@@ -208,7 +208,7 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 	go func() {
 		s, err := g.dev.NewStream(cudart.StreamOptions{})
 		for i := 0; i < rounds && err == nil; i++ {
-			if err = m.All().Prefetch(t.Context(), s, g.dev.Location()); err == nil {
+			if err = m.Whole().Prefetch(t.Context(), s, g.dev.Location()); err == nil {
 				_, err = other.Reclaim(t.Context(), s, 1)
 			}
 		}
@@ -223,13 +223,13 @@ func TestRangesOfSeveralAllocatorsMoveTogether(t *testing.T) {
 
 	// Many uses by another allocator do not make memory younger than it is.
 	s := g.s
-	require.NoError(t, recent.All().Prefetch(t.Context(), s, g.dev.Location()))
+	require.NoError(t, recent.Whole().Prefetch(t.Context(), s, g.dev.Location()))
 	g.sync()
 	moved, err := other.Reclaim(t.Context(), s, 58*mib)
 	require.NoError(t, err)
 	assert.Equal(t, 4*mib, moved)
-	assert.Equal(t, map[int]int{0: 4 * mib}, g.at(recent.All()))
-	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.All()))
+	assert.Equal(t, map[int]int{0: 4 * mib}, g.at(recent.Whole()))
+	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.Whole()))
 	require.NoError(t, m.Close())
 	require.NoError(t, recent.Close())
 	require.NoError(t, other.Close())
@@ -242,7 +242,7 @@ func TestMovesLeaveTheReserveOfTheMemorysAllocator(t *testing.T) {
 	g := newSimFixture(t, small(64*mib), Options{})
 	other, err := New(t.Context(), g.dev, Options{Reserve: 32 * mib, Oversubscribe: true})
 	require.NoError(t, err)
-	m, err := other.Alloc(t.Context(), 128*mib)
+	m, err := other.Alloc(t.Context(), 128*mib, AllocOptions{})
 	require.NoError(t, err)
 	require.True(t, m.OnHost())
 	for what, move := range map[string]func(r Range) error{
@@ -268,13 +268,13 @@ func TestMoveOfOtherMemoryByAClosedAllocator(t *testing.T) {
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
 	defer unblock()
 	moved := make(chan error, 1)
-	go func() { moved <- other.Move(t.Context(), g.dev.Location(), m.All()) }()
+	go func() { moved <- other.Move(t.Context(), g.dev.Location(), m.Whole()) }()
 	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
 	err = other.Close()
 	require.ErrorIs(t, err, cudart.ErrInUse)
 	assert.ErrorContains(t, err, "1 calls are in progress")
 	unblock()
 	require.NoError(t, <-moved)
-	require.ErrorIs(t, other.Move(t.Context(), Host(), m.All()), cudart.ErrClosed)
+	require.ErrorIs(t, other.Move(t.Context(), cudart.HostLocation(), m.Whole()), cudart.ErrClosed)
 	require.NoError(t, other.Close())
 }

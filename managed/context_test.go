@@ -17,11 +17,11 @@ import (
 // The steps of a plan that moves 8 MiB of memory in all modes, and leaves 2 in place. Chunks of
 // 2 MiB are on a grid of addresses, on which the memory need not begin.
 func mixed(m *Memory) (steps []Step) {
-	at := int(-m.DevPtr() % (2 * mib))
+	at := int(-m.Ptr() % (2 * mib))
 	for i := range 3 {
 		steps = append(steps,
-			Step{m.Range(at+i*2*mib, 2*mib).Read(), m.Range(at+8*mib, 2*mib).InPlace()},
-			Step{m.Range(at+(2-i)*2*mib, mib).Write(), m.Range(at+6*mib, 2*mib).Overwrite()})
+			Step{m.Range(at+i*2*mib, 2*mib).As(ReadOnly), m.Range(at+8*mib, 2*mib).As(InPlace)},
+			Step{m.Range(at+(2-i)*2*mib, mib).As(ReadWrite), m.Range(at+6*mib, 2*mib).As(Overwrite)})
 	}
 	return steps
 }
@@ -53,7 +53,7 @@ func (g *fixture) moves() int {
 func TestAPlanWhoseFunctionDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
-	m, err := g.a.Alloc(t.Context(), 12*mib)
+	m, err := g.a.Alloc(t.Context(), 12*mib, AllocOptions{})
 	require.NoError(t, err)
 	g.fillByCPU(m)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
@@ -97,7 +97,7 @@ func TestAPlanWhoseContextEndsAtAnyCall(t *testing.T) {
 	m := g.alloc(12 * mib)
 	p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 	require.NoError(t, err)
-	work := func(int) error { return g.s.Memset(m.DevPtr()+cudart.DevPtr(8*mib), 1, 100) }
+	work := func(int) error { return g.s.Memset(m.Ptr()+cudart.DevPtr(8*mib), 1, 100) }
 	ended := 0
 	for k := int64(1); ; k++ {
 		ctx, cancel := context.WithCancel(t.Context())

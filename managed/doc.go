@@ -4,18 +4,18 @@
 // device memory free.
 //
 //	a, err := managed.New(ctx, dev, managed.Options{Reserve: 2 << 30})
-//	m, err := a.Alloc(ctx, n)
+//	m, err := a.Alloc(ctx, n, managed.AllocOptions{})
 //	x := hostmem.Slice[float32](m)                       // the CPU's view
-//	err = m.All().Prefetch(ctx, stream, dev.Location())  // returns before it has moved
-//	err = a.Move(ctx, managed.Host(), m.All())           // waits until it has
-//	…                                         // queue work on m.DevPtr()
+//	err = m.Whole().Prefetch(ctx, stream, dev.Location())  // returns before it has moved
+//	err = a.Move(ctx, cudart.HostLocation(), m.Whole())           // waits until it has
+//	…                                         // queue work on m.Ptr()
 //	err = m.Close()
 //	err = a.Close()
 //
 // # Coherence
 //
-// [Memory.Bytes] is the same memory as [Memory.DevPtr]. The device attribute
-// ConcurrentManagedAccess ([Allocator.Concurrent]) defines when the CPU may access it.
+// [Memory.Bytes] is the same memory as [Memory.Ptr]. The device attribute
+// ConcurrentManagedAccess ([cudart.AttrConcurrentManagedAccess]) defines when the CPU may access it.
 //
 // If the attribute is 1 (Linux, Pascal and later), the CPU may access any byte at any time; the
 // page moves to the host. As with goroutines, an access to bytes that the other side writes at the

@@ -48,14 +48,14 @@ func Example() {
 	dev, s, a, done := open(managed.Options{Reserve: 8 * mib})
 	defer done()
 
-	m, err := a.AllocLabel(ctx, "features", 4*mib)
+	m, err := a.Alloc(ctx, 4*mib, managed.AllocOptions{Label: "features"})
 	check(err)
 	x := hostmem.Slice[float32](m)
 	for i := range x {
 		x[i] = 1
 	}
-	check(m.All().Prefetch(ctx, s, dev.Location()))
-	check(s.Memset(m.DevPtr(), 0, m.Len()/2))
+	check(m.Whole().Prefetch(ctx, s, dev.Location()))
+	check(s.Memset(m.Ptr(), 0, m.Len()/2))
 	check(s.Synchronize(ctx))
 	fmt.Println(x[0], x[len(x)-1])
 	fmt.Println(a.Stats().Labels["features"].Allocated, "bytes")
@@ -74,15 +74,15 @@ func ExampleMemory_HostBytes() {
 	_, s, a, done := openDevice(windows, managed.Options{AllowExclusive: true})
 	defer done()
 
-	m, err := a.Alloc(ctx, mib)
+	m, err := a.Alloc(ctx, mib, managed.AllocOptions{})
 	check(err)
-	check(s.Memset(m.DevPtr(), 7, m.Len()))
+	check(s.Memset(m.Ptr(), 7, m.Len()))
 	b, err := m.HostBytes(ctx) // m.Bytes() while the GPU works would crash the process
 	check(err)
-	fmt.Println(a.Concurrent(), b[0])
+	fmt.Println(b[0])
 	check(m.Close())
 
-	// Output: false 7
+	// Output: 7
 }
 
 // Moving: memory goes to the device at the speed of the link, is overwritten there, and a part of
@@ -92,14 +92,14 @@ func ExampleAllocator_Move() {
 	dev, s, a, done := open(managed.Options{})
 	defer done()
 
-	m, err := a.Alloc(ctx, 8*mib)
+	m, err := a.Alloc(ctx, 8*mib, managed.AllocOptions{})
 	check(err)
 	m.Bytes()[4*mib] = 1
-	check(a.Move(ctx, dev.Location(), m.All()))
+	check(a.Move(ctx, dev.Location(), m.Whole()))
 	check(m.Range(0, 4*mib).Discard(ctx, s)) // the Memset overwrites it: nothing to copy before
-	check(s.Memset(m.DevPtr(), 2, 4*mib))
+	check(s.Memset(m.Ptr(), 2, 4*mib))
 	check(s.Synchronize(ctx)) // Move is not ordered with the stream
-	check(a.Move(ctx, managed.Host(), m.Range(0, 4*mib)))
+	check(a.Move(ctx, cudart.HostLocation(), m.Range(0, 4*mib)))
 	fmt.Println(m.Bytes()[0], m.Bytes()[4*mib])
 	check(m.Close())
 
@@ -112,13 +112,13 @@ func ExampleRange_Advise() {
 	dev, s, a, done := open(managed.Options{})
 	defer done()
 
-	m, err := a.Alloc(ctx, 8*mib)
+	m, err := a.Alloc(ctx, 8*mib, managed.AllocOptions{})
 	check(err)
 	table := m.Range(0, 2*mib)
-	check(table.Advise(ctx, managed.ReadMostly()))
+	check(table.Advise(ctx, cudart.AdviseReadMostly, cudart.HostLocation()))
 	check(table.Prefetch(ctx, s, dev.Location()))
 	check(s.Synchronize(ctx))
-	at, err := dev.RangeAttributes(m.DevPtr(), table.Len)
+	at, err := dev.RangeAttributes(m.Ptr(), table.Len)
 	check(err)
 	fmt.Println("read mostly:", at.ReadMostly)
 	check(m.Close())
@@ -132,7 +132,7 @@ func ExampleOptions_oversubscribe() {
 	ctx := context.Background()
 	for _, oversubscribe := range []bool{false, true} {
 		_, _, a, done := open(managed.Options{Oversubscribe: oversubscribe})
-		m, err := a.Alloc(ctx, 100*mib)
+		m, err := a.Alloc(ctx, 100*mib, managed.AllocOptions{})
 		fmt.Println(errors.Is(err, managed.ErrOversubscribed), m.OnHost())
 		if err == nil {
 			check(m.Close())
@@ -151,17 +151,17 @@ func ExamplePlan() {
 	_, s, a, done := open(managed.Options{Oversubscribe: true})
 	defer done()
 
-	m, err := a.Alloc(ctx, 128*mib)
+	m, err := a.Alloc(ctx, 128*mib, managed.AllocOptions{})
 	check(err)
 	const part = 2 * mib
 	var steps []managed.Step
 	for off := 0; off < m.Len(); off += part {
-		steps = append(steps, managed.Step{m.Range(off, part).Write()})
+		steps = append(steps, managed.Step{m.Range(off, part).As(managed.ReadWrite)})
 	}
 	p, err := a.NewPlan(steps, managed.PlanOptions{Budget: 16 * mib, Chunk: part})
 	check(err)
 	check(p.Run(ctx, s, func(step int) error {
-		return s.Memset(m.DevPtr()+cudart.DevPtr(step*part), byte(step), part)
+		return s.Memset(m.Ptr()+cudart.DevPtr(step*part), byte(step), part)
 	}))
 	fmt.Println(m.Bytes()[0], m.Bytes()[m.Len()-1]) // it is on the host again
 	check(m.Close())
@@ -175,9 +175,9 @@ func ExampleAllocator_Reclaim() {
 	dev, s, a, done := open(managed.Options{})
 	defer done()
 
-	m, err := a.Alloc(ctx, 48*mib)
+	m, err := a.Alloc(ctx, 48*mib, managed.AllocOptions{})
 	check(err)
-	check(a.Move(ctx, dev.Location(), m.All()))
+	check(a.Move(ctx, dev.Location(), m.Whole()))
 	moved, err := a.Reclaim(ctx, s, 40*mib)
 	check(err)
 	free, _, err := dev.MemInfo()
@@ -195,13 +195,13 @@ func ExampleAllocator_CloseContext() {
 	_, _, a, done := open(managed.Options{})
 	defer done()
 
-	m, err := a.Alloc(ctx, mib)
+	m, err := a.Alloc(ctx, mib, managed.AllocOptions{})
 	check(err)
 	err = a.CloseContext(ctx)
 	fmt.Println(errors.Is(err, cudart.ErrInUse))
 	check(m.CloseContext(ctx)) // waits for the device's work
 	check(a.CloseContext(ctx))
-	_, err = a.Alloc(ctx, mib)
+	_, err = a.Alloc(ctx, mib, managed.AllocOptions{})
 	fmt.Println(errors.Is(err, cudart.ErrClosed))
 
 	// Output:
@@ -218,7 +218,7 @@ func ExampleAllocator_goroutines() {
 	errs := make(chan error)
 	for range 4 {
 		go func() {
-			m, err := a.Alloc(ctx, mib)
+			m, err := a.Alloc(ctx, mib, managed.AllocOptions{})
 			if err == nil {
 				err = m.Close()
 			}

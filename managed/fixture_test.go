@@ -66,8 +66,16 @@ func (g *fixture) on(dev *cudart.Device, o Options) *fixture {
 }
 
 // needConcurrent skips a test that a GPU without concurrent access cannot run.
+// advice is an advice with its location.
+type advice struct {
+	what cudart.Advice
+	at   cudart.Location
+}
+
+func (a advice) unset() advice { return advice{a.what + 1, a.at} }
+
 func (g *fixture) needConcurrent() {
-	if !g.a.Concurrent() {
+	if !g.a.concurrent {
 		g.Skipf("%v has no concurrent managed access", g.dev)
 	}
 }
@@ -83,7 +91,7 @@ func (g *fixture) alloc(n int) *Memory {
 // mustAlloc allocates memory that the test closes.
 func (g *fixture) mustAlloc(n int) *Memory {
 	g.Helper()
-	m, err := g.a.Alloc(g.Context(), n)
+	m, err := g.a.Alloc(g.Context(), n, AllocOptions{})
 	require.NoError(g, err)
 	return m
 }

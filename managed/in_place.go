@@ -9,9 +9,6 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// InPlace returns the use of a range that stays on the host, where the device accesses it.
-func (r Range) InPlace() Use { return Use{Range: r, Mode: InPlace} }
-
 // findInPlace returns the memory that the steps use in place, each byte once, in the order of
 // addresses. accessed is the number of bytes that the steps access there, each byte once in each
 // step. Memory that one step uses in place and another one moves is an error: its location would
@@ -33,10 +30,10 @@ func findInPlace(steps []Step) (merged []Range, accessed int, err error) {
 	merged = merge(merged)
 	for i, step := range steps {
 		for _, u := range step {
-			k := firstPast(merged, u.ptr())
-			if u.Mode != InPlace && k < len(merged) && merged[k].ptr() < u.ptr()+cudart.DevPtr(u.Len) {
+			k := firstPast(merged, u.Range.ptr())
+			if u.Mode != InPlace && k < len(merged) && merged[k].ptr() < u.Range.ptr()+cudart.DevPtr(u.Range.Len) {
 				return nil, 0, fmt.Errorf("step %d moves %d bytes at offset %d of %v, and a step uses %d bytes at offset %d of the same memory in place (use them in place in all steps, or in none)",
-					i, u.Len, u.Off, u.Memory, merged[k].Len, merged[k].Off)
+					i, u.Range.Len, u.Range.Off, u.Range.Memory, merged[k].Len, merged[k].Off)
 			}
 		}
 	}
@@ -74,7 +71,7 @@ func (p *Plan) adviseInPlace(ctx context.Context) error {
 	if p.advised || len(p.inPlace) == 0 {
 		return nil
 	}
-	if err := p.a.move(ctx, Host(), p.inPlace); err != nil {
+	if err := p.a.move(ctx, cudart.HostLocation(), p.inPlace); err != nil {
 		return err
 	}
 	for _, r := range p.inPlace {

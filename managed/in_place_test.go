@@ -22,7 +22,7 @@ func TestPlanLeavesMemoryInPlace(t *testing.T) {
 	want := g.fillByCPU(in)
 	var steps []Step
 	for off := 0; off < n; off += chunk {
-		steps = append(steps, Step{in.Range(off, chunk).InPlace(), moved.All().Overwrite()}, Step{moved.All().Read(), out.Range(off, chunk).InPlace()})
+		steps = append(steps, Step{in.Range(off, chunk).As(InPlace), moved.Whole().As(Overwrite)}, Step{moved.Whole().As(ReadOnly), out.Range(off, chunk).As(InPlace)})
 	}
 	p, err := g.a.NewPlan(steps, PlanOptions{Budget: chunk + blockSize, Chunk: chunk})
 	require.NoError(t, err)
@@ -39,15 +39,15 @@ func TestPlanLeavesMemoryInPlace(t *testing.T) {
 				assert.Zero(t, g.onCard(in, out), "step %d", i)
 			}
 			if i%2 == 0 {
-				return g.s.CopyOnDevice(moved.DevPtr(), in.DevPtr()+off, chunk)
+				return g.s.CopyOnDevice(moved.Ptr(), in.Ptr()+off, chunk)
 			}
-			return g.s.CopyOnDevice(out.DevPtr()+off, moved.DevPtr(), chunk)
+			return g.s.CopyOnDevice(out.Ptr()+off, moved.Ptr(), chunk)
 		}))
 		assert.Equal(t, want, out.Bytes())
 		for _, m := range []*Memory{in, out} {
 			at, err := g.attributes(m, 0, n)
 			require.NoError(t, err)
-			assert.Equal(t, Host(), at.Preferred)
+			assert.Equal(t, cudart.HostLocation(), at.Preferred)
 			assert.Len(t, at.AccessedBy, 1)
 		}
 		if g.sim != nil && run > 0 {
@@ -56,7 +56,7 @@ func TestPlanLeavesMemoryInPlace(t *testing.T) {
 	}
 	if g.sim != nil {
 		assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
-		assert.Equal(t, map[int]int{onHost: n}, g.at(out.All()))
+		assert.Equal(t, map[int]int{onHost: n}, g.at(out.Whole()))
 	}
 }
 
@@ -67,13 +67,13 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, other := g.alloc(8*mib), g.alloc(mib)
 	steps := []Step{
-		{m.Range(mib, mib).InPlace(), other.All().InPlace()},
-		{m.Range(2*mib, 100).InPlace(), m.Range(0, mib).Read(), m.Range(3*mib, 5*mib).Read()},
-		{m.Range(mib+100, 10).InPlace(), m.Range(mib+105, 10).InPlace(), m.Range(mib+100, 2).InPlace()},
+		{m.Range(mib, mib).As(InPlace), other.Whole().As(InPlace)},
+		{m.Range(2*mib, 100).As(InPlace), m.Range(0, mib).As(ReadOnly), m.Range(3*mib, 5*mib).As(ReadOnly)},
+		{m.Range(mib+100, 10).As(InPlace), m.Range(mib+105, 10).As(InPlace), m.Range(mib+100, 2).As(InPlace)},
 	}
 	held, accessed, err := findInPlace(steps)
 	require.NoError(t, err)
-	assert.ElementsMatch(t, []Range{m.Range(mib, mib+100), other.All()}, held)
+	assert.ElementsMatch(t, []Range{m.Range(mib, mib+100), other.Whole()}, held)
 	assert.Equal(t, 2*mib+115, accessed, "a step counts each byte once")
 	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 16 * mib})
 	require.NoError(t, err)
@@ -86,7 +86,7 @@ func TestRangesInPlaceAreMerged(t *testing.T) {
 	err = p.Run(t.Context(), g.s, func(int) error { return nil })
 	require.ErrorIs(t, err, cudart.ErrClosed)
 	m = g.alloc(8 * mib)
-	p, err = g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: 1})
+	p, err = g.a.NewPlan([]Step{{m.Whole().As(InPlace)}}, PlanOptions{Budget: 1})
 	require.NoError(t, err, "nothing counts for the budget")
 	require.NoError(t, m.Close())
 	require.ErrorIs(t, p.Run(t.Context(), g.s, func(int) error { return nil }), cudart.ErrClosed)
@@ -98,31 +98,31 @@ func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m, other := g.alloc(4*mib), g.alloc(mib)
-	work := func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }
+	work := func(int) error { return g.s.Memset(m.Ptr(), 7, m.Len()) }
 	plan := func(ranges ...Range) *Plan {
 		var step Step
 		for _, r := range ranges {
-			step = append(step, r.InPlace())
+			step = append(step, r.As(InPlace))
 		}
 		p, err := g.a.NewPlan([]Step{step}, PlanOptions{Budget: 1})
 		require.NoError(t, err)
 		return p
 	}
-	first, second := plan(m.All()), plan(m.All(), other.All())
+	first, second := plan(m.Whole()), plan(m.Whole(), other.Whole())
 	require.NoError(t, first.Run(t.Context(), g.s, work))
 	for nth := 1; nth <= 4; nth++ {
 		g.sim.Fail("cudaMemAdvise", cudasim.Fault{Code: cudart.ErrUnknown, Nth: nth})
 		require.ErrorIs(t, second.Run(t.Context(), g.s, work), cudart.ErrUnknown)
 		g.sim.ResetFaults()
 		require.NoError(t, first.Run(t.Context(), g.s, work))
-		require.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.All()))
+		require.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.Whole()))
 		require.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
 	}
 	require.NoError(t, second.Run(t.Context(), g.s, work))
 	for _, one := range []*Memory{m, other} {
 		at, err := g.attributes(one, 0, one.Len())
 		require.NoError(t, err)
-		assert.Equal(t, Host(), at.Preferred)
+		assert.Equal(t, cudart.HostLocation(), at.Preferred)
 		assert.Len(t, at.AccessedBy, 1)
 	}
 }
@@ -133,13 +133,13 @@ func TestInPlaceBeyondTheCapacityKeepsItsAdvice(t *testing.T) {
 	g := newSimFixture(t, small(32*mib), Options{Oversubscribe: true})
 	m := g.alloc(64 * mib)
 	require.True(t, m.OnHost())
-	p, err := g.a.NewPlan([]Step{{m.All().InPlace()}}, PlanOptions{Budget: mib})
+	p, err := g.a.NewPlan([]Step{{m.Whole().As(InPlace)}}, PlanOptions{Budget: mib})
 	require.NoError(t, err)
-	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return g.s.Memset(m.DevPtr(), 7, m.Len()) }))
+	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return g.s.Memset(m.Ptr(), 7, m.Len()) }))
 	at, err := g.attributes(m, 0, m.Len())
 	require.NoError(t, err)
-	assert.Equal(t, Host(), at.Preferred)
-	assert.Equal(t, map[int]int{onHost: 64 * mib}, g.at(m.All()))
+	assert.Equal(t, cudart.HostLocation(), at.Preferred)
+	assert.Equal(t, map[int]int{onHost: 64 * mib}, g.at(m.Whole()))
 	assert.Equal(t, byte(7), m.Bytes()[64*mib-1])
 	assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
 }

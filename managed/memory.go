@@ -67,9 +67,9 @@ func (m *Memory) HostBytes(ctx context.Context) ([]byte, error) {
 	return unsafe.Slice((*byte)(m.p), m.n), nil
 }
 
-// DevPtr returns the device address of the first byte, which is its address on the CPU, too. It
+// Ptr returns the device address of the first byte, which is its address on the CPU, too. It
 // returns 0 after Close.
-func (m *Memory) DevPtr() cudart.DevPtr {
+func (m *Memory) Ptr() cudart.DevPtr {
 	if !m.made() || m.life.Sealed() {
 		return 0
 	}

@@ -31,15 +31,15 @@ func TestCPUAndGPUWriteInTurn(t *testing.T) {
 		for i := range b {
 			b[i] = byte(i) ^ byte(i>>8) + turn
 		}
-		if g.a.Concurrent() && turn > 0 {
-			require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+		if g.a.concurrent && turn > 0 {
+			require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 		}
 		g.sync()
-		require.NoError(t, g.dev.CopyToHost(unsafe.Pointer(&back[0]), m.DevPtr(), n))
+		require.NoError(t, g.dev.CopyToHost(unsafe.Pointer(&back[0]), m.Ptr(), n))
 		require.Equal(t, b, back, "what the CPU wrote, as the GPU reads it")
-		require.NoError(t, g.s.Memset(m.DevPtr(), 0xa0+turn, n-1))
-		if g.a.Concurrent() && turn == 2 {
-			require.NoError(t, m.All().Prefetch(t.Context(), g.s, Host()))
+		require.NoError(t, g.s.Memset(m.Ptr(), 0xa0+turn, n-1))
+		if g.a.concurrent && turn == 2 {
+			require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, cudart.HostLocation()))
 		}
 		g.sync()
 		last := back[n-1]
@@ -66,15 +66,15 @@ func TestPrefetchMovesRangesAndAttributesSayWhere(t *testing.T) {
 	for _, v := range versions {
 		g := newSimFixture(t, cudasim.Config{Version: v}, Options{})
 		m := g.alloc(4 * mib)
-		require.Equal(t, map[int]int{nowhere: 4 * mib}, g.at(m.All()))
+		require.Equal(t, map[int]int{nowhere: 4 * mib}, g.at(m.Whole()))
 		require.NoError(t, m.Range(mib, mib).Prefetch(t.Context(), g.s, g.dev.Location()))
 		g.sync()
-		assert.Equal(t, map[int]int{nowhere: 3 * mib, 0: mib}, g.at(m.All()))
-		require.NoError(t, g.a.Move(t.Context(), Host(), m.Range(0, mib), m.Range(mib, mib)))
-		assert.Equal(t, map[int]int{nowhere: 2 * mib, onHost: 2 * mib}, g.at(m.All()))
+		assert.Equal(t, map[int]int{nowhere: 3 * mib, 0: mib}, g.at(m.Whole()))
+		require.NoError(t, g.a.Move(t.Context(), cudart.HostLocation(), m.Range(0, mib), m.Range(mib, mib)))
+		assert.Equal(t, map[int]int{nowhere: 2 * mib, onHost: 2 * mib}, g.at(m.Whole()))
 		at, err := g.attributes(m, 0, 2*mib)
 		require.NoError(t, err)
-		assert.Equal(t, cudart.RangeAttributes{LastPrefetch: Host()}, at)
+		assert.Equal(t, cudart.RangeAttributes{LastPrefetch: cudart.HostLocation()}, at)
 		at, err = g.attributes(m, 0, 4*mib)
 		require.NoError(t, err)
 		assert.Equal(t, cudart.LocationNone, at.LastPrefetch.Kind, "not the same for all")
@@ -98,17 +98,17 @@ func TestMove(t *testing.T) {
 	at, err := g.attributes(m, 6*mib, n-6*mib)
 	require.NoError(t, err)
 	assert.Equal(t, g.dev.Location(), at.LastPrefetch)
-	require.NoError(t, g.a.Move(t.Context(), Host(), m.All()))
+	require.NoError(t, g.a.Move(t.Context(), cudart.HostLocation(), m.Whole()))
 	if g.sim != nil {
-		assert.Equal(t, map[int]int{onHost: n}, g.at(m.All()))
+		assert.Equal(t, map[int]int{onHost: n}, g.at(m.Whole()))
 	}
 	require.Equal(t, want, m.Bytes())
-	require.NoError(t, g.a.Move(t.Context(), Host()))
-	require.ErrorIs(t, g.a.Move(noContext, Host()), errNilContext)
+	require.NoError(t, g.a.Move(t.Context(), cudart.HostLocation()))
+	require.ErrorIs(t, g.a.Move(noContext, cudart.HostLocation()), errNilContext)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, g.a.Move(ctx, Host(), m.All()), context.Canceled)
-	require.ErrorContains(t, g.a.Move(t.Context(), Host(), m.Range(0, n+1)), "managed: move 1 ranges to the host")
+	require.ErrorIs(t, g.a.Move(ctx, cudart.HostLocation(), m.Whole()), context.Canceled)
+	require.ErrorContains(t, g.a.Move(t.Context(), cudart.HostLocation(), m.Range(0, n+1)), "managed: move 1 ranges to the host")
 }
 
 func TestRangesOutsideTheMemoryAreRefused(t *testing.T) {
@@ -118,24 +118,25 @@ func TestRangesOutsideTheMemoryAreRefused(t *testing.T) {
 	m := g.alloc(4096)
 	for _, r := range []Range{{m, -1, 1}, {m, 0, 0}, {m, 0, -1}, {m, 0, 4097}, {m, 4096, 1}, {m, 1 << 62, 1 << 62}} {
 		for what, err := range map[string]error{
-			"prefetch": r.Prefetch(t.Context(), g.s, Host()),
-			"move":     g.a.Move(t.Context(), Host(), r),
-			"advise":   r.Advise(t.Context(), ReadMostly()),
-			"unadvise": r.Unadvise(t.Context(), ReadMostly()),
+			"prefetch": r.Prefetch(t.Context(), g.s, cudart.HostLocation()),
+			"move":     g.a.Move(t.Context(), cudart.HostLocation(), r),
+			"advise":   r.Advise(t.Context(), cudart.AdviseReadMostly, cudart.HostLocation()),
+			"unadvise": r.Advise(t.Context(), cudart.AdviseUnsetReadMostly, cudart.HostLocation()),
 			"mapped":   func() error { _, err := r.MappedByHost(); return err }(),
 			"discard":  r.Discard(t.Context(), g.s),
 		} {
 			assert.ErrorContains(t, err, "not all within it", "%s %+v", what, r)
 		}
 	}
-	assert.ErrorContains(t, g.a.Move(t.Context(), Host(), Range{}), "the memory is nil")
-	assert.ErrorIs(t, m.All().Prefetch(t.Context(), nil, Host()), errNilStream)
-	assert.ErrorIs(t, m.All().Discard(t.Context(), nil), errNilStream)
-	assert.ErrorContains(t, m.All().Advise(t.Context(), Advice{}), "no advice")
-	assert.ErrorContains(t, m.All().Unadvise(t.Context(), Advice{}), "no advice")
+	assert.ErrorContains(t, g.a.Move(t.Context(), cudart.HostLocation(), Range{}), "the memory is nil")
+	assert.ErrorIs(t, m.Whole().Prefetch(t.Context(), nil, cudart.HostLocation()), errNilStream)
+	assert.ErrorIs(t, m.Whole().Discard(t.Context(), nil), errNilStream)
+	for _, unknown := range []cudart.Advice{-1, 0, cudart.AdviseUnsetAccessedBy + 1} {
+		assert.ErrorContains(t, m.Whole().Advise(t.Context(), unknown, cudart.HostLocation()), "is unknown")
+	}
 	_, err := m.HostBytes(noContext)
 	assert.ErrorIs(t, err, errNilContext)
-	assert.ErrorIs(t, m.All().Prefetch(t.Context(), g.s, cudart.Location{Kind: cudart.LocationDevice, ID: 99}), cudart.ErrInvalidDevice)
+	assert.ErrorIs(t, m.Whole().Prefetch(t.Context(), g.s, cudart.Location{Kind: cudart.LocationDevice, ID: 99}), cudart.ErrInvalidDevice)
 }
 
 func TestAdviceAndItsUndoing(t *testing.T) {
@@ -145,28 +146,29 @@ func TestAdviceAndItsUndoing(t *testing.T) {
 	const n = 8 * mib // rounds to no page
 	m := g.alloc(n)
 	here := g.dev.Location()
-	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
-		require.NoError(t, m.All().Advise(t.Context(), advice), "%v", advice)
+	all := []advice{{what: cudart.AdviseReadMostly}, {cudart.AdvisePreferredLocation, here}, {cudart.AdviseAccessedBy, here}, {cudart.AdviseAccessedBy, cudart.HostLocation()}}
+	for _, a := range all {
+		require.NoError(t, m.Whole().Advise(t.Context(), a.what, a.at), "%v", a)
 	}
 	at, err := g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly)
 	assert.Equal(t, here, at.Preferred)
-	assert.ElementsMatch(t, []cudart.Location{here, Host()}, at.AccessedBy)
-	require.NoError(t, m.Range(0, 4*mib).Unadvise(t.Context(), ReadMostly()))
+	assert.ElementsMatch(t, []cudart.Location{here, cudart.HostLocation()}, at.AccessedBy)
+	require.NoError(t, m.Range(0, 4*mib).Advise(t.Context(), cudart.AdviseUnsetReadMostly, cudart.HostLocation()))
 	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.False(t, at.ReadMostly, "not of all pages")
 	at, err = g.attributes(m, 4*mib, 4*mib)
 	require.NoError(t, err)
 	assert.True(t, at.ReadMostly)
-	for _, advice := range []Advice{ReadMostly(), PreferredLocation(here), AccessedBy(here), AccessedBy(Host())} {
-		require.NoError(t, m.All().Unadvise(t.Context(), advice), "%v", advice)
+	for _, a := range all {
+		require.NoError(t, m.Whole().Advise(t.Context(), a.unset().what, a.at), "%v", a)
 	}
 	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
 	assert.Equal(t, cudart.RangeAttributes{}, at)
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, here))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, here))
 	g.sync()
 	at, err = g.attributes(m, 0, n)
 	require.NoError(t, err)
@@ -185,32 +187,32 @@ func TestReadMostlyCopies(t *testing.T) {
 		m.Bytes()[i] = byte(i)
 	}
 	mapped := func() int {
-		b, err := m.All().MappedByHost()
+		b, err := m.Whole().MappedByHost()
 		require.NoError(t, err)
 		return b
 	}
 	if g.sim != nil {
-		g.sim.TouchManaged(uintptr(m.DevPtr()), n, true)
+		g.sim.TouchManaged(uintptr(m.Ptr()), n, true)
 	}
 	require.Equal(t, n, mapped())
-	require.NoError(t, m.All().Advise(t.Context(), ReadMostly()))
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Whole().Advise(t.Context(), cudart.AdviseReadMostly, cudart.HostLocation()))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	if g.sim != nil {
-		assert.Equal(t, map[int]int{0: n, onHost: n}, g.at(m.All()))
+		assert.Equal(t, map[int]int{0: n, onHost: n}, g.at(m.Whole()))
 	} else {
 		t.Logf("with a copy on the device the CPU has %d of %d bytes mapped", mapped(), n)
 	}
-	require.NoError(t, m.All().Unadvise(t.Context(), ReadMostly()))
+	require.NoError(t, m.Whole().Advise(t.Context(), cudart.AdviseUnsetReadMostly, cudart.HostLocation()))
 	if g.sim != nil {
-		assert.Equal(t, map[int]int{onHost: n}, g.at(m.All()))
+		assert.Equal(t, map[int]int{onHost: n}, g.at(m.Whole()))
 	} else {
 		t.Logf("after the copy on the device was dropped it has %d", mapped())
 	}
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	g.sync()
 	if g.sim != nil {
-		assert.Equal(t, map[int]int{0: n}, g.at(m.All()))
+		assert.Equal(t, map[int]int{0: n}, g.at(m.Whole()))
 	} else {
 		assert.Zero(t, mapped(), "moved")
 	}
@@ -231,9 +233,9 @@ func TestDiscard(t *testing.T) {
 		require.ErrorIs(t, m.Range(0, 4*mib).Discard(t.Context(), g.s), errors.ErrUnsupported)
 		return
 	}
-	require.NoError(t, m.All().Prefetch(t.Context(), g.s, g.dev.Location()))
+	require.NoError(t, m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()))
 	require.NoError(t, m.Range(0, 2*mib).Discard(t.Context(), g.s))
-	require.NoError(t, g.s.Memset(m.DevPtr(), 9, 2*mib))
+	require.NoError(t, g.s.Memset(m.Ptr(), 9, 2*mib))
 	g.sync()
 	assert.EqualValues(t, 9, m.Bytes()[2*mib-1])
 	assert.EqualValues(t, 0, m.Bytes()[2*mib], "not discarded")
@@ -246,12 +248,12 @@ func TestDiscardKeepsPagesThatHaveOtherBytes(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{Version: 13000}, Options{})
 	m := g.alloc(8 * mib)
 	page := os.Getpagesize()
-	off := page - int(m.DevPtr())&(page-1) + 100 // in a page
+	off := page - int(m.Ptr())&(page-1) + 100 // in a page
 	first, end := off-100, off+3*mib-page
 	for i, discard := range []func() error{
 		func() error { return m.Range(off, 3*mib).Discard(t.Context(), g.s) },
 		func() error {
-			p, err := g.a.NewPlan([]Step{{m.Range(off, 3*mib).Overwrite()}}, PlanOptions{Budget: 8 * mib, Chunk: 4 * mib})
+			p, err := g.a.NewPlan([]Step{{m.Range(off, 3*mib).As(Overwrite)}}, PlanOptions{Budget: 8 * mib, Chunk: 4 * mib})
 			require.NoError(t, err)
 			return p.Run(t.Context(), g.s, func(int) error { return nil })
 		},
@@ -277,12 +279,12 @@ func TestDiscardNeedsCUDA13(t *testing.T) {
 func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(t.Context(), mib)
+	m, err := g.a.Alloc(t.Context(), mib, AllocOptions{})
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{})
 	defer unblock()
 	prefetched := make(chan error, 1)
-	go func() { prefetched <- m.All().Prefetch(t.Context(), g.s, g.dev.Location()) }()
+	go func() { prefetched <- m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()) }()
 	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", 1))
 	closed := make(chan error, 1)
 	go func() { closed <- m.Close() }()
@@ -290,7 +292,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 		runtime.Gosched()
 	}
 	assert.Zero(t, g.sim.Calls("cudaFree"))
-	assert.ErrorIs(t, m.All().Prefetch(t.Context(), g.s, Host()), cudart.ErrClosed)
+	assert.ErrorIs(t, m.Whole().Prefetch(t.Context(), g.s, cudart.HostLocation()), cudart.ErrClosed)
 	unblock()
 	require.NoError(t, <-prefetched)
 	require.NoError(t, <-closed)
@@ -299,7 +301,7 @@ func TestCloseWaitsForCallsOnTheMemory(t *testing.T) {
 func TestCloseCanBeRetried(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(t.Context(), mib)
+	m, err := g.a.Alloc(t.Context(), mib, AllocOptions{})
 	require.NoError(t, err)
 	g.sim.Fail("cudaFree", cudasim.Fault{Code: cudart.ErrInvalidValue})
 	err = m.Close()
@@ -317,7 +319,7 @@ func TestHostBytesEndsWithItsContext(t *testing.T) {
 	m := g.alloc(mib)
 	g.sim.Hold()
 	defer g.sim.Release()
-	require.NoError(t, g.s.Memset(m.DevPtr(), 1, mib))
+	require.NoError(t, g.s.Memset(m.Ptr(), 1, mib))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := m.HostBytes(ctx)

@@ -13,7 +13,7 @@ import (
 )
 
 // Move moves ranges to a location and waits until they are there. The ranges may belong to several
-// allocators. It prefetches them in chunks (cudaMemPrefetchAsync) from DefaultIn or DefaultOut
+// allocators. It prefetches them in chunks (cudaMemPrefetchAsync) from defaultIn or defaultOut
 // goroutines, each of which occupies an OS thread: the driver allocates the host's pages on the
 // calling thread, so one Prefetch to the host reaches only a part of the link's speed. Move is not
 // ordered with streams: synchronise streams whose work uses the ranges before. To copy the bytes
@@ -43,14 +43,14 @@ func (a *Allocator) move(ctx context.Context, to cudart.Location, ranges []Range
 			return err
 		}
 		for base := int(r.Memory.ptr()); r.Len > 0; {
-			n := min(DefaultChunk-(base+r.Off)%DefaultChunk, r.Len)
+			n := min(defaultChunk-(base+r.Off)%defaultChunk, r.Len)
 			chunks = append(chunks, r.Memory.Range(r.Off, n))
 			r.Off, r.Len = r.Off+n, r.Len-n
 		}
 	}
-	goroutines := DefaultOut
+	goroutines := defaultOut
 	if to.Kind == cudart.LocationDevice {
-		goroutines = DefaultIn
+		goroutines = defaultIn
 	}
 	var next atomic.Int64
 	m.start(min(goroutines, len(chunks)), func(s *cudart.Stream) error {

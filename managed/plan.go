@@ -27,21 +27,15 @@ const (
 
 // A Use is a range with the mode in which a step accesses it.
 type Use struct {
-	Range
-	Mode Mode
+	Range Range
+	Mode  Mode
 }
 
 // A Step has the accesses of a unit of work: of a kernel, or of several.
 type Step []Use
 
-// Read returns the use of a range that is only read.
-func (r Range) Read() Use { return Use{Range: r, Mode: ReadOnly} }
-
-// Write returns the use of a range that is written, and may be read.
-func (r Range) Write() Use { return Use{Range: r, Mode: ReadWrite} }
-
-// Overwrite returns the use of a range that is written completely, and not read before.
-func (r Range) Overwrite() Use { return Use{Range: r, Mode: Overwrite} }
+// As returns the use of the range in a mode.
+func (r Range) As(m Mode) Use { return Use{Range: r, Mode: m} }
 
 // PlanOptions configure a Plan.
 type PlanOptions struct {
@@ -50,10 +44,10 @@ type PlanOptions struct {
 	// consecutive steps; a larger budget moves fewer bytes.
 	Budget int
 	// Chunk is the number of bytes that move at once, a multiple of 2 MiB. 0 means
-	// DefaultChunk.
+	// 32 MiB.
 	Chunk int
 	// In and Out are the maximum numbers of moves in flight to the device and to the host, at
-	// most 64. 0 means DefaultIn and DefaultOut. Each move occupies an OS thread while it is
+	// most 64. 0 means 2 and 4. Each move occupies an OS thread while it is
 	// inside CUDA; at most 16 are inside at a time.
 	In, Out int
 }
@@ -61,9 +55,9 @@ type PlanOptions struct {
 // Defaults of PlanOptions. Moves to the host take several threads, because the driver
 // allocates the host's pages on the calling thread.
 const (
-	DefaultChunk = 32 << 20
-	DefaultIn    = 2
-	DefaultOut   = 4
+	defaultChunk = 32 << 20
+	defaultIn    = 2
+	defaultOut   = 4
 
 	blockSize = 2 << 20 // bytes; the unit in which the driver moves and maps memory
 	maxMoves  = 64
@@ -107,7 +101,7 @@ func (a *Allocator) NewPlan(steps []Step, o PlanOptions) (*Plan, error) {
 }
 
 func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
-	o.Chunk, o.In, o.Out = cmp.Or(o.Chunk, DefaultChunk), cmp.Or(o.In, DefaultIn), cmp.Or(o.Out, DefaultOut)
+	o.Chunk, o.In, o.Out = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.In, defaultIn), cmp.Or(o.Out, defaultOut)
 	switch {
 	case !a.made():
 		return nil, errNotMade
@@ -124,11 +118,11 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	}
 	for i, step := range steps {
 		for _, u := range step {
-			if err := u.check(); err != nil {
+			if err := u.Range.check(); err != nil {
 				return nil, fmt.Errorf("step %d: %w", i, err)
 			}
-			if u.Memory.a != a {
-				return nil, fmt.Errorf("step %d: %v: is of another allocator", i, u.Memory)
+			if u.Range.Memory.a != a {
+				return nil, fmt.Errorf("step %d: %v: is of another allocator", i, u.Range.Memory)
 			}
 			if u.Mode < ReadWrite || u.Mode > InPlace {
 				return nil, fmt.Errorf("step %d: the mode %d is unknown", i, u.Mode)

@@ -9,17 +9,14 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// Host returns the host as a location. [cudart.Device.Location] returns a device as a location.
-func Host() cudart.Location { return cudart.Location{Kind: cudart.LocationHost} }
-
 // A Range is a part of a Memory. Its methods check that its bytes are within the memory.
 type Range struct {
 	Memory   *Memory
 	Off, Len int // bytes
 }
 
-// All returns the range of all bytes of the memory.
-func (m *Memory) All() Range { return m.Range(0, m.Len()) }
+// Whole returns the range of all bytes of the memory.
+func (m *Memory) Whole() Range { return m.Range(0, m.Len()) }
 
 // Range returns the range of n bytes at offset off. It checks nothing: a method that uses the
 // range returns an error if n is not positive, or if the bytes are not all within the memory.
@@ -128,7 +125,7 @@ func discard(s *cudart.Stream, r Range) error {
 
 // MappedByHost returns the number of bytes of the range that the CPU has mapped, in whole
 // pages (/proc/self/pagemap): pages on the host, or copies on the host of memory that is advised
-// ReadMostly. Other pages are on a device, or were never touched. The system reports nothing else
+// [cudart.AdviseReadMostly]. Other pages are on a device, or were never touched. The system reports nothing else
 // about the location of pages. The simulated GPU does not unmap pages. Errors are
 // [cudart.ErrClosed], and those of the file, which wrap fs.ErrNotExist if it does not exist. MappedByHost
 // does not block.

@@ -80,14 +80,14 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 		return err
 	}
 	if at.ReadMostly {
-		if err := a.mem.advise(ctx, m.All(), ReadMostly().unset()); err != nil {
+		if err := a.mem.advise(ctx, m.Whole(), cudart.AdviseUnsetReadMostly, cudart.HostLocation()); err != nil {
 			return err
 		}
 		defer func() {
-			err = errors.Join(err, a.mem.advise(context.WithoutCancel(ctx), m.All(), ReadMostly()))
+			err = errors.Join(err, a.mem.advise(context.WithoutCancel(ctx), m.Whole(), cudart.AdviseReadMostly, cudart.HostLocation()))
 		}()
 	}
-	if err := a.mem.call(ctx, func() error { return s.Prefetch(m.ptr(), m.n, Host()) }); err != nil {
+	if err := a.mem.call(ctx, func() error { return s.Prefetch(m.ptr(), m.n, cudart.HostLocation()) }); err != nil {
 		return err
 	}
 	return s.Synchronize(ctx)

@@ -24,7 +24,7 @@ import (
 // does not count for the budget. While Run runs, only the steps may access the memory. Run advises
 // ReadMostly for parts of it, and undoes this advice at its end. The first Run moves memory that
 // is used in place to the host and advises PreferredLocation and AccessedBy, which takes as long
-// as the move. This advice stays, also after an error: see [Range.Unadvise].
+// as the move. This advice stays, also after an error: see [Range.Advise].
 //
 // The first error ends Run: of queue, of ctx, of CUDA, one that wraps [ErrOversubscribed]
 // if the device has less free memory than Options.Reserve and the budgets of all plans of the
@@ -211,7 +211,7 @@ func (r *planRun) adviseFirst() error {
 		seen[f.chunk] = true
 	}
 	for _, c := range merge(first) {
-		if err := r.a.mem.advise(r.ctx, c, ReadMostly()); err != nil {
+		if err := r.a.mem.advise(r.ctx, c, cudart.AdviseReadMostly, cudart.HostLocation()); err != nil {
 			return err
 		}
 	}
@@ -265,7 +265,7 @@ func (r *planRun) fetch(s *cudart.Stream, k int) error {
 	if f.copy {
 		r.hostHas[f.chunk] = r.hostHas[f.chunk] || c.onHost()
 		if !r.copied[f.chunk] {
-			if err := r.a.mem.advise(r.ctx, c, ReadMostly()); err != nil {
+			if err := r.a.mem.advise(r.ctx, c, cudart.AdviseReadMostly, cudart.HostLocation()); err != nil {
 				return err
 			}
 			r.copied[f.chunk] = true
@@ -326,7 +326,7 @@ func (r *planRun) evictAll(s *cudart.Stream) error {
 func (r *planRun) evict(s *cudart.Stream, e evict) error {
 	c := r.chunks[e.chunk]
 	if e.drop {
-		if err := r.a.mem.advise(r.ctx, c, ReadMostly().unset()); err != nil {
+		if err := r.a.mem.advise(r.ctx, c, cudart.AdviseUnsetReadMostly, cudart.HostLocation()); err != nil {
 			return err
 		}
 		r.copied[e.chunk] = false
@@ -334,7 +334,7 @@ func (r *planRun) evict(s *cudart.Stream, e evict) error {
 			return nil
 		}
 	}
-	end, err := r.move(s, c, e.discard, Host())
+	end, err := r.move(s, c, e.discard, cudart.HostLocation())
 	if err = errors.Join(err, r.arrive(end)); err != nil {
 		return err
 	}
@@ -347,7 +347,7 @@ func (r *planRun) unadvise() error {
 	var errs []error
 	for id, copied := range r.copied {
 		if c := r.chunks[id]; copied {
-			errs = append(errs, r.a.mem.advise(r.rest, c, ReadMostly().unset()))
+			errs = append(errs, r.a.mem.advise(r.rest, c, cudart.AdviseUnsetReadMostly, cudart.HostLocation()))
 		}
 	}
 	return errors.Join(errs...)

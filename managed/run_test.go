@@ -23,7 +23,7 @@ func (g *fixture) fillByCPU(m *Memory) []byte {
 		b[i] = byte(i>>16) ^ byte(i>>8) ^ byte(i)
 	}
 	if g.sim != nil {
-		require.True(g, g.sim.TouchManaged(uintptr(m.DevPtr()), m.Len(), true))
+		require.True(g, g.sim.TouchManaged(uintptr(m.Ptr()), m.Len(), true))
 	}
 	return append([]byte(nil), b...)
 }
@@ -32,7 +32,7 @@ func (g *fixture) fillByCPU(m *Memory) []byte {
 func (g *fixture) onCard(ms ...*Memory) int {
 	n := 0
 	for _, m := range ms {
-		n += g.at(m.All())[0]
+		n += g.at(m.Whole())[0]
 	}
 	return n
 }
@@ -53,7 +53,7 @@ func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
 	var steps []Step
 	for range passes {
 		for off := 0; off < n; off += chunk {
-			steps = append(steps, Step{in.Range(off, chunk).Read(), out.Range(off, chunk).Write()})
+			steps = append(steps, Step{in.Range(off, chunk).As(ReadOnly), out.Range(off, chunk).As(ReadWrite)})
 		}
 	}
 	budget := 8 * chunk
@@ -68,7 +68,7 @@ func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
 			if g.sim != nil {
 				assert.LessOrEqual(t, g.onCard(in, out), budget)
 			}
-			return g.s.CopyOnDevice(out.DevPtr()+off, in.DevPtr()+off, chunk)
+			return g.s.CopyOnDevice(out.Ptr()+off, in.Ptr()+off, chunk)
 		})
 		require.NoError(t, err)
 		assert.Equal(t, len(steps), ran)
@@ -92,13 +92,13 @@ func TestPlanDropsMemoryThatIsOnlyRead(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	in, fresh := g.alloc(16*mib), g.alloc(4*mib)
 	g.fillByCPU(in)
-	steps := append(sequential(in.All(), 2*mib, 2, Range.Read), sequential(fresh.All(), 2*mib, 1, Range.Read)...)
+	steps := append(sequential(in.Whole(), 2*mib, 2, ReadOnly), sequential(fresh.Whole(), 2*mib, 1, ReadOnly)...)
 	p, err := g.a.NewPlan(steps, PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
 	assert.Zero(t, p.Traffic().Out)
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))
-	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(in.All()))
-	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(fresh.All()))
+	assert.Equal(t, map[int]int{onHost: 16 * mib}, g.at(in.Whole()))
+	assert.Equal(t, map[int]int{onHost: 4 * mib}, g.at(fresh.Whole()))
 	toHost := g.sim.Calls("cudaMemPrefetchAsync") - len(p.fetches)
 	never := 0
 	for _, c := range p.chunks {
@@ -133,7 +133,7 @@ func TestPlanEndsWithTheFirstError(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(32 * mib)
 	want := g.fillByCPU(m)
-	p, err := g.a.NewPlan(sequential(m.All(), 2*mib, 1, Range.Read), PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
+	p, err := g.a.NewPlan(sequential(m.Whole(), 2*mib, 1, ReadOnly), PlanOptions{Budget: 8 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
 	failure := errors.New("no")
 	err = p.Run(t.Context(), g.s, func(i int) error {
@@ -156,16 +156,16 @@ func TestPlanEndsWithTheFirstError(t *testing.T) {
 	require.NoError(t, err)
 	assert.False(t, at.ReadMostly)
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error { return nil }))
-	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.All()))
+	assert.Equal(t, map[int]int{onHost: 32 * mib}, g.at(m.Whole()))
 	assert.Equal(t, want, m.Bytes())
 }
 
 func TestPlanNeedsItsBudgetOfDeviceMemory(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, small(64*mib), Options{Reserve: 8 * mib})
-	m, err := g.a.Alloc(t.Context(), 32*mib)
+	m, err := g.a.Alloc(t.Context(), 32*mib, AllocOptions{})
 	require.NoError(t, err)
-	p, err := g.a.NewPlan([]Step{{m.Range(0, 2*mib).Read()}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
+	p, err := g.a.NewPlan([]Step{{m.Range(0, 2*mib).As(ReadOnly)}}, PlanOptions{Budget: 40 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
 	nothing := func(int) error { return nil }
 	require.NoError(t, p.Run(t.Context(), g.s, nothing))
@@ -184,7 +184,7 @@ func TestPlanNeedsItsBudgetOfDeviceMemory(t *testing.T) {
 func TestABudgetThatOverflowsIsRefused(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, small(64*mib), Options{Reserve: math.MaxInt})
-	_, err := g.a.Alloc(t.Context(), mib)
+	_, err := g.a.Alloc(t.Context(), mib, AllocOptions{})
 	require.ErrorIs(t, err, ErrOversubscribed)
 	p, err := g.a.NewPlan([]Step{{}}, PlanOptions{Budget: 1 << 40})
 	require.NoError(t, err)
@@ -199,12 +199,12 @@ func TestPlanMovesMemoryBeyondTheCapacity(t *testing.T) {
 	m := g.alloc(128 * mib)
 	require.True(t, m.OnHost())
 	g.fillByCPU(m)
-	p, err := g.a.NewPlan(sequential(m.All(), 2*mib, 1, Range.Write), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib})
+	p, err := g.a.NewPlan(sequential(m.Whole(), 2*mib, 1, ReadWrite), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
 	err = p.Run(t.Context(), g.s, func(i int) error {
 		free, _, err := g.dev.MemInfo()
 		assert.GreaterOrEqual(t, free, 16*mib)
-		return errors.Join(err, g.s.Memset(m.DevPtr()+cudart.DevPtr(i*2*mib), byte(i), 2*mib))
+		return errors.Join(err, g.s.Memset(m.Ptr()+cudart.DevPtr(i*2*mib), byte(i), 2*mib))
 	})
 	require.NoError(t, err)
 	for i := range 64 {
@@ -221,10 +221,10 @@ func TestConcurrentPlansShareTheDeviceMemory(t *testing.T) {
 	free, _, err := g.dev.MemInfo()
 	require.NoError(t, err)
 	plan := func(budget int) *Plan {
-		m, err := g.a.Alloc(t.Context(), 8*mib)
+		m, err := g.a.Alloc(t.Context(), 8*mib, AllocOptions{})
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, m.Close()) })
-		p, err := g.a.NewPlan([]Step{{m.All().Read()}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
+		p, err := g.a.NewPlan([]Step{{m.Whole().As(ReadOnly)}}, PlanOptions{Budget: budget, Chunk: 2 * mib})
 		require.NoError(t, err)
 		return p
 	}
@@ -245,10 +245,10 @@ func TestConcurrentPlansShareTheDeviceMemory(t *testing.T) {
 func TestARunWaitsForAnother(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(t.Context(), 4*mib)
+	m, err := g.a.Alloc(t.Context(), 4*mib, AllocOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, m.Close()) })
-	p, err := g.a.NewPlan([]Step{{m.Range(0, 4*mib).Read()}}, PlanOptions{Budget: 64 * mib})
+	p, err := g.a.NewPlan([]Step{{m.Range(0, 4*mib).As(ReadOnly)}}, PlanOptions{Budget: 64 * mib})
 	require.NoError(t, err)
 	require.NoError(t, p.Run(t.Context(), g.s, func(int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

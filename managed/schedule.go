@@ -99,16 +99,16 @@ func (s *schedule) cut(steps []Step, grid int, inPlace []Range) [][]access {
 			if u.Mode == InPlace {
 				continue
 			}
-			base, before := int(u.Memory.ptr()), firstPast(inPlace, u.ptr())
-			for at := u.Off; at < u.Off+u.Len; {
+			base, before := int(u.Range.Memory.ptr()), firstPast(inPlace, u.Range.ptr())
+			for at := u.Range.Off; at < u.Range.Off+u.Range.Len; {
 				row := (base + at) / grid
-				end := min((row+1)*grid-base, u.Off+u.Len)
-				key := cell{u.Memory, row, before}
+				end := min((row+1)*grid-base, u.Range.Off+u.Range.Len)
+				key := cell{u.Range.Memory, row, before}
 				id, ok := ids[key]
 				if !ok {
 					id = len(s.chunks)
 					ids[key] = id
-					s.chunks = append(s.chunks, u.Memory.Range(at, end-at))
+					s.chunks = append(s.chunks, u.Range.Memory.Range(at, end-at))
 				}
 				c := &s.chunks[id]
 				c.Off, c.Len = min(c.Off, at), max(c.Off+c.Len, end)-min(c.Off, at)
@@ -120,7 +120,7 @@ func (s *schedule) cut(steps []Step, grid int, inPlace []Range) [][]access {
 				}
 				a := &uses[i][k]
 				a.write = a.write || u.Mode != ReadOnly
-				if a.from, a.to = max(a.from, u.Off), min(a.to, u.Off+u.Len); u.Mode != Overwrite {
+				if a.from, a.to = max(a.from, u.Range.Off), min(a.to, u.Range.Off+u.Range.Len); u.Mode != Overwrite {
 					a.to = 0
 				}
 				at = end

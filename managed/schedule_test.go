@@ -25,10 +25,10 @@ func overwritten(t *testing.T, s schedule, steps []Step, uses [][]access, id, fr
 			continue
 		}
 		for _, u := range steps[i] {
-			if u.Memory != c.Memory || u.Off >= c.Off+c.Len || u.Off+u.Len <= c.Off {
+			if u.Range.Memory != c.Memory || u.Range.Off >= c.Off+c.Len || u.Range.Off+u.Range.Len <= c.Off {
 				continue
 			}
-			if u.Mode != Overwrite || u.Off > c.Off || u.Off+u.Len < c.Off+c.Len {
+			if u.Mode != Overwrite || u.Range.Off > c.Off || u.Range.Off+u.Range.Len < c.Off+c.Len {
 				return false
 			}
 		}
@@ -125,7 +125,7 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 			if n := r.IntN(mib); r.IntN(2) == 0 { // of each MiB the first 300 KiB stay on the host
 				off := n + mib*r.IntN(19)
 				if n < 300*kib {
-					step = append(step, mixed.Range(off, min(1+r.IntN(100*kib), 300*kib-n)).InPlace())
+					step = append(step, mixed.Range(off, min(1+r.IntN(100*kib), 300*kib-n)).As(InPlace))
 				} else {
 					step = append(step, Use{mixed.Range(off, min(1+r.IntN(mib), mib-n)), Mode(r.IntN(3))})
 				}
@@ -140,11 +140,11 @@ func TestScheduleOfRandomSteps(t *testing.T) {
 }
 
 // sequential steps through memory, one chunk each, so many times.
-func sequential(r Range, chunk, passes int, use func(Range) Use) []Step {
+func sequential(r Range, chunk, passes int, mode Mode) []Step {
 	var steps []Step
 	for range passes {
 		for off := 0; off < r.Len; off += chunk {
-			steps = append(steps, Step{use(r.Memory.Range(r.Off+off, min(chunk, r.Len-off)))})
+			steps = append(steps, Step{r.Memory.Range(r.Off+off, min(chunk, r.Len-off)).As(mode)})
 		}
 	}
 	return steps
@@ -154,7 +154,7 @@ func sequential(r Range, chunk, passes int, use func(Range) Use) []Step {
 // so that they are whole chunks.
 func (g *fixture) aligned(n int) Range {
 	m := g.alloc(n + blockSize)
-	return m.Range(-int(m.DevPtr())&(blockSize-1), n)
+	return m.Range(-int(m.Ptr())&(blockSize-1), n)
 }
 
 // In a sequential pass room is made by what was used long ago: the move ahead of a step
@@ -164,7 +164,7 @@ func TestScheduleMovesAheadOfSequentialWork(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.aligned(64 * mib)
 	for _, passes := range []int{1, 3} {
-		p, err := g.a.NewPlan(sequential(m, 2*mib, passes, Range.Read), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib, In: 2})
+		p, err := g.a.NewPlan(sequential(m, 2*mib, passes, ReadOnly), PlanOptions{Budget: 16 * mib, Chunk: 2 * mib, In: 2})
 		require.NoError(t, err)
 		for _, f := range p.fetches {
 			for _, e := range p.evicts[:f.after] {
@@ -180,7 +180,7 @@ func TestScheduleLeavesAPartOnTheDeviceForTheNextPass(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.aligned(64 * mib)
-	p, err := g.a.NewPlan(sequential(m, 2*mib, 4, Range.Read), PlanOptions{Budget: 48 * mib, Chunk: 2 * mib, In: 2})
+	p, err := g.a.NewPlan(sequential(m, 2*mib, 4, ReadOnly), PlanOptions{Budget: 48 * mib, Chunk: 2 * mib, In: 2})
 	require.NoError(t, err)
 	assert.Equal(t, p.traffic.In, p.traffic.Dropped)
 	assert.Zero(t, p.traffic.Out)
@@ -200,7 +200,7 @@ func TestScheduleFetchesTheNextPanelWhileThisOneIsUsed(t *testing.T) {
 	for range passes {
 		for p := range panels {
 			for i := range parts {
-				steps = append(steps, Step{x.Memory.Range(x.Off+p*panel, panel).Read(), edges.Memory.Range(edges.Off+i*2*mib, 2*mib).Read(), sum.Write()})
+				steps = append(steps, Step{x.Memory.Range(x.Off+p*panel, panel).As(ReadOnly), edges.Memory.Range(edges.Off+i*2*mib, 2*mib).As(ReadOnly), sum.As(ReadWrite)})
 			}
 		}
 	}
@@ -234,7 +234,7 @@ func TestScheduleCutsOnAGridOfAddresses(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(9 * mib)
-	p, err := g.a.NewPlan([]Step{{m.Range(mib, 100).Read()}, {m.Range(mib+50, 6*mib).Write()}, {m.Range(7*mib, mib).Read()}},
+	p, err := g.a.NewPlan([]Step{{m.Range(mib, 100).As(ReadOnly)}, {m.Range(mib+50, 6*mib).As(ReadWrite)}, {m.Range(7*mib, mib).As(ReadOnly)}},
 		PlanOptions{Budget: 64 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
 	covered := 0
@@ -252,9 +252,9 @@ func TestPlanRefusesInvalidSteps(t *testing.T) {
 	m := g.alloc(8 * mib)
 	other, err := New(t.Context(), g.dev, Options{})
 	require.NoError(t, err)
-	theirs, err := other.Alloc(t.Context(), 1)
+	theirs, err := other.Alloc(t.Context(), 1, AllocOptions{})
 	require.NoError(t, err)
-	good := []Step{{m.All().Read()}}
+	good := []Step{{m.Whole().As(ReadOnly)}}
 	ok := PlanOptions{Budget: 8 * mib}
 	for _, tt := range []struct {
 		steps []Step
@@ -266,12 +266,12 @@ func TestPlanRefusesInvalidSteps(t *testing.T) {
 		{good, PlanOptions{Budget: 1, Chunk: -2 * mib}, "PlanOptions.Chunk of -2097152"},
 		{good, PlanOptions{Budget: 1, In: 65}, "PlanOptions.In of 65"},
 		{good, PlanOptions{Budget: 1, Out: -1}, "PlanOptions.Out of -1"},
-		{[]Step{{}, {m.Range(0, 8*mib+1).Read()}}, ok, "step 1: 8388609 bytes at offset 0 are not all within it"},
-		{[]Step{{Range{}.Read()}}, ok, "the memory is nil"},
-		{[]Step{{theirs.All().Read()}}, ok, "is of another allocator"},
-		{[]Step{{Use{m.All(), 4}}}, ok, "the mode 4 is unknown"},
-		{[]Step{{m.Range(0, 100).InPlace()}, {m.Range(90, 100).Read()}}, ok, "step 1 moves 100 bytes at offset 90 of"},
-		{[]Step{{m.Range(mib, 100).InPlace(), m.All().Write()}}, ok, "a step uses 100 bytes at offset 1048576 of the same memory in place"},
+		{[]Step{{}, {m.Range(0, 8*mib+1).As(ReadOnly)}}, ok, "step 1: 8388609 bytes at offset 0 are not all within it"},
+		{[]Step{{Range{}.As(ReadOnly)}}, ok, "the memory is nil"},
+		{[]Step{{theirs.Whole().As(ReadOnly)}}, ok, "is of another allocator"},
+		{[]Step{{Use{m.Whole(), 4}}}, ok, "the mode 4 is unknown"},
+		{[]Step{{m.Range(0, 100).As(InPlace)}, {m.Range(90, 100).As(ReadOnly)}}, ok, "step 1 moves 100 bytes at offset 90 of"},
+		{[]Step{{m.Range(mib, 100).As(InPlace), m.Whole().As(ReadWrite)}}, ok, "a step uses 100 bytes at offset 1048576 of the same memory in place"},
 		{good, PlanOptions{Budget: 8*mib - 1}, "step 0 accesses 8 MiB in chunks of"},
 	} {
 		_, err := g.a.NewPlan(tt.steps, tt.o)
@@ -293,7 +293,7 @@ func TestScheduleDoesNotMoveOverwrittenChunks(t *testing.T) {
 	for version, spared := range map[cudart.Version]bool{12080: false, 13000: true} {
 		g := newSimFixture(t, cudasim.Config{Version: version}, Options{})
 		m := g.aligned(16 * mib)
-		p, err := g.a.NewPlan(sequential(m, 2*mib, 3, Range.Overwrite), PlanOptions{Budget: 8 * mib, Chunk: 16 * mib / 8})
+		p, err := g.a.NewPlan(sequential(m, 2*mib, 3, Overwrite), PlanOptions{Budget: 8 * mib, Chunk: 16 * mib / 8})
 		require.NoError(t, err)
 		if !spared {
 			assert.Zero(t, p.traffic.Spared)
@@ -377,7 +377,7 @@ func TestAScheduleOfManySteps(t *testing.T) {
 	t.Parallel()
 	const chunks, passes, room = 12_000, 4, 8000
 	m := &Memory{p: unsafe.Pointer(new(byte)), n: chunks * 2 * mib}
-	s, err := newSchedule(sequential(m.All(), 2*mib, passes, Range.Write), PlanOptions{Budget: room * 2 * mib, Chunk: 2 * mib, In: 2, Out: 4}, nil, true)
+	s, err := newSchedule(sequential(m.Whole(), 2*mib, passes, ReadWrite), PlanOptions{Budget: room * 2 * mib, Chunk: 2 * mib, In: 2, Out: 4}, nil, true)
 	require.NoError(t, err)
 	assert.Len(t, s.evicts, len(s.fetches))
 	assert.Less(t, s.traffic.In, passes*m.n*3/5, "most stays from pass to pass")

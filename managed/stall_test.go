@@ -33,13 +33,13 @@ const closeOperation = "close"
 
 var waitingOperations = map[string]waiting{
 	"host bytes": {exclusive().Devices[0], Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(g.Context(), mib)
+		m, err := g.a.Alloc(g.Context(), mib, AllocOptions{})
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error { _, err := m.HostBytes(ctx); return err }
 	}},
 	"alloc": {small(64 * mib).Devices[0], Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		return g.mustAlloc(mib), func(ctx context.Context) error {
-			m, err := g.a.Alloc(ctx, 48*mib)
+			m, err := g.a.Alloc(ctx, 48*mib, AllocOptions{})
 			if err == nil {
 				err = m.CloseContext(ctx)
 			}
@@ -48,7 +48,7 @@ var waitingOperations = map[string]waiting{
 	}},
 	"alloc beyond the capacity": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *fixture) (*Memory, func(context.Context) error) {
 		return g.mustAlloc(mib), func(ctx context.Context) error {
-			m, err := g.a.Alloc(ctx, 48*mib)
+			m, err := g.a.Alloc(ctx, 48*mib, AllocOptions{})
 			if err == nil {
 				err = m.CloseContext(ctx)
 			}
@@ -61,40 +61,44 @@ var waitingOperations = map[string]waiting{
 	}},
 	"discard": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m := g.mustAlloc(mib)
-		return m, func(ctx context.Context) error { return m.All().Discard(ctx, g.s) }
+		return m, func(ctx context.Context) error { return m.Whole().Discard(ctx, g.s) }
 	}},
 	"advise": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m := g.mustAlloc(mib)
-		return m, func(ctx context.Context) error { return m.All().Advise(ctx, ReadMostly()) }
+		return m, func(ctx context.Context) error {
+			return m.Whole().Advise(ctx, cudart.AdviseReadMostly, cudart.HostLocation())
+		}
 	}},
 	"unadvise": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m := g.mustAlloc(mib)
-		return m, func(ctx context.Context) error { return m.All().Unadvise(ctx, ReadMostly()) }
+		return m, func(ctx context.Context) error {
+			return m.Whole().Advise(ctx, cudart.AdviseUnsetReadMostly, cudart.HostLocation())
+		}
 	}},
 	closeOperation: {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
 		m := g.mustAlloc(mib)
 		return m, m.CloseContext
 	}},
 	"move": {small(8 * mib).Devices[0], Options{Oversubscribe: true}, func(g *fixture) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(g.Context(), 16*mib)
+		m, err := g.a.Alloc(g.Context(), 16*mib, AllocOptions{})
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error { return g.a.Move(ctx, g.dev.Location(), m.Range(0, 4*mib)) }
 	}},
 	"reclaim": {small(64 * mib).Devices[0], Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(g.Context(), mib)
+		m, err := g.a.Alloc(g.Context(), mib, AllocOptions{})
 		require.NoError(g, err)
-		require.NoError(g, m.All().Advise(g.Context(), ReadMostly()))
-		require.NoError(g, m.All().Prefetch(g.Context(), g.s, g.dev.Location()))
+		require.NoError(g, m.Whole().Advise(g.Context(), cudart.AdviseReadMostly, cudart.HostLocation()))
+		require.NoError(g, m.Whole().Prefetch(g.Context(), g.s, g.dev.Location()))
 		g.sync()
 		return m, func(ctx context.Context) error { _, err := g.a.Reclaim(ctx, g.s, 64*mib); return err }
 	}},
 	"plan": {cudasim.DeviceConfig{}, Options{}, func(g *fixture) (*Memory, func(context.Context) error) {
-		m, err := g.a.Alloc(g.Context(), 12*mib)
+		m, err := g.a.Alloc(g.Context(), 12*mib, AllocOptions{})
 		require.NoError(g, err)
 		p, err := g.a.NewPlan(mixed(m), PlanOptions{Budget: 6 * mib, Chunk: 2 * mib, In: 2, Out: 2})
 		require.NoError(g, err)
 		return m, func(ctx context.Context) error {
-			return p.Run(ctx, g.s, func(int) error { return g.s.Memset(m.DevPtr()+cudart.DevPtr(8*mib), 1, 100) })
+			return p.Run(ctx, g.s, func(int) error { return g.s.Memset(m.Ptr()+cudart.DevPtr(8*mib), 1, 100) })
 		}
 	}},
 }
@@ -209,13 +213,13 @@ func startEveryOperation(t *testing.T, ctx context.Context, ended func(error, st
 // startManyMoves starts moves that do not return, which occupy a bounded number of threads.
 func startManyMoves(t *testing.T, ctx context.Context, ended func(error, string)) (check func()) {
 	g := newSimFixture(t, cudasim.Config{}, Options{})
-	m, err := g.a.Alloc(g.Context(), 200*mib)
+	m, err := g.a.Alloc(g.Context(), 200*mib, AllocOptions{})
 	require.NoError(t, err)
 	unblock := g.sim.Block("cudaMemPrefetchAsync", cudasim.Fault{Times: -1})
 	t.Cleanup(unblock)
 	moved := make(chan error, 20)
 	for range cap(moved) {
-		go func() { moved <- g.a.Move(ctx, Host(), m.All()) }()
+		go func() { moved <- g.a.Move(ctx, cudart.HostLocation(), m.Whole()) }()
 	}
 	require.NoError(t, g.sim.AwaitBlocked(t.Context(), "cudaMemPrefetchAsync", bounded.MaxInside))
 	return func() {
@@ -251,7 +255,7 @@ func startNew(t *testing.T, ctx context.Context, ended func(error, string)) (che
 func startPlanWhoseFunctionBlocks(t *testing.T, ctx context.Context, ended func(error, string)) (check func()) {
 	g := newSimFixture(t, cudasim.Config{}, Options{})
 	m := g.alloc(4 * mib)
-	p, err := g.a.NewPlan([]Step{{m.All().Read()}, {m.All().Write()}}, PlanOptions{Budget: 64 * mib})
+	p, err := g.a.NewPlan([]Step{{m.Whole().As(ReadOnly)}, {m.Whole().As(ReadWrite)}}, PlanOptions{Budget: 64 * mib})
 	require.NoError(t, err)
 	blocked, unblock, ran := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {

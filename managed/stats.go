@@ -3,7 +3,7 @@ package managed
 // Counts count allocations.
 type Counts struct {
 	Allocated int // bytes that are allocated now
-	Peak      int // maximum of Allocated since New or ResetPeaks
+	Peak      int // maximum of Allocated since New
 	Allocs    int // number of allocations since New
 	Frees     int // number of closed allocations since New
 }
@@ -13,7 +13,7 @@ type Stats struct {
 	Counts
 	Labels   map[string]Counts // by label; the peaks may belong to different moments
 	OnHost   int               // bytes that are allocated now and stay on the host: see Options.Oversubscribe
-	Failures int               // number of failed Alloc and AllocLabel
+	Failures int               // number of failed Alloc
 }
 
 func (c *Counts) alloc(n int) {
@@ -39,17 +39,4 @@ func (a *Allocator) Stats() Stats {
 		s.Labels[label] = *c
 	}
 	return s
-}
-
-// ResetPeaks sets all peaks to the bytes that are allocated now. It does not block.
-func (a *Allocator) ResetPeaks() {
-	if !a.made() {
-		return
-	}
-	ledger.mu.Lock()
-	defer ledger.mu.Unlock()
-	a.total.Peak = a.total.Allocated
-	for _, c := range a.labels {
-		c.Peak = c.Allocated
-	}
 }

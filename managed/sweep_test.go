@@ -37,39 +37,39 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			return err
 		}},
 		{"alloc", func(t *testing.T, g *fixture, _ *Memory) error {
-			m, err := g.a.Alloc(t.Context(), mib)
+			m, err := g.a.Alloc(t.Context(), mib, AllocOptions{})
 			if err != nil {
 				return err
 			}
 			return closing(t, g, m.Close)
 		}},
 		{"alloc beyond the capacity", func(t *testing.T, g *fixture, _ *Memory) error {
-			m, err := g.a.Alloc(t.Context(), 100*mib)
+			m, err := g.a.Alloc(t.Context(), 100*mib, AllocOptions{})
 			if err != nil {
 				return err
 			}
 			return errors.Join(m.Range(0, mib).Prefetch(t.Context(), g.s, g.dev.Location()), closing(t, g, m.Close))
 		}},
 		{"prefetch", func(t *testing.T, g *fixture, m *Memory) error {
-			return m.All().Prefetch(t.Context(), g.s, g.dev.Location())
+			return m.Whole().Prefetch(t.Context(), g.s, g.dev.Location())
 		}},
 		{"move of two ranges", func(t *testing.T, g *fixture, m *Memory) error {
 			return g.a.Move(t.Context(), g.dev.Location(), m.Range(0, 100), m.Range(mib, mib))
 		}},
 		{"move", func(t *testing.T, g *fixture, m *Memory) error {
-			return g.a.Move(t.Context(), g.dev.Location(), m.All())
+			return g.a.Move(t.Context(), g.dev.Location(), m.Whole())
 		}},
 		{"discard", func(t *testing.T, g *fixture, m *Memory) error { return m.Range(0, mib).Discard(t.Context(), g.s) }},
 		{"advise", func(t *testing.T, g *fixture, m *Memory) error {
-			for _, a := range []Advice{ReadMostly(), PreferredLocation(Host()), AccessedBy(g.dev.Location())} {
-				if err := m.All().Advise(t.Context(), a); err != nil {
+			for _, a := range []advice{{what: cudart.AdviseReadMostly}, {cudart.AdvisePreferredLocation, cudart.HostLocation()}, {cudart.AdviseAccessedBy, g.dev.Location()}} {
+				if err := m.Whole().Advise(t.Context(), a.what, a.at); err != nil {
 					return err
 				}
 			}
 			return nil
 		}},
 		{"reclaim", func(t *testing.T, g *fixture, m *Memory) error {
-			if err := m.All().Prefetch(t.Context(), g.s, g.dev.Location()); err != nil {
+			if err := m.Whole().Prefetch(t.Context(), g.s, g.dev.Location()); err != nil {
 				return err
 			}
 			_, err := g.a.Reclaim(t.Context(), g.s, 64*mib)
@@ -78,7 +78,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 		{"plan", func(t *testing.T, g *fixture, m *Memory) error {
 			var steps []Step
 			for i := range 4 {
-				steps = append(steps, Step{m.Range(i*2*mib, 2*mib).Read()}, Step{m.Range((3-i)*2*mib, mib).Write()})
+				steps = append(steps, Step{m.Range(i*2*mib, 2*mib).As(ReadOnly)}, Step{m.Range((3-i)*2*mib, mib).As(ReadWrite)})
 			}
 			p, err := g.a.NewPlan(steps, PlanOptions{Budget: 4 * mib, Chunk: 2 * mib, In: 1, Out: 1})
 			if err != nil {
@@ -88,7 +88,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 			return err
 		}},
 		{"plan in place", func(t *testing.T, g *fixture, m *Memory) error {
-			steps := []Step{{m.Range(0, 2*mib).InPlace(), m.Range(2*mib, 2*mib).Write()}, {m.Range(4*mib, 2*mib).InPlace()}}
+			steps := []Step{{m.Range(0, 2*mib).As(InPlace), m.Range(2*mib, 2*mib).As(ReadWrite)}, {m.Range(4*mib, 2*mib).As(InPlace)}}
 			p, err := g.a.NewPlan(steps, PlanOptions{Budget: 4 * mib, Chunk: 2 * mib, In: 1, Out: 1})
 			if err != nil {
 				return err
@@ -108,7 +108,7 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 				prepared := func(t *testing.T) (*fixture, *Memory) {
 					g := newSimFixture(t, cfg, Options{Oversubscribe: true})
 					m := g.alloc(8 * mib)
-					require.True(t, g.sim.TouchManaged(uintptr(m.DevPtr()), m.Len(), true))
+					require.True(t, g.sim.TouchManaged(uintptr(m.Ptr()), m.Len(), true))
 					return g, m
 				}
 				g, m := prepared(t)

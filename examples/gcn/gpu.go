@@ -93,10 +93,10 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 func (b *gpu) alloc(ctx context.Context, label string, n int, small bool) (m *memory, err error) {
 	m = &memory{label: label, n: n}
 	if b.unified != nil && !small {
-		if m.managed, err = b.unified.AllocLabel(ctx, label, 4*n); err != nil {
+		if m.managed, err = b.unified.Alloc(ctx, 4*n, managed.AllocOptions{Label: label}); err != nil {
 			return nil, err
 		}
-		m.p = m.managed.DevPtr()
+		m.p = m.managed.Ptr()
 		b.all = append(b.all, m)
 		return m, nil
 	}
@@ -110,7 +110,7 @@ func (b *gpu) alloc(ctx context.Context, label string, n int, small bool) (m *me
 	b.plain.Allocs++
 	b.plain.Allocated += 4 * n
 	b.plain.Peak = max(b.plain.Peak, b.plain.Allocated)
-	if b.verbose && 4*n >= managed.DefaultLogAbove {
+	if b.verbose && 4*n >= 100e6 {
 		fmt.Fprintf(os.Stderr, "allocation %d: %.2f GB of device memory for %s\n", b.plain.Allocs, 4*float64(n)/1e9, label)
 	}
 	return m, nil
@@ -216,7 +216,7 @@ func (b *gpu) runner(ctx context.Context, m *model, epochs int) (runner, error) 
 			if p.managed == nil {
 				continue
 			}
-			if err := p.managed.All().Prefetch(ctx, b.s, b.dev.Location()); err != nil {
+			if err := p.managed.Whole().Prefetch(ctx, b.s, b.dev.Location()); err != nil {
 				return nil, err
 			}
 		}

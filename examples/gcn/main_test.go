@@ -274,7 +274,7 @@ func planOf(t *testing.T, o options) managed.Traffic {
 	total := 0
 	var all []*managed.Memory
 	large := func(n int) *memory {
-		p, err := a.Alloc(t.Context(), 4*n+2<<20)
+		p, err := a.Alloc(t.Context(), 4*n+2<<20, managed.AllocOptions{})
 		require.NoError(t, err)
 		all = append(all, p)
 		total += 4 * n
@@ -283,7 +283,7 @@ func planOf(t *testing.T, o options) managed.Traffic {
 	// A real GPU's memory begins at a multiple of 2 MiB, of which chunks are made.
 	table := func(cols int) matrix {
 		p := large(m.Nodes * cols)
-		return matrix{m.Nodes, cols, p, -int(p.managed.DevPtr()) & (2<<20 - 1) / 4}
+		return matrix{m.Nodes, cols, p, -int(p.managed.Ptr()) & (2<<20 - 1) / 4}
 	}
 	m.mixed, m.logits = table(m.Classes), table(m.Classes)
 	for range m.Features / width {

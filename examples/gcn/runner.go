@@ -75,9 +75,9 @@ func newPlanned(ctx context.Context, b *gpu, m *model, epochs, budget int) (runn
 	if m.staged() { // else the first epoch would populate the host's memory
 		var mean []managed.Range
 		for _, p := range m.mean {
-			mean = append(mean, p.memory.managed.All())
+			mean = append(mean, p.memory.managed.Whole())
 		}
-		if err := b.unified.Move(ctx, managed.Host(), mean...); err != nil {
+		if err := b.unified.Move(ctx, cudart.HostLocation(), mean...); err != nil {
 			return nil, err
 		}
 	}
@@ -192,7 +192,7 @@ func (r *byFaults) use(ctx context.Context, uses []use) error {
 	})
 	for len(old) > 0 && r.bytes > r.budget {
 		p := old[0]
-		if err := p.memory.managed.Range(p.index*pieceBytes, p.len()).Prefetch(ctx, r.s, managed.Host()); err != nil {
+		if err := p.memory.managed.Range(p.index*pieceBytes, p.len()).Prefetch(ctx, r.s, cudart.HostLocation()); err != nil {
 			return err
 		}
 		r.bytes -= p.len()

@@ -27,7 +27,7 @@ func allocate(f *fixture, n int) (*cudart.Device, *managed.Allocator, *managed.M
 	dev := f.device(0)
 	a := must(managed.New(ctx, dev, managed.Options{}))(f)
 	f.later(a.Close)
-	m := must(a.Alloc(ctx, n))(f)
+	m := must(a.Alloc(ctx, n, managed.AllocOptions{}))(f)
 	f.later(m.Close)
 	return dev, a, m
 }
@@ -36,8 +36,8 @@ func prefetch(f *fixture) task {
 	n := f.size(gib)
 	dev, a, m := allocate(f, n)
 	inParallel(m.Bytes(), func(part []byte, at int) { copy(part, f.source()[at:]) })
-	there := func() error { return a.Move(ctx, dev.Location(), m.All()) }
-	toHost := func() error { return a.Move(ctx, managed.Host(), m.All()) }
+	there := func() error { return a.Move(ctx, dev.Location(), m.Whole()) }
+	toHost := func() error { return a.Move(ctx, cudart.HostLocation(), m.Whole()) }
 	var back time.Duration
 	count := 0
 	return task{bytes: n,
@@ -61,11 +61,11 @@ func prefetch(f *fixture) task {
 			if err := there(); err != nil {
 				return err
 			}
-			at, err := dev.RangeAttributes(m.DevPtr(), n)
+			at, err := dev.RangeAttributes(m.Ptr(), n)
 			if err == nil && at.LastPrefetch != dev.Location() {
 				err = errors.New("the memory was not prefetched to the device")
 			}
-			return errors.Join(err, onDevice(dev, m.DevPtr(), f.source()[:n]), toHost(), equal(m.Bytes(), f.source()[:n]))
+			return errors.Join(err, onDevice(dev, m.Ptr(), f.source()[:n]), toHost(), equal(m.Bytes(), f.source()[:n]))
 		}}
 }
 
@@ -91,12 +91,12 @@ func planned(method planMethod) func(*fixture) task {
 		var steps []managed.Step
 		for off := 0; off < n; off += chunk {
 			part := m.Range(off, chunk)
-			steps = append(steps, managed.Step{[...]managed.Use{part.Read(), part.Write(), part.InPlace()}[method]})
+			steps = append(steps, managed.Step{part.As([...]managed.Mode{managed.ReadOnly, managed.ReadWrite, managed.InPlace}[method])})
 		}
 		plan := must(a.NewPlan(steps, managed.PlanOptions{Budget: max(n/8, 4*chunk), Chunk: chunk}))(f)
 		op := func() error {
 			err := plan.Run(ctx, s, func(step int) error {
-				from, to := m.DevPtr(), other
+				from, to := m.Ptr(), other
 				if method == planWrite {
 					from, to = to, from
 				}

@@ -159,7 +159,10 @@ type managedFixture struct {
 	watch measure.Stopwatch // of what is timed, without the way to where it begins
 }
 
-const sinkBytes = 2 * managed.DefaultChunk
+const (
+	planChunk = 32 << 20 // the default of managed.PlanOptions
+	sinkBytes = 2 * planChunk
+)
 
 func (r *managedFixture) group(name string, footprint measure.Footprint, n int, cases []measure.Case) measure.Group {
 	footprint.Device += sinkBytes
@@ -179,7 +182,7 @@ func (r *managedFixture) open(ctx context.Context, n int) (err error) {
 	if r.sink, err = r.device(sinkBytes); err != nil {
 		return err
 	}
-	if r.m, err = r.a.Alloc(ctx, n); err != nil {
+	if r.m, err = r.a.Alloc(ctx, n, managed.AllocOptions{}); err != nil {
 		return err
 	}
 	r.onClose(r.m.Close)
@@ -193,7 +196,7 @@ func (r *managedFixture) begin(ctx context.Context) error {
 	if r.clean {
 		return nil
 	}
-	err := r.moved(ctx, managed.Host())
+	err := r.moved(ctx, cudart.HostLocation())
 	if err == nil {
 		err = uploaded.fill(ctx, r.m.Bytes())
 	}
@@ -269,7 +272,7 @@ func (w writes) in(before []byte, off int) []byte {
 // verify compares the memory with the pattern and the writes, and writes the pattern again.
 // Before, the memory is moved to the host.
 func (r *managedFixture) verify(ctx context.Context, w writes) error {
-	if err := r.moved(ctx, managed.Host()); err != nil {
+	if err := r.moved(ctx, cudart.HostLocation()); err != nil {
 		return err
 	}
 	err := uploaded.each(ctx, r.m.Bytes(), 0, func(b, want []byte, off int) error {
@@ -284,8 +287,8 @@ func (r *managedFixture) verify(ctx context.Context, w writes) error {
 // verifyFresh compares what was written to memory that a sample allocated, after it was on the
 // device, and frees it.
 func (r *managedFixture) verifyFresh(ctx context.Context, w writes) error {
-	for _, to := range []cudart.Location{r.dev.Location(), managed.Host()} {
-		if err := errors.Join(r.fresh.All().Prefetch(ctx, r.s, to), r.s.Synchronize(ctx)); err != nil {
+	for _, to := range []cudart.Location{r.dev.Location(), cudart.HostLocation()} {
+		if err := errors.Join(r.fresh.Whole().Prefetch(ctx, r.s, to), r.s.Synchronize(ctx)); err != nil {
 			return err
 		}
 	}
@@ -320,7 +323,7 @@ func (r *managedFixture) notes() []string {
 
 // moved moves all of the memory to a place, which no sample counts.
 func (r *managedFixture) moved(ctx context.Context, to cudart.Location) error {
-	if err := r.m.All().Prefetch(ctx, r.s, to); err != nil {
+	if err := r.m.Whole().Prefetch(ctx, r.s, to); err != nil {
 		return err
 	}
 	return r.s.Synchronize(ctx)
@@ -336,7 +339,7 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 		return func(ctx context.Context) (float64, error) {
 			err := r.closeFresh()
 			if err == nil {
-				r.fresh, err = r.a.Alloc(ctx, n)
+				r.fresh, err = r.a.Alloc(ctx, n, managed.AllocOptions{})
 			}
 			if err != nil {
 				return 0, err
@@ -378,16 +381,16 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 		return func(ctx context.Context) error { return r.verifyFresh(ctx, w) }
 	}
 	add(cpuFirstTouch, noAdvice, n, fresh(func(m *managed.Memory) error { touch(m.Bytes()); return nil }), freshHolds(eachPage))
-	add(gpuFirstTouch, noAdvice, n, fresh(func(m *managed.Memory) error { return set(context.Background(), m.DevPtr()) }), freshHolds(everything))
-	add(prefetchToDevice, noAdvice, n, from(managed.Host(), func(ctx context.Context) error { return r.moved(ctx, here) }), holds(nothing))
-	add(prefetchToHost, noAdvice, n, from(here, func(ctx context.Context) error { return r.moved(ctx, managed.Host()) }), holds(nothing))
-	add(moveToDevice, noAdvice, n, from(managed.Host(), func(ctx context.Context) error { return r.a.Move(ctx, here, r.m.All()) }), holds(nothing))
-	add(moveToHost, noAdvice, n, from(here, func(ctx context.Context) error { return r.a.Move(ctx, managed.Host(), r.m.All()) }), holds(nothing))
-	add(gpuFaults, noAdvice, n, from(managed.Host(), func(ctx context.Context) error { return set(ctx, r.m.DevPtr()) }), holds(everything))
+	add(gpuFirstTouch, noAdvice, n, fresh(func(m *managed.Memory) error { return set(context.Background(), m.Ptr()) }), freshHolds(everything))
+	add(prefetchToDevice, noAdvice, n, from(cudart.HostLocation(), func(ctx context.Context) error { return r.moved(ctx, here) }), holds(nothing))
+	add(prefetchToHost, noAdvice, n, from(here, func(ctx context.Context) error { return r.moved(ctx, cudart.HostLocation()) }), holds(nothing))
+	add(moveToDevice, noAdvice, n, from(cudart.HostLocation(), func(ctx context.Context) error { return r.a.Move(ctx, here, r.m.Whole()) }), holds(nothing))
+	add(moveToHost, noAdvice, n, from(here, func(ctx context.Context) error { return r.a.Move(ctx, cudart.HostLocation(), r.m.Whole()) }), holds(nothing))
+	add(gpuFaults, noAdvice, n, from(cudart.HostLocation(), func(ctx context.Context) error { return set(ctx, r.m.Ptr()) }), holds(everything))
 	add(cpuFaults, noAdvice, n, from(here, func(context.Context) error { touch(r.m.Bytes()); return nil }), holds(eachPage))
 	for _, advice := range []string{noAdvice, adviseRead, adviseFromAfar} {
 		add(gpuReads, advice, 2*n, func(ctx context.Context) (float64, error) {
-			if err := r.moved(ctx, managed.Host()); err != nil {
+			if err := r.moved(ctx, cudart.HostLocation()); err != nil {
 				return 0, err
 			}
 			var rate float64
@@ -413,33 +416,50 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 // read queues reads of a range by the GPU: copies within its memory.
 func (r *managedFixture) read(off, n int) error {
 	for end := off + n; off < end; off += sinkBytes {
-		if err := r.s.CopyOnDevice(r.sink, r.m.DevPtr()+cudart.DevPtr(off), min(sinkBytes, end-off)); err != nil {
+		if err := r.s.CopyOnDevice(r.sink, r.m.Ptr()+cudart.DevPtr(off), min(sinkBytes, end-off)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// advised runs f under advice.
-func (r *managedFixture) advised(ctx context.Context, advice string, f func() error) error {
-	var all []managed.Advice
-	switch advice {
+// An advice is set with a location, and unset.
+type advice struct {
+	set, unset cudart.Advice
+	at         cudart.Location
+}
+
+func (r *managedFixture) adviceOf(label string) []advice {
+	switch label {
 	case adviseRead:
-		all = []managed.Advice{managed.ReadMostly()}
+		return []advice{{cudart.AdviseReadMostly, cudart.AdviseUnsetReadMostly, cudart.HostLocation()}}
 	case adviseFromAfar:
-		all = []managed.Advice{managed.PreferredLocation(managed.Host()), managed.AccessedBy(r.dev.Location())}
-	}
-	for i, a := range all {
-		if err := r.m.All().Advise(ctx, a); err != nil {
-			for _, done := range all[:i] {
-				err = errors.Join(err, r.m.All().Unadvise(ctx, done))
-			}
-			return err
+		return []advice{
+			{cudart.AdvisePreferredLocation, cudart.AdviseUnsetPreferredLocation, cudart.HostLocation()},
+			{cudart.AdviseAccessedBy, cudart.AdviseUnsetAccessedBy, r.dev.Location()},
 		}
 	}
-	err := f()
-	for _, a := range all {
-		err = errors.Join(err, r.m.All().Unadvise(ctx, a))
+	return nil
+}
+
+// advised runs f under advice.
+func (r *managedFixture) advised(ctx context.Context, label string, f func() error) error {
+	var err error
+	var set []advice
+	for _, a := range r.adviceOf(label) {
+		if err == nil {
+			err, set = r.m.Whole().Advise(ctx, a.set, a.at), append(set, a)
+		}
+	}
+	if err == nil {
+		err = f()
+	}
+	return errors.Join(err, r.unadvise(ctx, set))
+}
+
+func (r *managedFixture) unadvise(ctx context.Context, list []advice) (err error) {
+	for _, a := range list {
+		err = errors.Join(err, r.m.Whole().Advise(ctx, a.unset, a.at))
 	}
 	return err
 }
@@ -466,12 +486,12 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			rand.New(rand.NewPCG(1, 2)).Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
 		}
 		add(seriesManagedPages, gpuFaults, orderLabel, order, func(ctx context.Context) (float64, error) {
-			if err := r.moved(ctx, managed.Host()); err != nil {
+			if err := r.moved(ctx, cudart.HostLocation()); err != nil {
 				return 0, err
 			}
 			r.watch.Start()
 			for _, at := range pages {
-				if err := r.s.Memset(r.m.DevPtr()+cudart.DevPtr(at), written, hostPage); err != nil {
+				if err := r.s.Memset(r.m.Ptr()+cudart.DevPtr(at), written, hostPage); err != nil {
 					return 0, err
 				}
 			}
@@ -495,14 +515,14 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			const rounds = 20
 			var took time.Duration
 			err := r.advised(ctx, advice, func() error {
-				if err := r.moved(ctx, managed.Host()); err != nil {
+				if err := r.moved(ctx, cudart.HostLocation()); err != nil {
 					return err
 				}
 				r.watch.Start()
 				for i := range rounds {
 					wrote := byte(rounds - i) // the last one is written
 					r.m.Bytes()[0] = 0
-					if err := r.s.Memset(r.m.DevPtr(), wrote, hostPage); err != nil {
+					if err := r.s.Memset(r.m.Ptr(), wrote, hostPage); err != nil {
 						return err
 					}
 					if err := r.s.Synchronize(ctx); err != nil {
@@ -524,7 +544,7 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 // budgeted are the cases of work over n bytes with an eighth of them on the card.
 func (r *managedFixture) budgeted(n int) []measure.Case {
 	budget := n / timesBudget
-	chunk := min(managed.DefaultChunk, budget/4)
+	chunk := min(planChunk, budget/4)
 	var cases []measure.Case
 	for _, write := range []bool{false, true} {
 		access := "read"
@@ -583,16 +603,16 @@ func sinkOf(chunk int) int { return chunk % 2 * (sinkBytes / 2) }
 
 // home moves the memory to the host, where each run begins, and starts the watch.
 func (r *managedFixture) home(ctx context.Context) error {
-	err := r.moved(ctx, managed.Host())
+	err := r.moved(ctx, cudart.HostLocation())
 	r.watch.Start()
 	return err
 }
 
 // plan plans the work in steps of a chunk each.
-func (r *managedFixture) plan(budget, chunk int, use func(managed.Range) managed.Use) (*managed.Plan, error) {
+func (r *managedFixture) plan(budget, chunk int, mode managed.Mode) (*managed.Plan, error) {
 	var steps []managed.Step
 	for off := 0; off < r.size; off += chunk {
-		steps = append(steps, managed.Step{use(r.m.Range(off, min(chunk, r.size-off)))})
+		steps = append(steps, managed.Step{r.m.Range(off, min(chunk, r.size-off)).As(mode)})
 	}
 	// Chunks lie on a grid of addresses, so that a step may access two.
 	return r.a.NewPlan(steps, managed.PlanOptions{Budget: budget, Chunk: chunk})
@@ -602,16 +622,16 @@ func (r *managedFixture) plan(budget, chunk int, use func(managed.Range) managed
 func (r *managedFixture) runPlan(ctx context.Context, p *managed.Plan, chunk int, write bool) error {
 	return p.Run(ctx, r.s, func(i int) error {
 		off := i * chunk
-		return r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), min(chunk, r.size-off), write, 0)
+		return r.work(r.s, r.m.Ptr()+cudart.DevPtr(off), min(chunk, r.size-off), write, 0)
 	})
 }
 
 func (r *managedFixture) planned(ctx context.Context, budget, chunk int, write bool) (time.Duration, error) {
-	use := managed.Range.Read
+	mode := managed.ReadOnly
 	if write {
-		use = managed.Range.Write
+		mode = managed.ReadWrite
 	}
-	p, err := r.plan(budget, chunk, use)
+	p, err := r.plan(budget, chunk, mode)
 	if err != nil {
 		return 0, err
 	}
@@ -625,18 +645,14 @@ func (r *managedFixture) planned(ctx context.Context, budget, chunk int, write b
 // inPlace measures the second run of a plan, as the first one gives advice. It takes the
 // advice back, with which there are no page faults.
 func (r *managedFixture) inPlace(ctx context.Context, budget, chunk int, write bool) (took time.Duration, err error) {
-	p, err := r.plan(budget, chunk, managed.Range.InPlace)
+	p, err := r.plan(budget, chunk, managed.InPlace)
 	if err != nil {
 		return 0, err
 	}
 	if err := r.home(ctx); err != nil {
 		return 0, err
 	}
-	defer func() {
-		for _, advice := range []managed.Advice{managed.PreferredLocation(managed.Host()), managed.AccessedBy(r.dev.Location())} {
-			err = errors.Join(err, r.m.All().Unadvise(ctx, advice))
-		}
-	}()
+	defer func() { err = errors.Join(err, r.unadvise(ctx, r.adviceOf(adviseFromAfar))) }()
 	if err := r.runPlan(ctx, p, chunk, write); err != nil {
 		return 0, err
 	}
@@ -649,8 +665,8 @@ func (r *managedFixture) faulting(ctx context.Context, _, chunk int, write bool)
 	err := r.home(ctx)
 	for off := 0; off < r.size && err == nil; off += chunk {
 		n := min(chunk, r.size-off)
-		if err = r.work(r.s, r.m.DevPtr()+cudart.DevPtr(off), n, write, 0); err == nil {
-			err = r.m.Range(off, n).Prefetch(ctx, r.s, managed.Host())
+		if err = r.work(r.s, r.m.Ptr()+cudart.DevPtr(off), n, write, 0); err == nil {
+			err = r.m.Range(off, n).Prefetch(ctx, r.s, cudart.HostLocation())
 		}
 	}
 	if err != nil {
