@@ -122,3 +122,8 @@ func (d *Device) PointerAttributes(address uintptr) (PointerAttributes, error) {
 		DevicePtr: DevPtr(c.devicePtr), HostPtr: uintptr(c.hostPtr),
 	}, nil
 }
+
+// A Number has the same bytes in Go, in C and on a GPU.
+type Number interface {
+	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int | ~uint | ~int64 | ~uint64 | ~uintptr | ~float32 | ~float64 | ~complex64 | ~complex128
+}

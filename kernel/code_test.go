@@ -2,20 +2,15 @@ package kernel
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
-	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/ptx"
 )
 
 // Code that CUDA would take and fail on later, or read beyond, is refused, and the error says
@@ -30,9 +25,9 @@ func TestOtherAndTruncatedCodeIsRefused(t *testing.T) {
 	cubin := fatbin[entry:][:binary.LittleEndian.Uint64(fatbin[24:])]
 	for name, code := range map[string][]byte{
 		"a fat binary": fatbin, "a fat binary and more": append(bytes.Clone(fatbin), "more"...), "a cubin": cubin, "PTX": ptx,
-		"PTX with its zero byte": append(bytes.Clone(ptx), 0), "our PTX": memoryPTX,
-		"PTX in one line":    []byte(".version 7.0 .target sm_75 .address_size 64"),
-		"PTX after comments": []byte("/* .version\n9 */ // x\n.version 7.0\n// y\n.target sm_75\n"),
+		"PTX with its zero byte": append(bytes.Clone(ptx), 0),
+		"PTX in one line":        []byte(".version 7.0 .target sm_75 .address_size 64"),
+		"PTX after comments":     []byte("/* .version\n9 */ // x\n.version 7.0\n// y\n.target sm_75\n"),
 	} {
 		_, err := checkCode(code)
 		assert.NoError(t, err, name)
@@ -84,58 +79,4 @@ func TestOtherAndTruncatedCodeIsRefused(t *testing.T) {
 			assert.Error(t, err)
 		}
 	}
-}
-
-// Our PTX is what the compiler has made of the sources beside it, and drivers of CUDA 11.8 take
-// it. scripts/ptx.sh compiles, and alone writes the hashes. scripts/ptx.sh check compiles with
-// CUDA 11.8 and compares. What the PTX computes only a GPU shows, as nothing here runs
-// PTX: there TestSimulatedDevicesComputeWhatKernelsDo compares it with the Go functions of simulated
-// devices, and the tests of examples/gcn with what Go computes.
-func TestPTXMatchesItsSources(t *testing.T) {
-	t.Parallel()
-	for _, dir := range []string{"src", "../examples/gcn/src"} {
-		files, err := filepath.Glob(dir + "/*.[cp]*")
-		require.NoError(t, err)
-		var sums strings.Builder
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			require.NoError(t, err)
-			fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(text), filepath.Base(file))
-			if filepath.Ext(file) == ".cu" {
-				continue
-			}
-			var major, minor int
-			_, version, _ := strings.Cut(string(text), "\n.version ")
-			_, err = fmt.Sscanf(version, "%d.%d", &major, &minor)
-			require.NoError(t, err)
-			assert.LessOrEqual(t, 100*major+minor, 708, "drivers of CUDA 11.8 take up to 7.8: compile with CUDA 11.8 or older")
-			assert.Contains(t, string(text), "\n.target sm_75\n")
-		}
-		recorded, err := os.ReadFile(dir + "/SHA256SUMS")
-		require.NoError(t, err)
-		assert.Equal(t, string(recorded), sums.String(), "a source or PTX was changed by hand: run scripts/ptx.sh")
-		assert.NotEmpty(t, files)
-		assert.Zero(t, len(files)%2, "a source and its PTX each")
-	}
-}
-
-// The kernels that the package launches are in its PTX, with the parameters that it gives them:
-// without a GPU nothing else compares the two.
-func TestOwnKernelsHaveTheLaunchedParameters(t *testing.T) {
-	t.Parallel()
-	memory, err := checkCode(memoryPTX)
-	require.NoError(t, err)
-	assert.Equal(t, map[string]ptx.Entry{
-		"pinned_fill": {Params: []int{8, 8, 8, 4, 8, 8}, BlockThreads: blockThreads}, "pinned_check": {Params: []int{8, 8, 8, 4, 8, 8, 8}, BlockThreads: blockThreads},
-		"pinned_copy": {Params: []int{8, 8, 8}, BlockThreads: copyThreads}, "pinned_chase": {Params: []int{8, 8, 8, 8}}, "pinned_busy": {Params: []int{8, 8}},
-	}, memory)
-	blocks, err := checkCode(blocksPTX)
-	require.NoError(t, err)
-	assert.Equal(t, map[string]ptx.Entry{
-		"pinned_blocks":       {Params: []int{8, 8, 8, 8, 8, 8, 8, 8}, BlockThreads: blocksThreads},
-		"pinned_first_beyond": {Params: []int{8, 8, 8, 8}, BlockThreads: blocksThreads},
-	}, blocks)
-	parts, err := checkCode(partsPTX)
-	require.NoError(t, err)
-	assert.Equal(t, map[string]ptx.Entry{"pinned_parts": {Params: []int{8, 8, 8, 8}, BlockThreads: partsThreads}}, parts)
 }

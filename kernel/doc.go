@@ -3,7 +3,7 @@
 //
 //	m, err := kernel.Load(ctx, dev, ptx)
 //	k, err := m.Kernel(ctx, "saxpy")
-//	err = k.Launch(s, kernel.Threads(n, 256), kernel.Ptr(y), kernel.Ptr(x), kernel.Float32(a), kernel.Int(n))
+//	err = k.Launch(s, kernel.Threads(n, 256), kernel.Arg(y), kernel.Arg(x), kernel.Arg(float32(a)), kernel.Arg(n))
 //	err = s.Synchronize(ctx)
 //	err = m.Close()
 //
@@ -13,8 +13,8 @@
 // is whole, because CUDA looks at it only when a kernel is looked up. The driver compiles PTX for
 // the device (cuModuleLoadDataEx), and keeps the
 // result in a cache on disk. If it cannot, the error has the compiler's log: see
-// [cudart.JITError]. A simulated device runs Go functions in place of kernels: those of this
-// package's own, and others that its configuration has (see package cudasim).
+// [cudart.JITError]. A simulated device runs Go functions in place of kernels, which its configuration has
+// (see package cudasim).
 //
 // # Launching
 //
@@ -22,14 +22,6 @@
 // checks the number and the sizes of the arguments against the kernel's parameters, because CUDA
 // reads beyond wrong ones. It allocates nothing. It cannot check how the kernel uses them: a kernel
 // that accesses memory which is not allocated makes the context unusable.
-//
-// # The package's own kernels
-//
-// [Memory] fills, checks, copies and times memory. [Blocks] copies many blocks by lists of
-// indices; package transfer has checked copies with it. The source is in src, in CUDA C;
-// scripts/ptx.sh compiles it to the PTX that is embedded, for all devices of compute capability
-// 7.5 or later and drivers of CUDA 11.8 or later, and records the hashes of both. A [Content] is the
-// same on the GPU and in Go.
 //
 // # Contexts and threads
 //

@@ -30,7 +30,7 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		if err := k.Launch(s, kernel.Threads(n, 256), kernel.Ptr(x), kernel.Float32(2), kernel.Int(n)); err != nil {
+		if err := k.Launch(s, kernel.Threads(n, 256), kernel.Arg(x), kernel.Arg(float32(2)), kernel.Arg(n)); err != nil {
 			return err
 		}
 		return s.Synchronize(ctx)
@@ -81,32 +81,6 @@ func ExampleThreads() {
 	// Output: 3907 blocks of 256
 }
 
-// A content is the same on the GPU and in Go: memory is filled on one side, and checked on the
-// other.
-func ExampleContent() {
-	c := kernel.Content{Kind: kernel.Counter}
-	memory := make([]byte, 16)
-	c.Fill(memory, 256)
-	fmt.Println(memory)
-	// Output: [0 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0]
-}
-
-// Device memory is compared on the GPU, at the speed of its memory.
-func ExampleMemory_Compare() {
-	check := func(ctx context.Context, m *kernel.Memory, s *cudart.Stream, p cudart.DevPtr, n int) error {
-		content := kernel.Content{Seed: 42}
-		if err := m.Fill(s, p, n, content, 0); err != nil {
-			return err
-		}
-		found, err := m.Compare(ctx, s, p, n, content, 0)
-		if err == nil && found.Mismatches > 0 {
-			err = fmt.Errorf("%d bytes are wrong, the first at offset %d", found.Mismatches, found.First)
-		}
-		return err
-	}
-	_ = check
-}
-
 // Memory that a kernel uses is freed when the stream has passed the launch.
 func ExampleKernel_Launch() {
 	once := func(ctx context.Context, k *kernel.Kernel, s *cudart.Stream, n int) (err error) {
@@ -114,7 +88,7 @@ func ExampleKernel_Launch() {
 		if err != nil {
 			return err
 		}
-		err = k.Launch(s, kernel.Threads(n, 256), kernel.Ptr(p), kernel.Int(n))
+		err = k.Launch(s, kernel.Threads(n, 256), kernel.Arg(p), kernel.Arg(n))
 		if end := s.Point().Wait(ctx); end != nil {
 			return errors.Join(err, end) // the kernel may still use the memory
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -36,38 +37,22 @@ func Threads(n, block int) Config {
 	return Config{Grid: Dim{X: (n-1)/block + 1}, Block: Dim{X: block}}
 }
 
-// An Arg is the value of a kernel's parameter.
-type Arg struct {
+// A Value is the value of a kernel's parameter. [Arg] makes it.
+type Value struct {
 	bits uint64
 	size uint8
 }
 
-// Ptr is a pointer parameter. Mapped host memory has a [cudart.DevPtr], too.
-func Ptr(p cudart.DevPtr) Arg { return Arg{uint64(p), 8} }
-
-// Int is a parameter of 64 bits, such as size_t or long long.
-func Int(v int) Arg { return Arg{uint64(v), 8} }
-
-// Uint64 is an unsigned parameter of 64 bits.
-func Uint64(v uint64) Arg { return Arg{v, 8} }
-
-// Int32 is an int parameter.
-func Int32(v int32) Arg { return Arg{uint64(uint32(v)), 4} }
-
-// Uint32 is an unsigned int parameter.
-func Uint32(v uint32) Arg { return Arg{uint64(v), 4} }
-
-// Uint16 is a parameter of 16 bits, such as the bits of a half.
-func Uint16(v uint16) Arg { return Arg{uint64(v), 2} }
-
-// Uint8 is a parameter of 8 bits, such as char or bool.
-func Uint8(v uint8) Arg { return Arg{uint64(v), 1} }
-
-// Float32 is a float parameter.
-func Float32(v float32) Arg { return Arg{uint64(math.Float32bits(v)), 4} }
-
-// Float64 is a double parameter.
-func Float64(v float64) Arg { return Arg{math.Float64bits(v), 8} }
+// Arg returns v as an argument: Arg(ptr), Arg(n), Arg(float32(2)). The size of T is the size of the
+// parameter: an int is 64 bits, as size_t and long long are, and an int32 is C's int. A bool of C is
+// a uint8. Mapped host memory has a [cudart.DevPtr], too.
+func Arg[T cudart.Number](v T) Value {
+	var a Value
+	if a.size = uint8(unsafe.Sizeof(v)); a.size <= 8 {
+		*(*T)(unsafe.Pointer(&a.bits)) = v
+	}
+	return a
+}
 
 // made reports whether Module.Kernel has made the Kernel.
 func (k *Kernel) made() bool { return k != nil && k.module != nil }
@@ -107,7 +92,7 @@ func (k *Kernel) AllowShared(n int) error {
 // allows fewer threads or less shared memory, or if the arguments do not match the kernel's
 // parameters, which are known of PTX. It wraps [cudart.ErrClosed] if the module or the stream is closed.
 // Errors of the kernel appear at later calls that use the stream or the device.
-func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Arg) error {
+func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Value) error {
 	switch {
 	case !k.made():
 		return k.errorf("%w", errZero)
@@ -142,7 +127,7 @@ const (
 	maxBlockZ           = 64
 )
 
-func (k *Kernel) check(c Config, args []Arg) error {
+func (k *Kernel) check(c Config, args []Value) error {
 	l, grid, block := &k.function.Limits, c.Grid, c.Block
 	switch {
 	case grid.X <= 0 || grid.Y < 0 || grid.Z < 0:
@@ -157,6 +142,13 @@ func (k *Kernel) check(c Config, args []Arg) error {
 		return k.invalid("%d bytes of shared memory: 0 to %d (AllowShared raises it)", c.SharedBytes, l.DynamicShared)
 	case len(args) > MaxArgs:
 		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
+	}
+	for i, a := range args {
+		if a.size == 0 || a.size > 8 {
+			return k.invalid("argument %d has %d bytes: Arg makes arguments of 1, 2, 4 and 8", i, a.size)
+		}
+	}
+	switch {
 	case !k.parsed:
 		return nil
 	case len(args) != len(k.params):

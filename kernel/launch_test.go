@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,8 +79,8 @@ func TestLaunchPassesShapeAndArguments(t *testing.T) {
 		assert.Equal(t, cudart.FunctionLimits{BlockThreads: testgpu.KernelThreads, StaticShared: testgpu.KernelStatic,
 			DynamicShared: testgpu.KernelDynamic, Registers: testgpu.KernelRegisters, LocalBytes: 16}, k.Limits())
 		shape := kernel.Config{Grid: kernel.Dim{X: 1 << 20, Y: 3}, Block: kernel.Dim{X: 8, Y: 4, Z: 2}, SharedBytes: 100}
-		require.NoError(t, k.Launch(r.stream, shape, kernel.Ptr(0x123456789a), kernel.Float32(-1.5), kernel.Uint8(200),
-			kernel.Uint16(65000), kernel.Float64(math.Pi), kernel.Int32(-7)))
+		require.NoError(t, k.Launch(r.stream, shape, kernel.Arg(0x123456789a), kernel.Arg(float32(-1.5)), kernel.Arg(uint8(200)),
+			kernel.Arg(uint16(65000)), kernel.Arg(float64(math.Pi)), kernel.Arg(int32(-7))))
 		require.NoError(t, r.kernel(t, "empty").Launch(r.stream, kernel.Threads(257, 256)))
 		minus := int32(-7)
 		assert.Equal(t, []testgpu.Launched{
@@ -111,8 +112,8 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 		n := 1.0
 		launch := func() {
 			n++
-			err = errors.Join(err, mixed.Launch(s, kernel.Threads(1000, 256), kernel.Ptr(8), kernel.Float32(float32(n)), kernel.Uint8(1),
-				kernel.Uint16(2), kernel.Float64(n), kernel.Int32(3)))
+			err = errors.Join(err, mixed.Launch(s, kernel.Threads(1000, 256), kernel.Arg(8), kernel.Arg(float32(n)), kernel.Arg(uint8(1)),
+				kernel.Arg(uint16(2)), kernel.Arg(float64(n)), kernel.Arg(int32(3))))
 		}
 		launch()
 		if !testgpu.Race { // its own bookkeeping allocates
@@ -129,8 +130,8 @@ func TestWrongLaunchesAreRefused(t *testing.T) {
 		r := newFixture(t, v, ptx)
 		mixed, empty := r.kernel(t, "mixed"), r.kernel(t, "empty")
 		one := kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}}
-		right := []kernel.Arg{kernel.Int(1), kernel.Float32(1), kernel.Uint8(1), kernel.Uint16(1), kernel.Float64(1), kernel.Uint32(1)}
-		wrong := append(append([]kernel.Arg(nil), right[:5]...), kernel.Int(1))
+		right := []kernel.Value{kernel.Arg(1), kernel.Arg(float32(1)), kernel.Arg(uint8(1)), kernel.Arg(uint16(1)), kernel.Arg(float64(1)), kernel.Arg(uint32(1))}
+		wrong := append(append([]kernel.Value(nil), right[:5]...), kernel.Arg(1))
 		shape := func(change func(c *kernel.Config)) kernel.Config {
 			c := one
 			change(&c)
@@ -140,7 +141,8 @@ func TestWrongLaunchesAreRefused(t *testing.T) {
 			"0 arguments: the kernel has 6":                    func() error { return mixed.Launch(r.stream, one) },
 			"7 arguments: the kernel has 6":                    func() error { return mixed.Launch(r.stream, one, append(right, right[0])...) },
 			"argument 5 has 8 bytes: the parameter has 4":      func() error { return mixed.Launch(r.stream, one, wrong...) },
-			"33 arguments: at most 32":                         func() error { return mixed.Launch(r.stream, one, make([]kernel.Arg, 33)...) },
+			"argument 1 has 0 bytes":                           func() error { return mixed.Launch(r.stream, one, right[0], kernel.Value{}) },
+			"33 arguments: at most 32":                         func() error { return mixed.Launch(r.stream, one, make([]kernel.Value, 33)...) },
 			"grid {X:0 Y:0 Z:0}: the number of blocks must be": func() error { return empty.Launch(r.stream, kernel.Threads(0, 256)) },
 			"grid {X:1 Y:-1 Z:0}: the number of blocks must":   func() error { return empty.Launch(r.stream, shape(func(c *kernel.Config) { c.Grid.Y = -1 })) },
 			"grid {X:1 Y:65536 Z:0}: at most":                  func() error { return empty.Launch(r.stream, shape(func(c *kernel.Config) { c.Grid.Y = 65536 })) },
@@ -163,7 +165,7 @@ func TestWrongLaunchesAreRefused(t *testing.T) {
 			assert.True(t, strings.HasPrefix(err.Error(), "kernel: launch kernel "), err.Error())
 		}
 		assert.ErrorContains(t, empty.Launch(nil, one), "the stream is nil")
-		err := r.kernel(t, "wide").Launch(r.stream, one, kernel.Int(1))
+		err := r.kernel(t, "wide").Launch(r.stream, one, kernel.Arg(1))
 		assert.ErrorIs(t, err, errors.ErrUnsupported)
 		assert.ErrorContains(t, err, "parameter 0 is a struct by value")
 
@@ -187,7 +189,9 @@ func TestArgumentsAreCheckedForPTXOnly(t *testing.T) {
 		fatbin, err := os.ReadFile("testdata/user.fatbin")
 		require.NoError(t, err)
 		r := newFixture(t, v, string(fatbin))
-		require.NoError(t, r.kernel(t, "mixed").Launch(r.stream, kernel.Threads(1, 1), make([]kernel.Arg, 6)...))
+		require.NoError(t, r.kernel(t, "mixed").Launch(r.stream, kernel.Threads(1, 1), slices.Repeat([]kernel.Value{kernel.Arg(1)}, 6)...))
+		err = r.kernel(t, "mixed").Launch(r.stream, kernel.Threads(1, 1), kernel.Arg(complex(1, 2)))
+		assert.ErrorContains(t, err, "argument 0 has 16 bytes: Arg makes arguments of 1, 2, 4 and 8")
 		_, err = r.module.Kernel(t.Context(), "other")
 		assert.ErrorIs(t, err, cudart.ErrSymbolNotFound)
 	})
@@ -387,7 +391,7 @@ func BenchmarkLaunchOwnCost(b *testing.B) {
 			require.NoError(b, err)
 			b.ReportAllocs()
 			for range b.N {
-				_ = mixed.Launch(s, kernel.Threads(1000, 256), kernel.Ptr(8), kernel.Float32(1), kernel.Uint8(1), kernel.Uint16(2), kernel.Float64(3), kernel.Int32(3))
+				_ = mixed.Launch(s, kernel.Threads(1000, 256), kernel.Arg(8), kernel.Arg(float32(1)), kernel.Arg(uint8(1)), kernel.Arg(uint16(2)), kernel.Arg(float64(3)), kernel.Arg(int32(3)))
 			}
 			require.NoError(b, s.Close())
 			require.NoError(b, m.Close())

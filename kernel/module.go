@@ -20,7 +20,7 @@ var (
 	errNilContext = errors.New("the context is nil")
 	errNilDevice  = errors.New("the device is nil or zero")
 	errNilStream  = errors.New("the stream is nil or zero")
-	errZero       = errors.New("the receiver is nil or zero (Load, NewMemory and Module.Kernel return usable values)")
+	errZero       = errors.New("the receiver is nil or zero (Load and Module.Kernel return usable values)")
 )
 
 // isZero reports whether a stream is nil or zero.
@@ -87,39 +87,16 @@ func load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error)
 	return &Module{dev: dev, module: module, kernels: kernels, inside: inside}, nil
 }
 
-// loadKernels loads code of this package, looks up its kernels, and calls more if it is not nil. When ctx
-// ends during a call of CUDA, the code is unloaded once the call returns.
-func loadKernels(ctx context.Context, dev *cudart.Device, code []byte, kernels map[string]**Kernel, more func() error) (*Module, error) {
-	m, err := Load(ctx, dev, code)
-	if err != nil {
-		return nil, err
-	}
-	return bounded.Do(ctx, bounded.Call[*Module]{
-		Run: func() (*Module, error) {
-			var err error
-			for name, k := range kernels {
-				if err == nil {
-					*k, err = m.Kernel(context.WithoutCancel(ctx), name)
-				}
-			}
-			if err == nil && more != nil {
-				err = more()
-			}
-			if err != nil {
-				return nil, errors.Join(err, lifetime.Undo(ctx, m.CloseContext))
-			}
-			return m, nil
-		},
-		Late: func(m *Module, err error) {
-			if err == nil {
-				_ = lifetime.Undo(ctx, m.CloseContext)
-			}
-		},
-	})
-}
-
 // made reports whether Load has made the Module.
 func (m *Module) made() bool { return m != nil && m.module != nil }
+
+// Device returns the device on which the code is loaded. It does not block.
+func (m *Module) Device() *cudart.Device {
+	if !m.made() {
+		return nil
+	}
+	return m.dev
+}
 
 // Kernel looks up a kernel by its name, which is that of a function with extern "C"
 // (cuModuleGetFunction). CUDA may compile the code only now.

@@ -104,7 +104,7 @@ func ExampleOptions_onDevice() {
 	printOnDevice(ctx, dev, stream, squares, loader.Options{
 		BatchSize: 4,
 		OnDevice: func(s *cudart.Stream, b *loader.Batch) error {
-			return double.Launch(s, kernel.Threads(b.Len(), 256), kernel.Ptr(b.Field(0)), kernel.Int(b.Len()))
+			return double.Launch(s, kernel.Threads(b.Len(), 256), kernel.Arg(b.Field(0)), kernel.Arg(b.Len()))
 		},
 	})
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
 // Pinned returns a source as [Memory] does, of samples in pinned memory: bytes of a
@@ -39,7 +39,7 @@ type pinnedMemory struct{ memory }
 // lists of indices in place of samples.
 type gatherer struct {
 	data   []pinnedField // none for a loader with windows
-	kernel *kernel.Blocks
+	kernel *gpukernels.Blocks
 }
 
 // A pinnedField is a field of all samples.
@@ -95,7 +95,7 @@ func (g *gatherer) open(ctx context.Context, dev *cudart.Device) (err error) {
 	if sameAddress == 0 {
 		return fmt.Errorf("%v cannot access host memory by its address: %w", dev, errors.ErrUnsupported)
 	}
-	g.kernel, err = kernel.NewBlocks(ctx, dev)
+	g.kernel, err = gpukernels.NewBlocks(ctx, dev)
 	return err
 }
 
@@ -125,8 +125,8 @@ func (g *gatherer) queue(l *Loader, slots []*slot) error {
 			continue
 		}
 		for f, size := range l.layout.sizes {
-			dst := kernel.BlockList{Base: s.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size}
-			src := kernel.BlockList{Base: g.data[f].at, Stride: size, Index: address(s.host)}
+			dst := gpukernels.BlockList{Base: s.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size}
+			src := gpukernels.BlockList{Base: g.data[f].at, Stride: size, Index: address(s.host)}
 			err := g.data[f].owner.Use(l.stream, false, func() error {
 				return l.buf.Use(l.stream, false, func() error {
 					return g.kernel.Copy(l.stream, dst, src, size, count, gatherProcessors)

@@ -39,7 +39,7 @@ func inverting(t *testing.T, link cudasim.Link, fields ...int) (*cudasim.Sim, *c
 	return sim, dev, func(s *cudart.Stream, b *Batch) error {
 		for f, size := range fields {
 			n := b.Len() * size
-			if err := k.Launch(s, kernel.Threads(n, 256), kernel.Ptr(b.Field(f)), kernel.Int(n)); err != nil {
+			if err := k.Launch(s, kernel.Threads(n, 256), kernel.Arg(b.Field(f)), kernel.Arg(n)); err != nil {
 				return err
 			}
 		}

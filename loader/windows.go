@@ -10,7 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
 // A windowOrder is the order of the samples of one epoch, by windows. As of a permutation, programs
@@ -250,7 +250,7 @@ func (m *windows) retire(n int, after cudart.Point) {
 // queue queues the kernels that copy batches to slots, which are neighbours in memory without
 // padding between the samples: a kernel for each field and shard. Its lists have the places of the
 // shard's samples in the batches, and their numbers in the shard.
-func (m *windows) queue(blocks *kernel.Blocks, slots []*slot) error {
+func (m *windows) queue(blocks *gpukernels.Blocks, slots []*slot) error {
 	l, order, first := m.l, m.epoch.windows, slots[0]
 	m.places, m.numbers = m.places[:0], m.numbers[:0]
 	m.ends = append(m.ends[:0], make([]int, len(m.files)*order.window)...)
@@ -284,8 +284,8 @@ func (m *windows) queue(blocks *kernel.Blocks, slots []*slot) error {
 			// A change waits for the kernels before it closes the file.
 			base := address(m.files[place/order.window][place%order.window].Bytes())
 			for f, size := range l.layout.sizes {
-				dst := kernel.BlockList{Base: first.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size, Index: address(to[entry:])}
-				src := kernel.BlockList{Base: base, Stride: order.sample, Index: address(from[entry:])}
+				dst := gpukernels.BlockList{Base: first.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size, Index: address(to[entry:])}
+				src := gpukernels.BlockList{Base: base, Stride: order.sample, Index: address(from[entry:])}
 				if err := blocks.Copy(l.stream, dst, src, size, n, gatherProcessors); err != nil {
 					return err
 				}

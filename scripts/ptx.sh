@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the kernels in kernel/src and examples/gcn/src to PTX, which the package and the
+# Compiles the kernels in internal/gpukernels/src and examples/gcn/src to PTX, which the package and the
 # example embed, so that building this module needs no CUDA toolkit. Run it after a change of a
 # .cu file, and commit the PTX and SHA256SUMS, which nothing else writes: a test compares the
 # hashes of the sources and of the PTX.
@@ -49,7 +49,7 @@ PYTHON
 
 copy=
 trap 'rm -rf "$copy"' EXIT
-for committed in "$PWD"/{kernel,examples/gcn}/src; do
+for committed in "$PWD"/{internal/gpukernels,examples/gcn}/src; do
 	cd "$committed"
 	if [[ ${1:-} == check ]]; then
 		copy=$(mktemp -d)

@@ -15,8 +15,8 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/lifetime"
-	"github.com/gopinned/pinned/kernel"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -70,8 +70,8 @@ type BlocksOptions struct {
 // that may block as long as CUDA does.
 type Blocks struct {
 	dev        *cudart.Device
-	kernel     *kernel.Blocks // nil where the device cannot access host memory by its address
-	lists      *pool.Pool     // indices that the kernel reads
+	kernel     *gpukernels.Blocks // nil where the device cannot access host memory by its address
+	lists      *pool.Pool         // indices that the kernel reads
 	table      blocksTable
 	method     BlocksMethod
 	processors int
@@ -84,7 +84,7 @@ type Blocks struct {
 // quicker for which blocks, with 4 MiB of pinned memory and as much of the device. The first time on
 // a machine the driver also compiles the kernel's PTX: NewBlocks took 0.73 s on an H100, the
 // compiler 0.52 s of it. The driver caches the result (~/.nv/ComputeCache). Close it. Errors
-// are those of [kernel.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
+// are those of [gpukernels.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
 func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (*Blocks, error) {
 	b, err := newBlocks(ctx, dev, o)
 	if err != nil {
@@ -140,7 +140,7 @@ func (b *Blocks) open(ctx context.Context) error {
 	if b.method == EngineMethod {
 		return nil
 	}
-	if b.kernel, err = kernel.NewBlocks(ctx, b.dev); err == nil && b.method == QuickestMethod {
+	if b.kernel, err = gpukernels.NewBlocks(ctx, b.dev); err == nil && b.method == QuickestMethod {
 		b.table, err = b.measure(ctx)
 	}
 	return err
@@ -584,7 +584,7 @@ func (b *Blocks) choose(c *BlockCopy, down bool) BlocksMethod {
 	return b.table.quickest(down, c.unit(), c.Size, c.Count)
 }
 
-// unit is the number of bytes that the kernel copies at a time, as in kernel/src/blocks.cu.
+// unit is the number of bytes that the kernel copies at a time, as in internal/gpukernels/src/blocks.cu.
 func (c *BlockCopy) unit() int {
 	all := int(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))) | int(c.Device) | c.HostStride | c.DeviceStride | c.Size
 	for _, unit := range kernelUnits[:len(kernelUnits)-1] {
@@ -602,8 +602,8 @@ func (c *blocksCall) byKernel(l *blocksLaunch) error {
 	address := func(list []uint32, onDevice cudart.DevPtr) cudart.DevPtr {
 		return onDevice | cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(list)))) // one of them at most
 	}
-	src := kernel.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(l.Host)))), Stride: l.HostStride, Index: address(l.HostIndex, l.HostIndexOnDevice)}
-	dst := kernel.BlockList{Base: l.Device, Stride: l.DeviceStride, Index: address(l.DeviceIndex, l.DeviceIndexOnDevice)}
+	src := gpukernels.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(l.Host)))), Stride: l.HostStride, Index: address(l.HostIndex, l.HostIndexOnDevice)}
+	dst := gpukernels.BlockList{Base: l.Device, Stride: l.DeviceStride, Index: address(l.DeviceIndex, l.DeviceIndexOnDevice)}
 	if c.down {
 		dst, src = src, dst
 	}
@@ -763,7 +763,7 @@ func overlap(memories [][]byte) bool {
 // device's memory.
 func (c *blocksCall) checkOnDevice(l *BlockCopy) error {
 	sides := l.sides(false)
-	const words = 2 // of a result: see kernel.Blocks.FirstBeyond
+	const words = 2 // of a result: see gpukernels.Blocks.FirstBeyond
 	lease, err := c.lists.Get(c.ctx, 8*words*len(sides))
 	if err != nil {
 		return err

@@ -9,13 +9,13 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
 // A scatterer copies many small parts between the ring and the device by a kernel.
 type scatterer struct {
-	kernel *kernel.Parts
+	kernel *gpukernels.Parts
 	lists  *pool.Pool
 }
 
@@ -45,7 +45,7 @@ func (e *engine) scatterer(ctx context.Context) *scatterer {
 	s := e.scattering.loaded.Load()
 	if s == nil && e.sameAddress && e.scattering.begun.CompareAndSwap(false, true) {
 		s, _ = bounded.Do(ctx, bounded.Call[*scatterer]{Run: func() (*scatterer, error) {
-			k, _ := kernel.NewParts(context.WithoutCancel(ctx), e.members[0].dev) // nil after an error
+			k, _ := gpukernels.NewParts(context.WithoutCancel(ctx), e.members[0].dev) // nil after an error
 			s := &scatterer{k, e.queued}
 			e.scattering.loaded.Store(s)
 			return s, nil
@@ -80,19 +80,19 @@ func (s *scatterer) queue(on *cudart.Stream, p *partList, mem []byte, off int) (
 	if runs < minScattered {
 		return false, nil
 	}
-	lease, err := s.lists.TryGet(context.Background(), count*kernel.PartBytes)
+	lease, err := s.lists.TryGet(context.Background(), count*gpukernels.PartBytes)
 	if err != nil {
 		return false, nil
 	}
 	defer func() { _ = lease.Release(on) }() // fails only for no stream, and twice
-	list := unsafe.Slice((*kernel.Part)(lease.Pointer()), count)[:0]
+	list := unsafe.Slice((*gpukernels.Part)(lease.Pointer()), count)[:0]
 	_ = p.runs(mem, off, func(run Part) error {
 		for from := 0; from < len(run.Host); from += maxEntry {
 			host, device := cudart.DevPtr(uintptr(unsafe.Pointer(&run.Host[from]))), run.Device+cudart.DevPtr(from)
 			if p.down {
 				host, device = device, host
 			}
-			list = append(list, kernel.Part{Dst: device, Src: host, Size: uint64(min(maxEntry, len(run.Host)-from))})
+			list = append(list, gpukernels.Part{Dst: device, Src: host, Size: uint64(min(maxEntry, len(run.Host)-from))})
 		}
 		return nil
 	})

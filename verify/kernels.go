@@ -6,22 +6,22 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
-// gpu fills and compares memory on the device: kernel.Memory, or in tests one that goes wrong.
+// gpu fills and compares memory on the device: gpukernels.Memory, or in tests one that goes wrong.
 // Addresses are device addresses.
 type gpu interface {
 	// Fill queues a kernel that writes n bytes of a content, from offset at on, to p.
-	Fill(s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) error
+	Fill(s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) error
 	// Compare compares n bytes at p with a content, and waits for the result.
-	Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error)
+	Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) (gpukernels.Found, error)
 	CloseContext(ctx context.Context) error
 }
 
 // loadKernels is a runner's load.
 func loadKernels(ctx context.Context, dev *cudart.Device) (gpu, error) {
-	m, err := kernel.NewMemory(ctx, dev)
+	m, err := gpukernels.NewMemory(ctx, dev)
 	if err != nil {
 		return nil, err
 	}
@@ -29,27 +29,27 @@ func loadKernels(ctx context.Context, dev *cudart.Device) (gpu, error) {
 }
 
 // onGPU returns the content as kernels take it.
-func (c content) onGPU() kernel.Content {
-	k := kernel.Content{Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
+func (c content) onGPU() gpukernels.Content {
+	k := gpukernels.Content{Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
 	switch c.pattern {
 	case WalkingBit:
-		k.Kind = kernel.WalkingBit
+		k.Kind = gpukernels.WalkingBit
 	case Counter:
-		k.Kind = kernel.Counter
+		k.Kind = gpukernels.Counter
 	case Random:
-		k.Kind = kernel.Random
+		k.Kind = gpukernels.Random
 	default:
-		k.Kind, k.Seed = kernel.Constant, c.masked(0).word(0)
+		k.Kind, k.Seed = gpukernels.Constant, c.masked(0).word(0)
 	}
 	return k
 }
 
 // atMemorySpeed returns the content of PathDeviceMemory, whose random bytes are cheaper to
 // compute.
-func (c content) atMemorySpeed() kernel.Content {
+func (c content) atMemorySpeed() gpukernels.Content {
 	k := c.onGPU()
 	if c.pattern == Random {
-		k.Kind = kernel.Hash
+		k.Kind = gpukernels.Hash
 	}
 	return k
 }
@@ -102,7 +102,7 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 }
 
 // find has the device compare the case's bytes.
-func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k kernel.Content) (kernel.Found, error) {
+func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k gpukernels.Content) (gpukernels.Found, error) {
 	t.uses(t.streams[0])
 	found, err := t.gpu.Compare(ctx, t.streams[0], p, c.SizeBytes, k, 0)
 	if err == nil && t.found != nil {
@@ -113,7 +113,7 @@ func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k k
 
 // foundDifference describes a mismatch that a kernel found: a kernel returns the first
 // offset and the number of bytes.
-func foundDifference(c Case, at string, found kernel.Found, k kernel.Content) Difference {
+func foundDifference(c Case, at string, found gpukernels.Found, k gpukernels.Content) Difference {
 	d := Difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1}
 	d.Expected = make(Hex, min(shownBytes, c.SizeBytes-found.First))
 	k.Fill(d.Expected, uint64(found.First))
@@ -130,7 +130,7 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismat
 	if err := s.Memset(p-guardBytes, guardByte, c.SizeBytes+2*guardBytes); err != nil {
 		return nil, err
 	}
-	for _, k := range []kernel.Content{poisoned, k} {
+	for _, k := range []gpukernels.Content{poisoned, k} {
 		if err := t.gpu.Fill(s, p, c.SizeBytes, k, 0); err != nil {
 			return nil, err
 		}

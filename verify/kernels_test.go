@@ -15,8 +15,8 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/testgpu"
-	"github.com/gopinned/pinned/kernel"
 )
 
 // counted counts when it is closed.
@@ -80,7 +80,7 @@ func TestContentsOfKernels(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, kernel.Hash, content{pattern: Random}.atMemorySpeed().Kind)
+	assert.Equal(t, gpukernels.Hash, content{pattern: Random}.atMemorySpeed().Kind)
 }
 
 // An upload that does not arrive is found without the way back, and described by it.
@@ -110,9 +110,9 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 // spoiling changes a byte before it compares.
 type spoiling struct{ counted }
 
-func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
+func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) (gpukernels.Found, error) {
 	if err := s.Synchronize(ctx); err != nil {
-		return kernel.Found{}, err
+		return gpukernels.Found{}, err
 	}
 	var b byte
 	err := g.dev.CopyToHost(unsafe.Pointer(&b), p+77, 1)
@@ -128,9 +128,9 @@ func TestKernelPathFindsWrongReads(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{AtDevice, AtSource} {
 		r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
-			r.found = func(c Case, where string, f kernel.Found) kernel.Found {
+			r.found = func(c Case, where string, f gpukernels.Found) gpukernels.Found {
 				if where == at {
-					return kernel.Found{Mismatches: 3, First: 90}
+					return gpukernels.Found{Mismatches: 3, First: 90}
 				}
 				return f
 			}
@@ -164,7 +164,7 @@ func TestKernelPathsFindOverruns(t *testing.T) {
 
 type overrunning struct{ counted }
 
-func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c kernel.Content, at uint64) (kernel.Found, error) {
+func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) (gpukernels.Found, error) {
 	found, err := g.counted.Compare(ctx, s, p, n, c, at)
 	var b byte
 	return found, errors.Join(err, g.dev.CopyToDevice(p+cudart.DevPtr(n), unsafe.Pointer(&b), 1))

@@ -10,8 +10,8 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/units"
-	"github.com/gopinned/pinned/kernel"
 )
 
 // pathFailures in a row end a path.
@@ -75,7 +75,7 @@ type runner struct {
 	hostFree func() (int, bool)
 	load     func(context.Context, *cudart.Device) (gpu, error)
 	tamper   func(Case, []byte) // of tests, see trip
-	found    func(Case, string, kernel.Found) kernel.Found
+	found    func(Case, string, gpukernels.Found) gpukernels.Found
 }
 
 func (r *runner) run(ctx context.Context) error {

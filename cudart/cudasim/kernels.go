@@ -24,7 +24,7 @@ func (s *Sim) kernel(name string) kernel {
 	return ownKernels[name]
 }
 
-// ownKernels are those of kernel/src, argument by argument.
+// ownKernels are those of internal/gpukernels/src, argument by argument.
 var ownKernels = map[string]kernel{
 	"pinned_fill":  {fillKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), true) }},
 	"pinned_check": {checkKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), false) }},

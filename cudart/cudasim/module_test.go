@@ -349,7 +349,7 @@ func TestLaunchesHaveFaults(t *testing.T) {
 func TestKernelsTakeTheirTime(t *testing.T) {
 	t.Parallel()
 	locked(t)
-	ptx, err := os.ReadFile("../../kernel/src/memory.ptx")
+	ptx, err := os.ReadFile("../../internal/gpukernels/src/memory.ptx")
 	require.NoError(t, err)
 	l := open(t, cudasim.Config{})
 	module, s := l.load(string(ptx)), l.stream()

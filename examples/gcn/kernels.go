@@ -57,7 +57,7 @@ const (
 )
 
 // launch runs a kernel with so many threads, or as many as the device runs at once.
-func (n *network) launch(s *cudart.Stream, k *kernel.Kernel, threads int, args ...kernel.Arg) error {
+func (n *network) launch(s *cudart.Stream, k *kernel.Kernel, threads int, args ...kernel.Value) error {
 	if threads == 0 {
 		return nil
 	}
@@ -67,18 +67,18 @@ func (n *network) launch(s *cudart.Stream, k *kernel.Kernel, threads int, args .
 // addEdges adds for each edge e of a graph row from[e] of src, times weight[e], to row to[e] of
 // dst. weight is float32, or 0 for 1 everywhere. A warp handles an edge.
 func (n *network) addEdges(s *cudart.Stream, dst, src, from, to, weight cudart.DevPtr, edges, width int) error {
-	return n.launch(s, n.edges, 32*edges, kernel.Ptr(dst), kernel.Ptr(src), kernel.Ptr(from), kernel.Ptr(to), kernel.Ptr(weight), kernel.Int(edges), kernel.Uint32(uint32(width)))
+	return n.launch(s, n.edges, 32*edges, kernel.Arg(dst), kernel.Arg(src), kernel.Arg(from), kernel.Arg(to), kernel.Arg(weight), kernel.Arg(edges), kernel.Arg(uint32(width)))
 }
 
 // relu sets count elements of dst to those of src, negative ones to 0. Both may be the same.
 func (n *network) relu(s *cudart.Stream, dst, src cudart.DevPtr, count int) error {
-	return n.launch(s, n.clamp, count, kernel.Ptr(dst), kernel.Ptr(src), kernel.Int(count))
+	return n.launch(s, n.clamp, count, kernel.Arg(dst), kernel.Arg(src), kernel.Arg(count))
 }
 
 // reluGradient sets dst to gradient where output, of relu, is positive, and else to 0. dst may
 // be gradient.
 func (n *network) reluGradient(s *cudart.Stream, dst, gradient, output cudart.DevPtr, count int) error {
-	return n.launch(s, n.positive, count, kernel.Ptr(dst), kernel.Ptr(gradient), kernel.Ptr(output), kernel.Int(count))
+	return n.launch(s, n.positive, count, kernel.Arg(dst), kernel.Arg(gradient), kernel.Arg(output), kernel.Arg(count))
 }
 
 // crossEntropy adds to loss, one float64, scale times the cross-entropy of the softmax of each
@@ -86,12 +86,12 @@ func (n *network) reluGradient(s *cudart.Stream, dst, gradient, output cudart.De
 // 0; it may be logits. Rows whose label is not a class add nothing, and have gradient 0. A warp
 // handles a row.
 func (n *network) crossEntropy(s *cudart.Stream, gradient, logits, labels, loss cudart.DevPtr, rows, classes int, scale float32) error {
-	return n.launch(s, n.entropy, 32*rows, kernel.Ptr(gradient), kernel.Ptr(logits), kernel.Ptr(labels), kernel.Ptr(loss), kernel.Int(rows), kernel.Uint32(uint32(classes)), kernel.Float32(scale))
+	return n.launch(s, n.entropy, 32*rows, kernel.Arg(gradient), kernel.Arg(logits), kernel.Arg(labels), kernel.Arg(loss), kernel.Arg(rows), kernel.Arg(uint32(classes)), kernel.Arg(float32(scale)))
 }
 
 // sgd is a step of stochastic gradient descent: weight -= rate * gradient.
 func (n *network) sgd(s *cudart.Stream, weight, gradient cudart.DevPtr, rate float32, count int) error {
-	return n.launch(s, n.descent, count, kernel.Ptr(weight), kernel.Ptr(gradient), kernel.Float32(rate), kernel.Int(count))
+	return n.launch(s, n.descent, count, kernel.Arg(weight), kernel.Arg(gradient), kernel.Arg(float32(rate)), kernel.Arg(count))
 }
 
 // Tiles of the product's kernel, as in src/network.cu.
@@ -121,12 +121,12 @@ func (n *network) multiply(s *cudart.Stream, c, a, b cublas.Matrix, alpha, beta 
 			err = s.Memset(c.P, 0, 4*count)
 		case 1:
 		default:
-			err = n.launch(s, n.scale, count, kernel.Ptr(c.P), kernel.Float32(beta), kernel.Int(count))
+			err = n.launch(s, n.scale, count, kernel.Arg(c.P), kernel.Arg(float32(beta)), kernel.Arg(count))
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return n.product[ta][tb].Launch(s, kernel.Config{Grid: grid, Block: kernel.Dim{X: blockThreads}}, kernel.Ptr(c.P), kernel.Ptr(a.P), kernel.Ptr(b.P),
-		kernel.Int(c.Rows), kernel.Int(c.Cols), kernel.Int(inner), kernel.Float32(alpha), kernel.Float32(beta))
+	return n.product[ta][tb].Launch(s, kernel.Config{Grid: grid, Block: kernel.Dim{X: blockThreads}}, kernel.Arg(c.P), kernel.Arg(a.P), kernel.Arg(b.P),
+		kernel.Arg(c.Rows), kernel.Arg(c.Cols), kernel.Arg(inner), kernel.Arg(float32(alpha)), kernel.Arg(float32(beta)))
 }

@@ -23,7 +23,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/verify"
 )
 
 type options struct {
@@ -114,9 +114,8 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 type server struct {
 	*cache
 	o        options
-	memory   *kernel.Memory // which stands for the model: it writes blocks, and here also checks them
-	result   *cudart.DeviceMemory
-	versions []uint64 // how often each block was written
+	checker  *verify.Checker // which stands for the model: it writes blocks, and here also checks them
+	versions []uint64        // how often each block was written
 
 	hits, returns []time.Duration // of requests whose blocks were all on the device, and of the others
 }
@@ -130,10 +129,7 @@ func newServer(ctx context.Context, dev *cudart.Device, o options) (*server, err
 }
 
 func (s *server) open(ctx context.Context, dev *cudart.Device) (err error) {
-	if s.memory, err = kernel.NewMemory(ctx, dev); err != nil {
-		return err
-	}
-	if s.result, err = dev.Alloc(kernel.ResultBytes); err != nil {
+	if s.checker, err = verify.NewChecker(ctx, dev); err != nil {
 		return err
 	}
 	s.cache, err = newCache(ctx, dev, s.o.blocks, s.o.size, s.o.slots())
@@ -145,19 +141,14 @@ func (s *server) Close() error {
 	if s.cache != nil {
 		errs = append(errs, s.cache.Close())
 	}
-	if s.result != nil {
-		errs = append(errs, s.result.Close())
-	}
-	if s.memory != nil {
-		errs = append(errs, s.memory.Close())
+	if s.checker != nil {
+		errs = append(errs, s.checker.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// content returns what a block is to have.
-func (s *server) content(b int) kernel.Content {
-	return kernel.Content{Seed: uint64(b)<<32 | s.versions[b]}
-}
+// seed returns from what the content of a block follows.
+func (s *server) seed(b int) uint64 { return uint64(b)<<32 | s.versions[b] }
 
 // write writes the next version of a block, on the device.
 func (s *server) write(b int) error {
@@ -166,7 +157,7 @@ func (s *server) write(b int) error {
 		return err
 	}
 	s.versions[b]++
-	return s.memory.Fill(s.stream, p, s.size, s.content(b), 0)
+	return s.checker.Fill(s.stream, p, s.size, s.seed(b), 0)
 }
 
 // conversation returns the blocks of a conversation. They were made one after the other, and lie anywhere on the
@@ -223,24 +214,18 @@ func (s *server) serve(ctx context.Context) error {
 
 // check compares blocks on the device with what they are to have.
 func (s *server) check(ctx context.Context, blocks []int) error {
-	if err := s.memory.ResetResult(s.stream, s.result.Ptr()); err != nil {
-		return err
-	}
 	for _, b := range blocks {
 		p, err := s.ptr(b)
 		if err != nil {
 			return err
 		}
-		if err := s.memory.Check(s.stream, p, s.size, s.content(b), 0, s.result.Ptr()); err != nil {
+		if err := s.checker.Check(s.stream, p, s.size, s.seed(b), 0); err != nil {
 			return err
 		}
 	}
-	if err := s.stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	found, err := s.memory.ReadResult(ctx, s.result.Ptr())
-	if err == nil && found.Mismatches > 0 {
-		err = fmt.Errorf("of blocks %d to %d on the device %d bytes are wrong", blocks[0], blocks[len(blocks)-1], found.Mismatches)
+	bad, _, err := s.checker.Result(ctx, s.stream)
+	if err == nil && bad > 0 {
+		err = fmt.Errorf("of blocks %d to %d on the device %d bytes are wrong", blocks[0], blocks[len(blocks)-1], bad)
 	}
 	return err
 }
@@ -255,7 +240,7 @@ func (s *server) checkAll(ctx context.Context) error {
 			}
 			continue
 		}
-		s.content(b).Fill(want, 0)
+		verify.Fill(want, s.seed(b), 0)
 		if !bytes.Equal(want, s.spilled(b)) {
 			return fmt.Errorf("block %d in pinned memory is wrong", b)
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
 // BenchmarkCalls is what single calls cost.
@@ -166,7 +166,7 @@ func manyWaiters(f *fixture) task {
 
 // kernels are the module's kernels for memory, and what they are launched with.
 type kernels struct {
-	*kernel.Memory
+	*gpukernels.Memory
 	stream      *cudart.Stream
 	mem, result cudart.DevPtr
 	bytes       int
@@ -178,7 +178,7 @@ func launch(k kernels) task {
 	const count = 256 // the stream must not be full, or a launch waits for the GPU
 	return task{count: count, after: k.wait, op: func() error {
 		for range count {
-			if err := k.Fill(k.stream, k.mem, 64, kernel.Content{}, 0); err != nil {
+			if err := k.Fill(k.stream, k.mem, 64, gpukernels.Content{}, 0); err != nil {
 				return err
 			}
 		}
@@ -190,7 +190,7 @@ func checkMemory(k kernels) task {
 	const count = 8
 	return task{count: count, bytes: count * k.bytes, op: func() error {
 		for range count {
-			if err := k.Check(k.stream, k.mem, k.bytes, kernel.Content{}, 0, k.result); err != nil {
+			if err := k.Check(k.stream, k.mem, k.bytes, gpukernels.Content{}, 0, k.result); err != nil {
 				return err
 			}
 		}
@@ -202,13 +202,13 @@ func kernelRow(taskOf func(kernels) task) func(*fixture) task {
 	return func(f *fixture) task {
 		dev, mem := f.memory(0, 0)
 		_, result := f.memory(0, 1)
-		m := must(kernel.NewMemory(ctx, dev))(f)
+		m := must(gpukernels.NewMemory(ctx, dev))(f)
 		f.later(m.Close)
 		k := kernels{Memory: m, stream: f.stream(dev), mem: mem, result: result, bytes: f.size(gib)}
 		t := taskOf(k)
 		t.verify = func(op func() error) error {
 			n, at := k.bytes, mem+cudart.DevPtr(k.bytes/3)
-			if err := errors.Join(poison(dev, mem, n), m.Fill(k.stream, mem, n, kernel.Content{}, 0), k.wait()); err != nil {
+			if err := errors.Join(poison(dev, mem, n), m.Fill(k.stream, mem, n, gpukernels.Content{}, 0), k.wait()); err != nil {
 				return err
 			}
 			// One byte in 1 GiB is wrong: a check that reads all of it finds it.
@@ -217,7 +217,7 @@ func kernelRow(taskOf func(kernels) task) func(*fixture) task {
 				return err
 			}
 			for mismatches := range 2 {
-				found, err := m.Compare(ctx, k.stream, mem, n, kernel.Content{}, 0)
+				found, err := m.Compare(ctx, k.stream, mem, n, gpukernels.Content{}, 0)
 				if err != nil {
 					return err
 				}

@@ -1,4 +1,4 @@
-// Package content computes bytes from their positions: what package kernel's kernels, and the Go
+// Package content computes bytes from their positions: what package gpukernels' kernels, and the Go
 // functions that stand for them on simulated devices, fill memory with.
 package content
 
@@ -7,7 +7,7 @@ import (
 	"math/bits"
 )
 
-// The kinds of contents. kernel/src/memory.cu has the same functions.
+// The kinds of contents. internal/gpukernels/src/memory.cu has the same functions.
 const (
 	Hash uint32 = iota
 	Constant

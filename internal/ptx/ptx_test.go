@@ -58,7 +58,7 @@ func TestOtherTextIsNotPTX(t *testing.T) {
 }
 
 func BenchmarkParse(b *testing.B) {
-	text, err := os.ReadFile("../../kernel/src/memory.ptx")
+	text, err := os.ReadFile("../../internal/gpukernels/src/memory.ptx")
 	require.NoError(b, err)
 	for b.Loop() {
 		Parse(text)

@@ -20,7 +20,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
 // What kernels measure: copies over the link and work on device memory by the multiprocessors,
@@ -45,7 +45,7 @@ type kernels struct {
 	resources
 	n      int // bytes on either side
 	host   bool
-	memory *kernel.Memory
+	memory *gpukernels.Memory
 	span   *measure.Span
 	s      *cudart.Stream
 	bytes  []byte        // pinned
@@ -55,7 +55,7 @@ type kernels struct {
 }
 
 func (k *kernels) open(ctx context.Context) (err error) {
-	if k.memory, err = kernel.NewMemory(ctx, k.dev); err != nil {
+	if k.memory, err = gpukernels.NewMemory(ctx, k.dev); err != nil {
 		return err
 	}
 	k.undo = append(k.undo, k.memory.CloseContext)
@@ -65,7 +65,7 @@ func (k *kernels) open(ctx context.Context) (err error) {
 	if k.p, err = k.device(k.n); err != nil {
 		return err
 	}
-	if k.result, err = k.device(kernel.ResultBytes); err != nil {
+	if k.result, err = k.device(gpukernels.ResultBytes); err != nil {
 		return err
 	}
 	if k.host {
@@ -92,7 +92,7 @@ func (k *kernels) group(name string, cases []measure.Case) measure.Group {
 }
 
 // compare has a kernel compare device memory with a content.
-func (k *kernels) compare(ctx context.Context, n int, c kernel.Content) error {
+func (k *kernels) compare(ctx context.Context, n int, c gpukernels.Content) error {
 	found, err := k.memory.Compare(ctx, k.s, k.p, n, c, 0)
 	if err == nil && found.Mismatches > 0 {
 		err = fmt.Errorf("%w: %d of %d, the first at offset %d", measure.ErrMismatch, found.Mismatches, n, found.First)
@@ -114,7 +114,7 @@ func mappedMemory(dev *cudart.Device, z sizing) measure.Group {
 }
 
 func (k *kernels) copies(direction string, n, count int) measure.Case {
-	content := kernel.Content{Seed: uint64(n)}
+	content := gpukernels.Content{Seed: uint64(n)}
 	prepared := false
 	prepare := func(ctx context.Context) error {
 		if prepared {
@@ -185,7 +185,7 @@ func checkedMemory(dev *cudart.Device) measure.Group {
 	var cases []measure.Case
 	for _, method := range []string{byFill, byCheck} {
 		labels := append(labelsOf(dev), result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
-		var content kernel.Content
+		var content gpukernels.Content
 		var watch measure.Stopwatch
 		cases = append(cases, measure.Case{
 			Series: result.Series{Name: seriesChecked, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n * count, Labels: labels},
@@ -262,7 +262,7 @@ func loads(dev *cudart.Device) measure.Group {
 			},
 			Verify: func(ctx context.Context) error {
 				var got [2]uint64
-				if err := k.dev.CopyToHost(unsafe.Pointer(&got), k.result, kernel.ResultBytes); err != nil {
+				if err := k.dev.CopyToHost(unsafe.Pointer(&got), k.result, gpukernels.ResultBytes); err != nil {
 					return err
 				}
 				if got[0] != uint64(ends) {

@@ -15,7 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/kernel"
+	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
 // A clock returns the caller's time since some moment. Tests take one that follows the
@@ -189,13 +189,13 @@ func prove(ctx context.Context, dev *cudart.Device, m hostMemory, n int) (err er
 
 // A load is work for the GPU: a kernel that does nothing for a time.
 type load struct {
-	*kernel.Memory
+	*gpukernels.Memory
 	time time.Duration
 }
 
 // newLoad loads the kernel.
 func (w *resources) newLoad(ctx context.Context) (load, error) {
-	m, err := kernel.NewMemory(ctx, w.dev)
+	m, err := gpukernels.NewMemory(ctx, w.dev)
 	if err == nil {
 		w.undo = append(w.undo, m.CloseContext)
 	}
@@ -206,7 +206,7 @@ func (l *load) queue(s *cudart.Stream) error { return l.Busy(s, l.time) }
 
 // fit makes the load take as long as is wanted.
 func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, want time.Duration) error {
-	l.time = min(max(want, time.Microsecond), kernel.MaxBusy)
+	l.time = min(max(want, time.Microsecond), gpukernels.MaxBusy)
 	_, err := span.Time(ctx, s, func() error { return l.queue(s) }) // what a first run costs
 	return err
 }

@@ -1,6 +1,6 @@
 //go:build linux && !android && (amd64 || arm64)
 
-package kernel
+package gpukernels
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -18,15 +19,17 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/content"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/kernel"
 )
 
 // A trial is one launch of a kernel. Pointers among its arguments are offsets in its memory,
 // which lies in device memory up to deviceBytes, and beyond that in pinned host memory.
 type trial struct {
 	kernel    string
-	shape     Config
-	args      []Arg
-	pointers  []int // indices of arguments
+	shape     kernel.Config
+	args      []kernel.Value
+	words     []uint64 // the bits of args
+	pointers  []int    // indices of arguments
 	memory    []byte
 	undefined [2]int // range of the memory that need not be the same, such as times
 }
@@ -42,7 +45,7 @@ func newTrial(r *rand.Rand, name string) *trial {
 	for i := range t.memory {
 		t.memory[i] = byte(r.Uint32())
 	}
-	t.shape = Config{Grid: Dim{X: 1 + r.IntN(4), Y: 1 + r.IntN(2), Z: 1 + r.IntN(2)}, Block: Dim{X: 1 + r.IntN(64), Y: 1 + r.IntN(2), Z: 1 + r.IntN(2)}}
+	t.shape = kernel.Config{Grid: kernel.Dim{X: 1 + r.IntN(4), Y: 1 + r.IntN(2), Z: 1 + r.IntN(2)}, Block: kernel.Dim{X: 1 + r.IntN(64), Y: 1 + r.IntN(2), Z: 1 + r.IntN(2)}}
 	// Regions of 16 KiB, three on either side, so that none overlap.
 	regions := r.Perm(6)
 	region := func(align int) (at int) {
@@ -52,7 +55,7 @@ func newTrial(r *rand.Rand, name string) *trial {
 	}
 	pointer := func(at int) {
 		t.pointers = append(t.pointers, len(t.args))
-		t.args = append(t.args, Ptr(cudart.DevPtr(at)))
+		t.arg(uint64(at))
 	}
 	sizes := [...]int{0, r.IntN(40), r.IntN(300), r.IntN(16<<10 - 64)}
 	n := sizes[r.IntN(len(sizes))]
@@ -62,7 +65,7 @@ func newTrial(r *rand.Rand, name string) *trial {
 	case "pinned_fill", "pinned_check":
 		p := region(1)
 		pointer(p)
-		t.args = append(t.args, Int(n), Uint64(at), Uint32(c.Kind), Uint64(c.Seed), Uint64(c.Mask))
+		t.arg(n, at, c.Kind, c.Seed, c.Mask)
 		if name == "pinned_fill" {
 			break
 		}
@@ -82,14 +85,14 @@ func newTrial(r *rand.Rand, name string) *trial {
 		}
 		pointer(dst)
 		pointer(src)
-		t.args = append(t.args, Int(n))
+		t.arg(n)
 	case "pinned_chase":
 		chain, entries := region(8), 1+r.IntN(1000)
 		for i := range entries {
 			binary.LittleEndian.PutUint64(t.memory[chain+8*i:], uint64(r.IntN(entries)))
 		}
 		pointer(chain)
-		t.args = append(t.args, Int(r.IntN(entries)), Int(r.IntN(200)))
+		t.arg(r.IntN(entries), r.IntN(200))
 		result := region(8)
 		pointer(result)
 		t.undefined = [2]int{result + 8, result + 16}
@@ -98,7 +101,7 @@ func newTrial(r *rand.Rand, name string) *trial {
 		size := (1 + r.IntN(700)) / align * align
 		stride := (size + r.IntN(40) + align - 1) / align * align
 		count := r.IntN((16<<10-64)/(4*max(stride, 16)) + 1)
-		t.shape.Block = Dim{X: 32 * (1 + r.IntN(4))}
+		t.shape.Block = kernel.Dim{X: 32 * (1 + r.IntN(4))}
 		t.shape.Grid.Y, t.shape.Grid.Z = 1, 1
 		for range 2 { // dst and src
 			pointer(region(align))
@@ -109,11 +112,11 @@ func newTrial(r *rand.Rand, name string) *trial {
 				}
 				pointer(list)
 			} else {
-				t.args = append(t.args, Ptr(0))
+				t.arg(0)
 			}
-			t.args = append(t.args, Int(stride))
+			t.arg(stride)
 		}
-		t.args = append(t.args, Int(count), Int(size))
+		t.arg(count, size)
 	case "pinned_first_beyond":
 		list, count, limit := region(4), n/4, 1+r.IntN(1<<31)
 		for i := range count { // few are beyond, or none
@@ -122,12 +125,12 @@ func newTrial(r *rand.Rand, name string) *trial {
 		for range r.IntN(4) {
 			binary.LittleEndian.PutUint32(t.memory[list+4*r.IntN(max(count, 1)):], uint32(limit)+uint32(r.IntN(3)))
 		}
-		t.shape.Grid, t.shape.Block.Y, t.shape.Block.Z = Dim{X: 1}, 1, 1
+		t.shape.Grid, t.shape.Block.Y, t.shape.Block.Z = kernel.Dim{X: 1}, 1, 1
 		pointer(list)
-		t.args = append(t.args, Int(count), Int(limit))
+		t.arg(count, limit)
 		pointer(region(8))
 	case "pinned_parts":
-		t.shape.Block = Dim{X: 32 * (1 + r.IntN(4))}
+		t.shape.Block = kernel.Dim{X: 32 * (1 + r.IntN(4))}
 		t.shape.Grid.Y, t.shape.Grid.Z = 1, 1
 		dst, src, list := region(1), region(1), region(8)
 		pointer(dst)
@@ -150,13 +153,27 @@ func newTrial(r *rand.Rand, name string) *trial {
 			}
 			to, from = to+size, from+size
 		}
-		t.args = append(t.args, Int(count))
+		t.arg(count)
 	}
 	return t
 }
 
+// arg adds arguments.
+func (t *trial) arg(list ...any) {
+	for _, v := range list {
+		switch v := v.(type) {
+		case int:
+			t.args, t.words = append(t.args, kernel.Arg(v)), append(t.words, uint64(v))
+		case uint32:
+			t.args, t.words = append(t.args, kernel.Arg(v)), append(t.words, uint64(v))
+		case uint64:
+			t.args, t.words = append(t.args, kernel.Arg(v)), append(t.words, v)
+		}
+	}
+}
+
 // on runs the trial on a device, and returns the memory after it.
-func (t *trial) on(tb testing.TB, dev *cudart.Device, k *Kernel) []byte {
+func (t *trial) on(tb testing.TB, dev *cudart.Device, k *kernel.Kernel) []byte {
 	tb.Helper()
 	ctx := tb.Context()
 	s, err := dev.NewStream(cudart.StreamOptions{})
@@ -172,12 +189,12 @@ func (t *trial) on(tb testing.TB, dev *cudart.Device, k *Kernel) []byte {
 	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&t.memory[0]), deviceBytes))
 	require.NoError(tb, dev.Synchronize(ctx))
 
-	args := append([]Arg(nil), t.args...)
+	args := slices.Clone(t.args)
 	for _, i := range t.pointers {
-		if at := cudart.DevPtr(args[i].bits); at < deviceBytes {
-			args[i] = Ptr(p + at)
+		if at := cudart.DevPtr(t.words[i]); at < deviceBytes {
+			args[i] = kernel.Arg(p + at)
 		} else {
-			args[i] = Ptr(view + at - deviceBytes)
+			args[i] = kernel.Arg(view + at - deviceBytes)
 		}
 	}
 	require.NoError(tb, k.Launch(s, t.shape, args...))
@@ -195,7 +212,7 @@ func (t *trial) on(tb testing.TB, dev *cudart.Device, k *Kernel) []byte {
 // byThreads does in Go what each thread does in src/memory.cu, one thread after the other.
 func (t *trial) byThreads() []byte {
 	m := append([]byte(nil), t.memory...)
-	arg := func(i int) uint64 { return t.args[i].bits }
+	arg := func(i int) uint64 { return t.words[i] }
 	repeat := t.shape.Grid.Y * t.shape.Grid.Z * t.shape.Block.Y * t.shape.Block.Z
 	threads := uint64(t.shape.Grid.X * t.shape.Block.X)
 	for thread := uint64(0); thread < threads; thread++ {
@@ -309,7 +326,7 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 			case "pinned_parts":
 				code = partsPTX
 			}
-			m, err := Load(t.Context(), target.dev, code)
+			m, err := kernel.Load(t.Context(), target.dev, code)
 			require.NoError(t, err)
 			k, err := m.Kernel(t.Context(), name)
 			require.NoError(t, err)
@@ -318,7 +335,7 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 				for off := range want {
 					if got[off] != want[off] {
 						t.Fatalf("%s, trial %d: byte %d is %#x, not %#x, on the %s device: %v",
-							name, i, off, got[off], want[off], target.name, fmt.Sprintf("%+v %+v", trial.shape, trial.args))
+							name, i, off, got[off], want[off], target.name, fmt.Sprintf("%+v %+v", trial.shape, trial.words))
 					}
 				}
 			}

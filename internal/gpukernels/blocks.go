@@ -1,4 +1,4 @@
-package kernel
+package gpukernels
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/kernel"
 )
 
 //go:embed src/blocks.ptx
@@ -13,14 +14,14 @@ var blocksPTX []byte
 
 // A Blocks has the kernels that copy many blocks and check lists of their indices, loaded on a device.
 type Blocks struct {
-	*Module
-	copying, searching *Kernel
+	*kernel.Module
+	copying, searching *kernel.Kernel
 }
 
-// NewBlocks loads the kernels. Close it. The errors are those of [Load] and [Module.Kernel].
+// NewBlocks loads the kernels. Close it. The errors are those of [kernel.Load] and [kernel.Module.Kernel].
 func NewBlocks(ctx context.Context, dev *cudart.Device) (*Blocks, error) {
 	b := &Blocks{}
-	m, err := loadKernels(ctx, dev, blocksPTX, map[string]**Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching}, nil)
+	m, err := load(ctx, dev, blocksPTX, map[string]**kernel.Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +44,7 @@ const blocksThreads = 1024
 // threads: as many multiprocessors. A thread copies 16 bytes at a time if addresses, strides and the size are
 // multiples of 16, else 4 if they are multiples of 4, else one. No two blocks of dst may overlap,
 // nor one of dst and one of src. The lists are read when the copies run. Copies of nothing are
-// ignored. Errors are those of [Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
+// ignored. Errors are those of [kernel.Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
 func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, processors int) error {
 	switch {
 	case b == nil:
@@ -54,14 +55,14 @@ func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, process
 	case size == 0 || count == 0:
 		return nil
 	}
-	return b.copying.Launch(s, Config{Grid: Dim{X: processors}, Block: Dim{X: blocksThreads}},
-		Ptr(dst.Base), Ptr(dst.Index), Int(dst.Stride), Ptr(src.Base), Ptr(src.Index), Int(src.Stride), Int(count), Int(size))
+	return b.copying.Launch(s, kernel.Config{Grid: kernel.Dim{X: processors}, Block: kernel.Dim{X: blocksThreads}},
+		kernel.Arg(dst.Base), kernel.Arg(dst.Index), kernel.Arg(dst.Stride), kernel.Arg(src.Base), kernel.Arg(src.Index), kernel.Arg(src.Stride), kernel.Arg(count), kernel.Arg(size))
 }
 
 // FirstBeyond queues a search for the first of count indices that is limit or more, in a list of
 // uint32. Two uint64 at result, memory that the device can access, become its place in the list and
 // the index: count and 0 if there is none. One multiprocessor searches. Errors are those of
-// [Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
+// [kernel.Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
 func (b *Blocks) FirstBeyond(s *cudart.Stream, list cudart.DevPtr, count, limit int, result cudart.DevPtr) error {
 	switch {
 	case b == nil:
@@ -69,5 +70,5 @@ func (b *Blocks) FirstBeyond(s *cudart.Stream, list cudart.DevPtr, count, limit 
 	case count < 0 || limit < 0:
 		return fmt.Errorf("kernel: check %d indices, below %d: %w", count, limit, cudart.ErrInvalidValue)
 	}
-	return b.searching.Launch(s, Config{Grid: Dim{X: 1}, Block: Dim{X: blocksThreads}}, Ptr(list), Int(count), Int(limit), Ptr(result))
+	return b.searching.Launch(s, kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: blocksThreads}}, kernel.Arg(list), kernel.Arg(count), kernel.Arg(limit), kernel.Arg(result))
 }

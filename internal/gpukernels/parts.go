@@ -1,4 +1,4 @@
-package kernel
+package gpukernels
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/kernel"
 )
 
 //go:embed src/parts.ptx
@@ -13,8 +14,8 @@ var partsPTX []byte
 
 // A Parts has the kernel that copies parts of any size, loaded on a device.
 type Parts struct {
-	*Module
-	copying *Kernel
+	*kernel.Module
+	copying *kernel.Kernel
 }
 
 // A Part is Size bytes at Src, which go to Dst: offsets from the addresses that [Parts.Copy] is
@@ -27,10 +28,10 @@ type Part struct {
 // PartBytes is the size of a [Part] in memory.
 const PartBytes = 24
 
-// NewParts loads the kernel. Close it. The errors are those of [Load] and [Module.Kernel].
+// NewParts loads the kernel. Close it. The errors are those of [kernel.Load] and [kernel.Module.Kernel].
 func NewParts(ctx context.Context, dev *cudart.Device) (*Parts, error) {
 	p := &Parts{}
-	m, err := loadKernels(ctx, dev, partsPTX, map[string]**Kernel{"pinned_parts": &p.copying}, nil)
+	m, err := load(ctx, dev, partsPTX, map[string]**kernel.Kernel{"pinned_parts": &p.copying}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ const partsThreads = 1024
 // when the copies run. A warp of 32 threads copies a part: parts of more than some KiB are better
 // cut into several. A thread copies 16 bytes at a time if both ends of a part are as far from a multiple of
 // 16, else one. No two parts may overlap at dst, nor one at dst and one at src. Copies of nothing are
-// ignored. Errors are those of [Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
+// ignored. Errors are those of [kernel.Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
 func (p *Parts) Copy(s *cudart.Stream, dst, src, list cudart.DevPtr, count, processors int) error {
 	switch {
 	case p == nil:
@@ -56,5 +57,5 @@ func (p *Parts) Copy(s *cudart.Stream, dst, src, list cudart.DevPtr, count, proc
 	case count == 0:
 		return nil
 	}
-	return p.copying.Launch(s, Config{Grid: Dim{X: processors}, Block: Dim{X: partsThreads}}, Ptr(dst), Ptr(src), Ptr(list), Int(count))
+	return p.copying.Launch(s, kernel.Config{Grid: kernel.Dim{X: processors}, Block: kernel.Dim{X: partsThreads}}, kernel.Arg(dst), kernel.Arg(src), kernel.Arg(list), kernel.Arg(count))
 }

@@ -1,6 +1,6 @@
 //go:build linux && !android && (amd64 || arm64)
 
-package kernel
+package gpukernels
 
 import (
 	"testing"
@@ -12,17 +12,20 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/kernel"
 )
 
 // What a check has found is read from its two words.
 func TestReadResultDecodesCounters(t *testing.T) {
+	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]
+	m, err := NewMemory(t.Context(), dev)
+	require.NoError(t, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	p, err := dev.Malloc(ResultBytes)
 	require.NoError(t, err)
-	m := &Memory{Module: &Module{dev: dev, module: new(cudart.Module), inside: groups.Of(dev)}}
 	require.NoError(t, m.ResetResult(s, p))
 	require.NoError(t, s.Synchronize(t.Context()))
 	found, err := m.ReadResult(t.Context(), p)
@@ -35,6 +38,7 @@ func TestReadResultDecodesCounters(t *testing.T) {
 	assert.Equal(t, Found{Mismatches: 3, First: 12345678901}, found)
 	require.NoError(t, dev.Free(p))
 	require.NoError(t, s.Close())
+	require.NoError(t, m.Close())
 }
 
 // No more threads are launched than a device runs at once, and never none.
@@ -44,8 +48,6 @@ func TestSpreadIsBoundedByTheDevice(t *testing.T) {
 		{0, 256, 132, 1}, {1, 256, 132, 1}, {257, 256, 132, 2}, {1 << 40, 256, 132, 132 * 8}, {1 << 40, 512, 132, 132 * 4}, {1 << 40, 256, 0, 8},
 	} {
 		c := spread(tt.n, tt.block, tt.processors)
-		assert.Equal(t, Config{Grid: Dim{X: tt.blocks}, Block: Dim{X: tt.block}}, c, "%+v", tt)
+		assert.Equal(t, kernel.Config{Grid: kernel.Dim{X: tt.blocks}, Block: kernel.Dim{X: tt.block}}, c, "%+v", tt)
 	}
-	assert.Equal(t, Config{}, Threads(0, 256))
-	assert.Equal(t, Config{}, Threads(5, 0))
 }

@@ -1,4 +1,4 @@
-package kernel
+package gpukernels
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/kernel"
 )
 
 //go:embed src/memory.ptx
@@ -19,17 +20,17 @@ var memoryPTX []byte
 // Check, Copy, Chase, Busy and ResetResult queue work on a stream and return: they take as long
 // as one call of CUDA. Addresses are of memory that the device can access: device memory, managed
 // memory, and mapped host memory. Sizes are bytes; methods do nothing for 0, and return
-// [cudart.ErrInvalidValue] for less. Other errors are those of [Kernel.Launch].
+// [cudart.ErrInvalidValue] for less. Other errors are those of [kernel.Kernel.Launch].
 type Memory struct {
-	*Module
-	fill, check, copying, chase, busy *Kernel
+	*kernel.Module
+	fill, check, copying, chase, busy *kernel.Kernel
 	processors                        int // multiprocessors of the device
 }
 
-// NewMemory loads the kernels. Close them. The errors are those of [Load] and [Module.Kernel].
+// NewMemory loads the kernels. Close them. The errors are those of [kernel.Load] and [kernel.Module.Kernel].
 func NewMemory(ctx context.Context, dev *cudart.Device) (*Memory, error) {
 	m := &Memory{}
-	module, err := loadKernels(ctx, dev, memoryPTX, map[string]**Kernel{
+	module, err := load(ctx, dev, memoryPTX, map[string]**kernel.Kernel{
 		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
 	}, func() (err error) {
 		m.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)
@@ -51,8 +52,8 @@ const (
 
 // spread returns the shape for n items, each handled by any thread: no more threads than the
 // device runs at once.
-func spread(n, block, processors int) Config {
-	return Threads(min(max(n, 1), max(processors, 1)*processorThreads), block)
+func spread(n, block, processors int) kernel.Config {
+	return kernel.Threads(min(max(n, 1), max(processors, 1)*processorThreads), block)
 }
 
 // checkSize returns an error for a nil Memory and for a negative size.
@@ -71,7 +72,7 @@ func (m *Memory) Fill(s *cudart.Stream, p cudart.DevPtr, n int, c Content, at ui
 	if err := m.checkSize("fill", p, n); err != nil || n == 0 {
 		return err
 	}
-	return m.fill.Launch(s, spread(n/16, blockThreads, m.processors), Ptr(p), Int(n), Uint64(at), Uint32(uint32(c.Kind)), Uint64(c.Seed), Uint64(c.Mask))
+	return m.fill.Launch(s, spread(n/16, blockThreads, m.processors), kernel.Arg(p), kernel.Arg(n), kernel.Arg(at), kernel.Arg(uint32(c.Kind)), kernel.Arg(c.Seed), kernel.Arg(c.Mask))
 }
 
 // Check compares n bytes at p with the bytes of a content from position at on. result is device
@@ -80,7 +81,7 @@ func (m *Memory) Check(s *cudart.Stream, p cudart.DevPtr, n int, c Content, at u
 	if err := m.checkSize("check", p, n); err != nil || n == 0 {
 		return err
 	}
-	return m.check.Launch(s, spread(n/64, blockThreads, m.processors), Ptr(p), Int(n), Uint64(at), Uint32(uint32(c.Kind)), Uint64(c.Seed), Uint64(c.Mask), Ptr(result))
+	return m.check.Launch(s, spread(n/64, blockThreads, m.processors), kernel.Arg(p), kernel.Arg(n), kernel.Arg(at), kernel.Arg(uint32(c.Kind)), kernel.Arg(c.Seed), kernel.Arg(c.Mask), kernel.Arg(result))
 }
 
 // ResultBytes is the size of the result of [Memory.Check].
@@ -94,7 +95,7 @@ type Found struct {
 
 // ResetResult queues that a result has found nothing yet (cudaMemsetAsync).
 func (m *Memory) ResetResult(s *cudart.Stream, result cudart.DevPtr) error {
-	if isZero(s) {
+	if s == nil || s.Device() == nil {
 		return fmt.Errorf("kernel: reset result: %w", errNilStream)
 	}
 	if err := s.Memset(result, 0, ResultBytes/2); err != nil {
@@ -111,7 +112,7 @@ func (m *Memory) ReadResult(ctx context.Context, result cudart.DevPtr) (Found, e
 
 func (m *Memory) readResult(result cudart.DevPtr) (Found, error) {
 	var words [2]uint64
-	if err := m.dev.CopyToHost(unsafe.Pointer(&words), result, ResultBytes); err != nil {
+	if err := m.Device().CopyToHost(unsafe.Pointer(&words), result, ResultBytes); err != nil {
 		return Found{}, err
 	}
 	if words[0] == 0 {
@@ -124,18 +125,18 @@ func (m *Memory) readResult(result cudart.DevPtr) (Found, error) {
 func (m *Memory) bounded(ctx context.Context, what string, call func() (Found, error)) (Found, error) {
 	var err error
 	switch {
-	case m == nil || !m.made():
+	case m == nil || m.Module == nil:
 		err = errZero
 	case ctx == nil:
 		err = errNilContext
 	default:
-		err = m.inside.Begin(ctx)
+		err = groups.Of(m.Device()).Begin(ctx)
 	}
 	if err != nil {
 		return Found{}, fmt.Errorf("kernel: %s: %w", what, err)
 	}
 	return bounded.Do(ctx, bounded.Call[Found]{Run: func() (Found, error) {
-		defer m.inside.End()
+		defer groups.Of(m.Device()).End()
 		return call()
 	}})
 }
@@ -148,15 +149,15 @@ func (m *Memory) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr,
 }
 
 func (m *Memory) compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c Content, at uint64) (found Found, err error) {
-	if isZero(s) {
+	if s == nil || s.Device() == nil {
 		return found, fmt.Errorf("kernel: compare: %w", errNilStream)
 	}
-	result, err := m.dev.Malloc(ResultBytes)
+	result, err := m.Device().Malloc(ResultBytes)
 	if err != nil {
 		return found, err
 	}
 	if ctx.Err() != nil {
-		return found, errors.Join(bounded.Ended(ctx), m.dev.Free(result))
+		return found, errors.Join(bounded.Ended(ctx), m.Device().Free(result))
 	}
 	err = m.ResetResult(s, result)
 	if err == nil {
@@ -171,7 +172,7 @@ func (m *Memory) compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr,
 	if err == nil {
 		found, err = m.readResult(result)
 	}
-	return found, errors.Join(err, m.dev.Free(result))
+	return found, errors.Join(err, m.Device().Free(result))
 }
 
 // Copy copies n bytes by loads and stores of the multiprocessors, not by a copy engine. blocks
@@ -186,7 +187,7 @@ func (m *Memory) Copy(s *cudart.Stream, dst, src cudart.DevPtr, n, blocks int) e
 	if blocks > 0 {
 		shape.Grid.X = min(shape.Grid.X, min(blocks, shape.Grid.X)*max(m.processors, 1))
 	}
-	return m.copying.Launch(s, shape, Ptr(dst), Ptr(src), Int(n))
+	return m.copying.Launch(s, shape, kernel.Arg(dst), kernel.Arg(src), kernel.Arg(n))
 }
 
 // Chase follows a chain of indices with one thread: next = chain[next], steps times from
@@ -200,7 +201,7 @@ func (m *Memory) Chase(s *cudart.Stream, chain cudart.DevPtr, start, steps int, 
 	case start < 0 || steps < 0:
 		return fmt.Errorf("kernel: chase: start %d, %d steps: %w", start, steps, cudart.ErrInvalidValue)
 	}
-	return m.chase.Launch(s, Config{Grid: Dim{X: 1}, Block: Dim{X: 1}}, Ptr(chain), Int(start), Int(steps), Ptr(result))
+	return m.chase.Launch(s, kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 1}}, kernel.Arg(chain), kernel.Arg(start), kernel.Arg(steps), kernel.Arg(result))
 }
 
 // MaxBusy is the longest time of [Memory.Busy].
@@ -217,5 +218,5 @@ func (m *Memory) Busy(s *cudart.Stream, d time.Duration) error {
 		return fmt.Errorf("kernel: busy: %v: from 0 to %v: %w", d, MaxBusy, cudart.ErrInvalidValue)
 	}
 	const cycles = 4 // a nanosecond: more than any device has
-	return m.busy.Launch(s, Config{Grid: Dim{X: 1}, Block: Dim{X: 32}}, Int(int(d)), Int(cycles*int(d)+1000))
+	return m.busy.Launch(s, kernel.Config{Grid: kernel.Dim{X: 1}, Block: kernel.Dim{X: 32}}, kernel.Arg(int(d)), kernel.Arg(cycles*int(d)+1000))
 }
