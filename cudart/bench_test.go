@@ -14,6 +14,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -64,12 +65,12 @@ func measuredCalls(b *testing.B, dev *cudart.Device) (calls []namedCall, end fun
 		{"stream_query", func() error { _, err := s.Query(); return err }},
 		{"stream_wait_event", func() error { return s.WaitEvent(e) }},
 	}
-	if m, err := dev.LoadModule([]byte(emptyKernel)); err == nil {
+	if m, err := raw.Load(dev, []byte(emptyKernel)); err == nil {
 		b.Cleanup(func() { require.NoError(b, m.Unload()) })
 		fn, err := m.Function("empty")
 		require.NoError(b, err)
-		one := cudart.LaunchConfig{Grid: cudart.Dim{X: 1}, Block: cudart.Dim{X: 1}}
-		calls = append(calls, namedCall{"launch", func() error { return s.Launch(fn, one, nil) }})
+		one := raw.Config{Grid: [3]int{1}, Block: [3]int{1}}
+		calls = append(calls, namedCall{"launch", func() error { return fn.Launch(s, one, fn.Args()) }})
 	} else {
 		require.ErrorIs(b, err, errors.ErrUnsupported)
 	}

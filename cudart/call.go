@@ -69,7 +69,7 @@ func newBinding() *binding {
 		f.pooled = true
 		return f
 	}
-	b.launches.New = func() any { return newLaunch() }
+	b.launches.New = func() any { return newArgs() }
 	return b
 }
 

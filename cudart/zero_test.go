@@ -35,13 +35,12 @@ func TestMethodsOfNilAndZeroValuesReturnErrors(t *testing.T) {
 		(*cudart.Event)(nil), new(cudart.Event),
 		(*cudart.Timeline)(nil), new(cudart.Timeline),
 		(*cudart.DeviceMemory)(nil), new(cudart.DeviceMemory),
-		(*cudart.Module)(nil), new(cudart.Module),
-		(*cudart.Function)(nil), new(cudart.Function),
+
 		(*cudart.CopyBatch)(nil), (*cudart.PrefetchBatch)(nil),
 		new(cudart.CopyBatch), new(cudart.PrefetchBatch),
 		cudart.Point{}, cudart.DeviceSlice[float32]{}, cudart.Location{}, cudart.StuckCall{},
-		cudart.Code(0), cudart.Version(0), cudart.DevPtr(0), cudart.MemoryType(0), cudart.DriverFacts{}, cudart.Dim{},
-		new(cudart.Error), new(cudart.OpenError), new(cudart.JITError),
+		cudart.Code(0), cudart.Version(0), cudart.DevPtr(0), cudart.MemoryType(0), cudart.DriverFacts{},
+		new(cudart.Error), new(cudart.OpenError),
 	} {
 		callAll(t, value, func(reflect.Type) reflect.Value { return reflect.Value{} })
 	}

@@ -41,9 +41,9 @@ func Example() {
 // On a simulated device a Go function stands for each kernel.
 func ExampleLoad() {
 	sim, err := cudasim.New(cudasim.Config{Kernels: map[string]cudasim.KernelFunc{"scale": func(l *cudasim.Launch) {
-		x := cudasim.Elements[float32](l.Write(l.Ptr(0), 4*l.Int(2)))
+		x := cudasim.Elements[float32](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 4*cudasim.Arg[int](l, 2)))
 		for i := range x {
-			x[i] *= l.Float32(1)
+			x[i] *= cudasim.Arg[float32](l, 1)
 		}
 	}}})
 	if err != nil {

@@ -25,17 +25,19 @@ import (
 // userKernels are those of testdata/user.ptx for simulated devices.
 var userKernels = map[string]cudasim.KernelFunc{
 	"saxpy": func(l *cudasim.Launch) {
-		n := min(l.Grid.X*l.Block.X, int(l.Uint64(3)))
-		y, x := cudasim.Elements[float32](l.Write(l.Ptr(0), 4*n)), cudasim.Elements[float32](l.Read(l.Ptr(1), 4*n))
+		n := min(l.Grid[0]*l.Block[0], int(cudasim.Arg[uint64](l, 3)))
+		y, x := cudasim.Elements[float32](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 4*n)), cudasim.Elements[float32](l.Read(cudasim.Arg[cudart.DevPtr](l, 1), 4*n))
 		for i := range y {
-			y[i] += l.Float32(2) * x[i]
+			y[i] += cudasim.Arg[float32](l, 2) * x[i]
 		}
 	},
-	"shared_size": func(l *cudasim.Launch) { cudasim.Elements[uint32](l.Write(l.Ptr(0), 4))[0] = uint32(l.SharedBytes) },
+	"shared_size": func(l *cudasim.Launch) {
+		cudasim.Elements[uint32](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 4))[0] = uint32(l.SharedBytes)
+	},
 	"store_all": func(l *cudasim.Launch) {
-		out := cudasim.Elements[uint64](l.Write(l.Ptr(0), 48))
+		out := cudasim.Elements[uint64](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 48))
 		for i := range out {
-			out[i] = l.Uint64(i + 1)
+			out[i] = cudasim.Arg[uint64](l, i+1)
 		}
 	},
 }
@@ -167,7 +169,7 @@ func TestGPUReportsWhatDoesNotCompile(t *testing.T) {
 		defer m.Close()
 	}
 	require.ErrorIs(t, err, cudart.ErrInvalidPtx)
-	var jit *cudart.JITError
+	var jit *kernel.JITError
 	require.ErrorAs(t, err, &jit)
 	assert.Contains(t, jit.Log, "nothing", "the compiler names what it does not know")
 

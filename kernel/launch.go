@@ -7,25 +7,45 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // A Kernel is a function of a [Module] that runs on its device.
 type Kernel struct {
 	module   *Module
-	function *cudart.Function
-	parsed   bool  // if params are: CUDA has no query for them, and only PTX is parsed
-	params   []int // sizes of its parameters in bytes
+	name     string
+	function raw.Function
+	limits   *raw.Limits // of function
+	parsed   bool        // if params are: CUDA has no query for them, and only PTX is parsed
+	params   []int       // sizes of its parameters in bytes
 }
 
 // MaxArgs is the number of arguments that a launch can have.
-const MaxArgs = cudart.MaxKernelArgs
+const MaxArgs = raw.MaxArgs
 
 // A Dim is a number of blocks or threads in three dimensions. Y and Z are 1 if they are 0.
-type Dim = cudart.Dim
+type Dim struct{ X, Y, Z int }
 
-// A Config is the shape of a launch: blocks, threads of a block, and bytes of dynamic shared
-// memory of a block.
-type Config = cudart.LaunchConfig
+// Size returns the number of blocks or threads.
+func (d Dim) Size() int { return d.X * max(d.Y, 1) * max(d.Z, 1) }
+
+func (d Dim) all() [3]int { return [3]int{d.X, d.Y, d.Z} }
+
+// A Config is the shape of a launch.
+type Config struct {
+	Grid        Dim // blocks
+	Block       Dim // threads of a block
+	SharedBytes int // dynamic shared memory of a block
+}
+
+// Limits are properties of a kernel on its device.
+type Limits struct {
+	BlockThreads  int // maximum threads of a block
+	StaticShared  int // bytes of shared memory of a block that the code itself declares
+	DynamicShared int // maximum bytes of dynamic shared memory: see [Kernel.AllowShared]
+	Registers     int // of a thread
+	LocalBytes    int // of a thread, in device memory
+}
 
 // Threads returns the shape of a launch with at least n threads, in blocks of block threads
 // each. If n or block is not positive, it returns the zero Config, which Launch refuses. It does
@@ -59,11 +79,27 @@ func (k *Kernel) made() bool { return k != nil && k.module != nil }
 
 // Limits returns the maximum number of threads of a block, its shared memory in bytes, and more
 // (cuFuncGetAttribute, called by Module.Kernel). It does not block.
-func (k *Kernel) Limits() cudart.FunctionLimits {
+func (k *Kernel) Limits() Limits {
 	if !k.made() {
-		return cudart.FunctionLimits{}
+		return Limits{}
 	}
-	return k.function.Limits
+	return Limits(*k.limits)
+}
+
+// Name returns the name of the kernel in its code.
+func (k *Kernel) Name() string {
+	if !k.made() {
+		return ""
+	}
+	return k.name
+}
+
+// String returns the name and the device, for messages.
+func (k *Kernel) String() string {
+	if !k.made() {
+		return "no kernel"
+	}
+	return k.function.String()
 }
 
 // AllowShared lets launches use n bytes of dynamic shared memory for each block
@@ -103,15 +139,15 @@ func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Value) error {
 	if err := k.check(c, args); err != nil {
 		return err
 	}
-	var words [MaxArgs]uint64
-	for i, a := range args {
-		words[i] = a.bits
-	}
 	if !m.life.Begin() {
 		return k.errorf("the module is %w", cudart.ErrClosed)
 	}
 	defer m.life.End()
-	err := s.Launch(k.function, c, words[:len(args)])
+	values := k.function.Args()
+	for i, a := range args {
+		values.Values[i] = a.bits
+	}
+	err := k.function.Launch(s, raw.Config{Grid: c.Grid.all(), Block: c.Block.all(), SharedBytes: c.SharedBytes}, values)
 	if s.Device() == m.dev {
 		m.fence.Add(s)
 	}
@@ -128,7 +164,7 @@ const (
 )
 
 func (k *Kernel) check(c Config, args []Value) error {
-	l, grid, block := &k.function.Limits, c.Grid, c.Block
+	l, grid, block := k.limits, c.Grid, c.Block
 	switch {
 	case grid.X <= 0 || grid.Y < 0 || grid.Z < 0:
 		return k.invalid("grid %+v: the number of blocks must be positive", grid)
@@ -142,21 +178,19 @@ func (k *Kernel) check(c Config, args []Value) error {
 		return k.invalid("%d bytes of shared memory: 0 to %d (AllowShared raises it)", c.SharedBytes, l.DynamicShared)
 	case len(args) > MaxArgs:
 		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
-	}
-	for i, a := range args {
-		if a.size == 0 || a.size > 8 {
-			return k.invalid("argument %d has %d bytes: Arg makes arguments of 1, 2, 4 and 8", i, a.size)
-		}
-	}
-	switch {
 	case !k.parsed:
+		for i, a := range args {
+			if a.size == 0 || a.size > 8 {
+				return k.invalid("argument %d has %d bytes: Arg makes arguments of 1, 2, 4 and 8", i, a.size)
+			}
+		}
 		return nil
 	case len(args) != len(k.params):
 		return k.invalid("%d arguments: the kernel has %d", len(args), len(k.params))
 	}
 	for i, a := range args {
 		switch n := k.params[i]; {
-		case int(a.size) == n:
+		case int(a.size) == n && n <= 8:
 		case n == 1 || n == 2 || n == 4 || n == 8:
 			return k.invalid("argument %d has %d bytes: the parameter has %d", i, a.size, n)
 		default:
@@ -171,9 +205,5 @@ func (k *Kernel) invalid(format string, a ...any) error {
 }
 
 func (k *Kernel) errorf(format string, a ...any) error {
-	var name any = "no kernel"
-	if k.made() {
-		name = k.function
-	}
-	return fmt.Errorf("kernel: launch %v: "+format, append([]any{name}, a...)...)
+	return fmt.Errorf("kernel: launch %v: "+format, append([]any{k}, a...)...)
 }

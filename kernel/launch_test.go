@@ -76,7 +76,7 @@ func TestLaunchPassesShapeAndArguments(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		r := newFixture(t, v, ptx)
 		k := r.kernel(t, "mixed")
-		assert.Equal(t, cudart.FunctionLimits{BlockThreads: testgpu.KernelThreads, StaticShared: testgpu.KernelStatic,
+		assert.Equal(t, kernel.Limits{BlockThreads: testgpu.KernelThreads, StaticShared: testgpu.KernelStatic,
 			DynamicShared: testgpu.KernelDynamic, Registers: testgpu.KernelRegisters, LocalBytes: 16}, k.Limits())
 		shape := kernel.Config{Grid: kernel.Dim{X: 1 << 20, Y: 3}, Block: kernel.Dim{X: 8, Y: 4, Z: 2}, SharedBytes: 100}
 		require.NoError(t, k.Launch(r.stream, shape, kernel.Arg(0x123456789a), kernel.Arg(float32(-1.5)), kernel.Arg(uint8(200)),
@@ -220,7 +220,7 @@ func TestFailedCompilationHasItsLog(t *testing.T) {
 				defer m.Close()
 			}
 			require.ErrorIs(t, err, cudart.ErrInvalidPtx)
-			var jit *cudart.JITError
+			var jit *kernel.JITError
 			require.ErrorAs(t, err, &jit)
 			assert.Equal(t, log, jit.Log)
 			assert.ErrorContains(t, err, log)

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/ptx"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 var (
@@ -29,7 +30,7 @@ func isZero(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 // A Module is code that is loaded on a device. Close it: the garbage collector unloads none.
 type Module struct {
 	dev     *cudart.Device
-	module  *cudart.Module
+	module  raw.Module
 	kernels map[string]ptx.Entry // nil if the code is not PTX
 	inside  *bounded.Group
 	life    lifetime.Lifetime
@@ -44,7 +45,10 @@ var groups bounded.Each[cudart.Device, bounded.Group]
 // may be changed afterwards.
 //
 // The error wraps [cudart.ErrInvalidKernelImage] if the code has none of these formats or is
-// not whole; [cudart.Device.LoadModule] lists the errors of CUDA. If ctx ends first, the error
+// not whole. That of code that CUDA cannot use is a [*JITError]: it wraps
+// [cudart.ErrUnsupportedPtxVersion] if the PTX is of a newer CUDA than the driver, and
+// [cudart.ErrNoKernelImageForDevice] if the code is for other devices, or if the device is a
+// simulated one that has no Go functions in place of its kernels. If ctx ends first, the error
 // is ctx's, and the code is unloaded once CUDA returns. A nil context, a nil device and empty
 // code are errors.
 func Load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error) {
@@ -70,21 +74,41 @@ func load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error)
 	if err := inside.Begin(ctx); err != nil {
 		return nil, err
 	}
-	module, err := bounded.Do(ctx, bounded.Call[*cudart.Module]{Run: func() (*cudart.Module, error) {
+	module, err := bounded.Do(ctx, bounded.Call[raw.Module]{Run: func() (raw.Module, error) {
 		defer inside.End()
 		if ctx.Err() != nil {
 			return nil, bounded.Ended(ctx)
 		}
-		return dev.LoadModule(code)
-	}, Late: func(m *cudart.Module, err error) {
+		return raw.Load(dev, code)
+	}, Late: func(m raw.Module, err error) {
 		if err == nil {
 			_ = lifetime.Undo(ctx, func(context.Context) error { return m.Unload() })
 		}
 	}})
 	if err != nil {
-		return nil, err
+		return nil, compiled(err)
 	}
 	return &Module{dev: dev, module: module, kernels: kernels, inside: inside}, nil
+}
+
+// A JITError is code that CUDA could not load. Unwrap returns the [*cudart.Error] of the call.
+type JITError struct {
+	Log string // of the compiler (ptxas), with line numbers of the PTX; may be empty
+	Err error  // the failed call
+}
+
+// Error returns the call's error and the log.
+func (e *JITError) Error() string { return (*raw.CompileError)(e).Error() }
+
+// Unwrap returns the call's error.
+func (e *JITError) Unwrap() error { return e.Err }
+
+// compiled returns the error of a call that may have compiled.
+func compiled(err error) error {
+	if e, ok := err.(*raw.CompileError); ok {
+		return (*JITError)(e)
+	}
+	return err
 }
 
 // made reports whether Load has made the Module.
@@ -130,15 +154,15 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 		m.inside.End()
 		return nil, fmt.Errorf("the module is %w", cudart.ErrClosed)
 	}
-	f, err := bounded.Do(ctx, bounded.Call[*cudart.Function]{Run: func() (*cudart.Function, error) {
+	f, err := bounded.Do(ctx, bounded.Call[raw.Function]{Run: func() (raw.Function, error) {
 		defer m.inside.End()
 		defer m.life.End()
 		return m.module.Function(name)
 	}})
 	if err != nil {
-		return nil, err
+		return nil, compiled(err)
 	}
-	return &Kernel{module: m, function: f, parsed: parsed, params: entry.Params}, nil
+	return &Kernel{name: name, limits: f.Limits(), module: m, function: f, parsed: parsed, params: entry.Params}, nil
 }
 
 // Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [cudart.ErrClosed]. After an error the code

@@ -83,7 +83,7 @@ func ExampleShards() {
 // A kernel changes each batch where it lies on the device, before the loop gets it.
 func ExampleOptions_onDevice() {
 	dev, stream, done := openGPUWith(map[string]cudasim.KernelFunc{"double": func(l *cudasim.Launch) {
-		x := cudasim.Elements[uint64](l.Write(l.Ptr(0), 8*l.Int(1)))
+		x := cudasim.Elements[uint64](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 8*cudasim.Arg[int](l, 1)))
 		for i := range x {
 			x[i] *= 2
 		}

@@ -26,7 +26,7 @@ func inverting(t *testing.T, link cudasim.Link, fields ...int) (*cudasim.Sim, *c
 	sim, rt := testgpu.Sim(t, cudasim.Config{
 		Devices: []cudasim.DeviceConfig{{Link: link}},
 		Kernels: map[string]cudasim.KernelFunc{"invert": func(l *cudasim.Launch) {
-			invert([][]byte{l.Write(l.Ptr(0), l.Int(1))})
+			invert([][]byte{l.Write(cudasim.Arg[cudart.DevPtr](l, 0), cudasim.Arg[int](l, 1))})
 		}},
 	})
 	dev, err := rt.Device(0)

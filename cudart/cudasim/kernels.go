@@ -26,25 +26,25 @@ func (s *Sim) kernel(name string) kernel {
 
 // ownKernels are those of internal/gpukernels/src, argument by argument.
 var ownKernels = map[string]kernel{
-	"pinned_fill":  {fillKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), true) }},
-	"pinned_check": {checkKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), l.Int(1), false) }},
+	"pinned_fill":  {fillKernel, func(l *Launch) time.Duration { return l.duration(ptrArg(l, 0), Arg[int](l, 1), true) }},
+	"pinned_check": {checkKernel, func(l *Launch) time.Duration { return l.duration(ptrArg(l, 0), Arg[int](l, 1), false) }},
 	"pinned_copy": {copyKernel, func(l *Launch) time.Duration {
-		return max(l.duration(l.Ptr(0), l.Int(2), true), l.duration(l.Ptr(1), l.Int(2), false))
+		return max(l.duration(ptrArg(l, 0), Arg[int](l, 2), true), l.duration(ptrArg(l, 1), Arg[int](l, 2), false))
 	}},
 	"pinned_chase": {chaseKernel, chaseTime},
 	"pinned_busy":  {func(*Launch) {}, busyTime},
 	"pinned_blocks": {blocksKernel, func(l *Launch) time.Duration {
-		n := l.Int(6) * l.Int(7)
-		return max(l.duration(l.Ptr(0), n, true), l.duration(l.Ptr(3), n, false))
+		n := Arg[int](l, 6) * Arg[int](l, 7)
+		return max(l.duration(ptrArg(l, 0), n, true), l.duration(ptrArg(l, 3), n, false))
 	}},
-	"pinned_first_beyond": {firstBeyondKernel, func(l *Launch) time.Duration { return l.duration(l.Ptr(0), 4*l.Int(1), false) }},
+	"pinned_first_beyond": {firstBeyondKernel, func(l *Launch) time.Duration { return l.duration(ptrArg(l, 0), 4*Arg[int](l, 1), false) }},
 	"pinned_parts":        {partsKernel, nil},
 }
 
 // threads is the number of threads in the dimension that the kernels share their work in. Those
 // of other dimensions do the same again, so many times.
 func (l *Launch) threads() (threads, times int) {
-	return l.Grid.X * l.Block.X, l.Grid.Y * l.Grid.Z * l.Block.Y * l.Block.Z
+	return l.Grid[0] * l.Block[0], l.Grid[1] * l.Grid[2] * l.Block[1] * l.Block[2]
 }
 
 // pieces are the parts of n bytes at p that the kernels access: vectors of 16 bytes, and before
@@ -58,24 +58,24 @@ func (l *Launch) pieces(p cudart.DevPtr, n int) [3][2]int {
 
 // fillKernel is pinned_fill(p, n, at, kind, seed, mask).
 func fillKernel(l *Launch) {
-	p, n := l.Ptr(0), l.Int(1)
-	c := content.Content{Kind: uint32(l.Uint64(3)), Seed: l.Uint64(4), Mask: l.Uint64(5)}
+	p, n := ptrArg(l, 0), Arg[int](l, 1)
+	c := content.Content{Kind: uint32(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
 	dst := l.Write(p, n)
 	for _, r := range l.pieces(p, n) {
-		c.Fill(dst[r[0]:r[1]], l.Uint64(2)+uint64(r[0]))
+		c.Fill(dst[r[0]:r[1]], Arg[uint64](l, 2)+uint64(r[0]))
 	}
 }
 
 // checkKernel is pinned_check(p, n, at, kind, seed, mask, result).
 func checkKernel(l *Launch) {
-	p, n := l.Ptr(0), l.Int(1)
-	c := content.Content{Kind: uint32(l.Uint64(3)), Seed: l.Uint64(4), Mask: l.Uint64(5)}
+	p, n := ptrArg(l, 0), Arg[int](l, 1)
+	c := content.Content{Kind: uint32(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
 	got, want := l.Read(p, n), make([]byte, min(max(n, 0), 4096))
 	mismatches, first := uint64(0), ^uint64(0)
 	for _, r := range l.pieces(p, n) {
 		for off := r[0]; off < r[1]; off += len(want) {
 			got, want := got[off:min(off+len(want), r[1])], want[:min(len(want), r[1]-off)]
-			if c.Fill(want, l.Uint64(2)+uint64(off)); bytes.Equal(got, want) {
+			if c.Fill(want, Arg[uint64](l, 2)+uint64(off)); bytes.Equal(got, want) {
 				continue
 			}
 			for i := range got {
@@ -88,7 +88,7 @@ func checkKernel(l *Launch) {
 	}
 	if mismatches > 0 {
 		_, times := l.threads()
-		result := Elements[uint64](l.Write(l.Ptr(6), 16))
+		result := Elements[uint64](l.Write(ptrArg(l, 6), 16))
 		result[0] += mismatches * uint64(times)
 		result[1] = min(result[1], first)
 	}
@@ -96,7 +96,7 @@ func checkKernel(l *Launch) {
 
 // copyKernel is pinned_copy(dst, src, n).
 func copyKernel(l *Launch) {
-	to, from, n := l.Ptr(0), l.Ptr(1), l.Int(2)
+	to, from, n := ptrArg(l, 0), ptrArg(l, 1), Arg[int](l, 2)
 	dst, src := l.Write(to, n), l.Read(from, n)
 	if (to^from)&15 != 0 {
 		copy(dst, src)
@@ -109,14 +109,14 @@ func copyKernel(l *Launch) {
 
 // chaseKernel is pinned_chase(chain, start, steps, result).
 func chaseKernel(l *Launch) {
-	next := l.Uint64(1)
-	for range l.Uint64(2) {
-		next = Elements[uint64](l.Read(l.Ptr(0)+cudart.DevPtr(8*next), 8))[0]
+	next := Arg[uint64](l, 1)
+	for range Arg[uint64](l, 2) {
+		next = Elements[uint64](l.Read(ptrArg(l, 0)+cudart.DevPtr(8*next), 8))[0]
 	}
 	l.dev.sim.mu.Lock()
 	took := chaseTime(l)
 	l.dev.sim.mu.Unlock()
-	result := Elements[uint64](l.Write(l.Ptr(3), 16))
+	result := Elements[uint64](l.Write(ptrArg(l, 3), 16))
 	result[0], result[1] = next, uint64(took.Nanoseconds())*uint64(l.dev.cfg.Attributes[attrClock])/1e6
 }
 
@@ -131,31 +131,31 @@ const (
 
 func chaseTime(l *Launch) time.Duration {
 	one := deviceLoad
-	if b := l.dev.sim.blocks.find(uintptr(l.Ptr(0))); b != nil && (b.kind == hostBlock || b.kind == registeredBlock) {
+	if b := l.dev.sim.blocks.find(uintptr(ptrArg(l, 0))); b != nil && (b.kind == hostBlock || b.kind == registeredBlock) {
 		one = hostLoad
 	}
-	return time.Duration(l.Uint64(2)) * one
+	return time.Duration(Arg[uint64](l, 2)) * one
 }
 
 // busyTime is that of pinned_busy(ns, max_cycles).
 func busyTime(l *Launch) time.Duration {
-	cycles := float64(l.Uint64(1)) * 1e6 / float64(max(l.dev.cfg.Attributes[attrClock], 1))
-	return time.Duration(math.Round(min(float64(l.Uint64(0)), cycles)))
+	cycles := float64(Arg[uint64](l, 1)) * 1e6 / float64(max(l.dev.cfg.Attributes[attrClock], 1))
+	return time.Duration(math.Round(min(float64(Arg[uint64](l, 0)), cycles)))
 }
 
 // blocksKernel is pinned_blocks(dst, dst_index, dst_stride, src, src_index, src_stride, count, size).
 func blocksKernel(l *Launch) {
-	count, size := l.Int(6), l.Int(7)
+	count, size := Arg[int](l, 6), Arg[int](l, 7)
 	block := func(side int) func(i int) cudart.DevPtr {
 		var index []uint32
-		if list := l.Ptr(side + 1); list != 0 {
+		if list := ptrArg(l, side+1); list != 0 {
 			index = Elements[uint32](l.Read(list, 4*count))
 		}
 		return func(i int) cudart.DevPtr {
 			if index != nil {
 				i = int(index[i])
 			}
-			return l.Ptr(side) + cudart.DevPtr(i)*cudart.DevPtr(l.Uint64(side+2))
+			return ptrArg(l, side) + cudart.DevPtr(i)*cudart.DevPtr(Arg[uint64](l, side+2))
 		}
 	}
 	dst, src := block(0), block(3)
@@ -166,13 +166,13 @@ func blocksKernel(l *Launch) {
 
 // firstBeyondKernel is pinned_first_beyond(index, count, limit, result).
 func firstBeyondKernel(l *Launch) {
-	result := Elements[uint64](l.Write(l.Ptr(3), 16))
-	result[0], result[1] = l.Uint64(1), 0
-	if l.Int(1) == 0 {
+	result := Elements[uint64](l.Write(ptrArg(l, 3), 16))
+	result[0], result[1] = Arg[uint64](l, 1), 0
+	if Arg[int](l, 1) == 0 {
 		return
 	}
-	for i, at := range Elements[uint32](l.Read(l.Ptr(0), 4*l.Int(1))) {
-		if uint64(at) >= l.Uint64(2) {
+	for i, at := range Elements[uint32](l.Read(ptrArg(l, 0), 4*Arg[int](l, 1))) {
+		if uint64(at) >= Arg[uint64](l, 2) {
 			result[0], result[1] = uint64(i), uint64(at)
 			return
 		}
@@ -185,7 +185,9 @@ func partsKernel(l *Launch) {
 		dst, src cudart.DevPtr
 		size     uint64
 	}
-	for _, p := range Elements[part](l.Read(l.Ptr(2), l.Int(3)*int(unsafe.Sizeof(part{})))) {
-		copy(l.Write(l.Ptr(0)+p.dst, int(p.size)), l.Read(l.Ptr(1)+p.src, int(p.size)))
+	for _, p := range Elements[part](l.Read(ptrArg(l, 2), Arg[int](l, 3)*int(unsafe.Sizeof(part{})))) {
+		copy(l.Write(ptrArg(l, 0)+p.dst, int(p.size)), l.Read(ptrArg(l, 1)+p.src, int(p.size)))
 	}
 }
+
+func ptrArg(l *Launch, i int) cudart.DevPtr { return Arg[cudart.DevPtr](l, i) }

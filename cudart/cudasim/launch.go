@@ -1,9 +1,7 @@
 package cudasim
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 	"unsafe"
@@ -20,8 +18,8 @@ type KernelFunc func(*Launch)
 type Launch struct {
 	Kernel      string // its name in the code
 	Device      int    // ordinal
-	Grid, Block cudart.Dim
-	SharedBytes int // dynamic shared memory of a block
+	Grid, Block [3]int // x, y, z; none is 0
+	SharedBytes int    // dynamic shared memory of a block
 
 	dev  *device
 	args [][]byte
@@ -31,28 +29,22 @@ type Launch struct {
 // Args returns the number of arguments.
 func (l *Launch) Args() int { return len(l.args) }
 
-// Arg returns the bytes of argument i. It panics if there is none, as the methods do that
-// return it as a value.
-func (l *Launch) Arg(i int) []byte { return l.args[i] }
-
-// Uint64 returns argument i of up to 8 bytes, without a sign.
-func (l *Launch) Uint64(i int) uint64 {
-	var word [8]byte
-	copy(word[:], l.args[i])
-	return binary.LittleEndian.Uint64(word[:])
+// Raw returns the bytes of argument i. If there is none, the kernel ends with
+// cudaErrorIllegalAddress, as it does in [Arg].
+func (l *Launch) Raw(i int) []byte {
+	if i < 0 || i >= len(l.args) {
+		panic(accessFault{cudart.ErrIllegalAddress, fmt.Sprintf("reads argument %d: there are %d", i, len(l.args))})
+	}
+	return l.args[i]
 }
 
-// Int returns argument i of 64 bits.
-func (l *Launch) Int(i int) int { return int(l.Uint64(i)) }
-
-// Float32 returns argument i, a float.
-func (l *Launch) Float32(i int) float32 { return math.Float32frombits(uint32(l.Uint64(i))) }
-
-// Float64 returns argument i, a double.
-func (l *Launch) Float64(i int) float64 { return math.Float64frombits(l.Uint64(i)) }
-
-// Ptr returns argument i, a pointer.
-func (l *Launch) Ptr(i int) cudart.DevPtr { return cudart.DevPtr(l.Uint64(i)) }
+// Arg returns argument i of a kernel as a T, which has the size of the parameter: a pointer is a
+// [cudart.DevPtr].
+func Arg[T cudart.Number](l *Launch, i int) T {
+	var v T
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)), l.Raw(i))
+	return v
+}
 
 // An accessFault ends a kernel.
 type accessFault struct {

@@ -246,21 +246,21 @@ func (c *call) launchKernel() cudart.Code {
 	}
 	l := &Launch{
 		Kernel: f.name, Device: f.dev.ordinal, dev: f.dev,
-		Grid:        cudart.Dim{X: c.i32(1), Y: c.i32(2), Z: c.i32(3)},
-		Block:       cudart.Dim{X: c.i32(4), Y: c.i32(5), Z: c.i32(6)},
+		Grid:        [3]int{c.i32(1), c.i32(2), c.i32(3)},
+		Block:       [3]int{c.i32(4), c.i32(5), c.i32(6)},
 		SharedBytes: int(c.u32(7)),
 	}
 	g, b := l.Grid, l.Block
 	switch {
 	case st.dev != f.dev:
 		return cudart.ErrInvalidResourceHandle
-	case g.X <= 0 || g.Y <= 0 || g.Z <= 0 || g.Y > maxGridYZ || g.Z > maxGridYZ,
-		b.X <= 0 || b.Y <= 0 || b.Z <= 0 || b.Z > maxBlockZ,
-		b.X > 1<<20 || b.Y > 1<<20 || b.Size() > f.dev.cfg.Attributes[attrBlockThreads],
+	case g[0] <= 0 || g[1] <= 0 || g[2] <= 0 || g[1] > maxGridYZ || g[2] > maxGridYZ,
+		b[0] <= 0 || b[1] <= 0 || b[2] <= 0 || b[2] > maxBlockZ,
+		b[0] > 1<<20 || b[1] > 1<<20 || b[0]*b[1]*b[2] > f.dev.cfg.Attributes[attrBlockThreads],
 		l.SharedBytes > f.shared,
 		c.ptr(10) != 0, len(f.params) > 0 && c.ptr(9) == 0:
 		return cudart.ErrInvalidValue
-	case b.Size() > f.threads:
+	case b[0]*b[1]*b[2] > f.threads:
 		return cudart.ErrLaunchOutOfResources
 	}
 	for i, n := range f.params {
@@ -276,11 +276,11 @@ func (c *call) launchKernel() cudart.Code {
 		if n != int(unsafe.Sizeof(uintptr(0))) {
 			continue
 		}
-		at := c.blocks.find(uintptr(l.Uint64(i)))
+		at := c.blocks.find(uintptr(Arg[uint64](l, i)))
 		switch {
 		case at == nil:
 		case at.freeing:
-			c.misuse(FreedMemory, -1, "argument %d of kernel %s: memory %#x was freed by cudaFreeAsync", i, f.name, l.Uint64(i))
+			c.misuse(FreedMemory, -1, "argument %d of kernel %s: memory %#x was freed by cudaFreeAsync", i, f.name, Arg[uint64](l, i))
 		default:
 			o.uses = append(o.uses, at)
 		}

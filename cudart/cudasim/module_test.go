@@ -62,7 +62,7 @@ func TestKernelsRunInTheOrderOfTheirStream(t *testing.T) {
 	locked(t)
 	var saw []byte
 	l := open(t, withRun(func(l *cudasim.Launch) {
-		b := l.Write(l.Ptr(0), 2)
+		b := l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 2)
 		saw = append(saw, b[0])
 		b[1]++
 	}))
@@ -100,9 +100,9 @@ func TestArgumentsAreThoseOfTheCall(t *testing.T) {
 	l.Release()
 	l.ok("cudaStreamSynchronize", s)
 	require.NotNil(t, got)
-	assert.Equal(t, []any{uint64(1), uint64(0x203), float32(1.5), -2.5, 5}, []any{got.Uint64(0), got.Uint64(1), got.Float32(2), got.Float64(3), got.Args()})
-	assert.Equal(t, []uint64{1, 2, 3}, cudasim.Elements[uint64](got.Arg(4)))
-	assert.Equal(t, []any{"narrow", 0, cudart.Dim{X: 5, Y: 6, Z: 7}, cudart.Dim{X: 8, Y: 4, Z: 2}, 100},
+	assert.Equal(t, []any{uint64(1), uint64(0x203), float32(1.5), -2.5, 5}, []any{cudasim.Arg[uint64](got, 0), cudasim.Arg[uint64](got, 1), cudasim.Arg[float32](got, 2), cudasim.Arg[float64](got, 3), got.Args()})
+	assert.Equal(t, []uint64{1, 2, 3}, cudasim.Elements[uint64](got.Raw(4)))
+	assert.Equal(t, []any{"narrow", 0, [3]int{5, 6, 7}, [3]int{8, 4, 2}, 100},
 		[]any{got.Kernel, got.Device, got.Grid, got.Block, got.SharedBytes})
 }
 
@@ -140,7 +140,7 @@ func TestIllegalAccessesBreakTheDevice(t *testing.T) {
 				if tt.read {
 					b = l.Read
 				}
-				cudasim.Elements[uint64](b(l.Ptr(0), tt.n))
+				cudasim.Elements[uint64](b(cudasim.Arg[cudart.DevPtr](l, 0), tt.n))
 				t.Error("the kernel went on")
 			}).Kernels})
 			run, p, s := l.kernel(l.loadDirty(code), "run"), tt.at(l), l.stream2()
@@ -178,8 +178,8 @@ func TestKernelsAccessMemoryOfAllKinds(t *testing.T) {
 	t.Parallel()
 	locked(t)
 	cfg := withRun(func(l *cudasim.Launch) {
-		for i := range l.Write(l.Ptr(0), 8192) {
-			l.Write(l.Ptr(0)+cudart.DevPtr(i), 1)[0] = byte(i)
+		for i := range l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 8192) {
+			l.Write(cudasim.Arg[cudart.DevPtr](l, 0)+cudart.DevPtr(i), 1)[0] = byte(i)
 		}
 	})
 	cfg.Devices = make([]cudasim.DeviceConfig, 2)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/kernel"
 )
 
 func check(err error) {
@@ -139,7 +140,7 @@ func Example_peers() {
 func Example_kernels() {
 	sim, rt, s := start(cudasim.Config{Kernels: map[string]cudasim.KernelFunc{
 		"double": func(l *cudasim.Launch) {
-			numbers := cudasim.Elements[uint32](l.Write(l.Ptr(0), 4*l.Int(1)))
+			numbers := cudasim.Elements[uint32](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 4*cudasim.Arg[int](l, 1)))
 			for i := range numbers {
 				numbers[i] *= 2
 			}
@@ -147,21 +148,22 @@ func Example_kernels() {
 	}})
 	defer shut(sim, rt, s)
 	dev := s.Device()
-	code, err := dev.LoadModule([]byte(".version 7.0\n.target sm_75\n.visible .entry double(.param .u64 numbers, .param .u64 n) { ret; }\n"))
+	ctx := context.Background()
+	code, err := kernel.Load(ctx, dev, []byte(".version 7.0\n.target sm_75\n.visible .entry double(.param .u64 numbers, .param .u64 n) { ret; }\n"))
 	check(err)
-	double, err := code.Function("double")
+	double, err := code.Kernel(ctx, "double")
 	check(err)
 
 	numbers := []uint32{1, 2, 3}
 	p, err := dev.Malloc(12)
 	check(err)
 	check(dev.CopyToDevice(p, unsafe.Pointer(&numbers[0]), 12))
-	check(s.Launch(double, cudart.LaunchConfig{Grid: cudart.Dim{X: 1}, Block: cudart.Dim{X: 3}}, []uint64{uint64(p), 3}))
+	check(double.Launch(s, kernel.Threads(3, 3), kernel.Arg(p), kernel.Arg(3)))
 	check(s.Synchronize(context.Background()))
 	check(dev.CopyToHost(unsafe.Pointer(&numbers[0]), p, 12))
 	fmt.Println(numbers)
 	check(dev.Free(p))
-	check(code.Unload())
+	check(code.Close())
 	// Output: [2 4 6]
 }
 

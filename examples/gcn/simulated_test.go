@@ -12,10 +12,10 @@ import (
 // have another order there.
 var simulatedKernels = map[string]cudasim.KernelFunc{
 	"pinned_edges_add": func(l *cudasim.Launch) {
-		edges, width := l.Int(5), int(l.Uint64(6))
-		from, to, weight := readOf[uint32](l, l.Ptr(2), edges), readOf[uint32](l, l.Ptr(3), edges), []float32(nil)
-		if l.Ptr(4) != 0 {
-			weight = readOf[float32](l, l.Ptr(4), edges)
+		edges, width := cudasim.Arg[int](l, 5), int(cudasim.Arg[uint64](l, 6))
+		from, to, weight := readOf[uint32](l, cudasim.Arg[cudart.DevPtr](l, 2), edges), readOf[uint32](l, cudasim.Arg[cudart.DevPtr](l, 3), edges), []float32(nil)
+		if cudasim.Arg[cudart.DevPtr](l, 4) != 0 {
+			weight = readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 4), edges)
 		}
 		row := func(table cudart.DevPtr, i uint32) cudart.DevPtr { return table + cudart.DevPtr(4*int(i)*width) }
 		for e := range edges {
@@ -23,15 +23,15 @@ var simulatedKernels = map[string]cudasim.KernelFunc{
 			if weight != nil {
 				w = weight[e]
 			}
-			x, y := readOf[float32](l, row(l.Ptr(1), from[e]), width), writeOf[float32](l, row(l.Ptr(0), to[e]), width)
+			x, y := readOf[float32](l, row(cudasim.Arg[cudart.DevPtr](l, 1), from[e]), width), writeOf[float32](l, row(cudasim.Arg[cudart.DevPtr](l, 0), to[e]), width)
 			for c := range y {
 				y[c] += w * x[c]
 			}
 		}
 	},
 	"pinned_relu": func(l *cudasim.Launch) {
-		n := l.Int(2)
-		dst, src := writeOf[float32](l, l.Ptr(0), n), readOf[float32](l, l.Ptr(1), n)
+		n := cudasim.Arg[int](l, 2)
+		dst, src := writeOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 0), n), readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 1), n)
 		for i, x := range src {
 			if x < 0 {
 				x = 0
@@ -40,8 +40,8 @@ var simulatedKernels = map[string]cudasim.KernelFunc{
 		}
 	},
 	"pinned_relu_gradient": func(l *cudasim.Launch) {
-		n := l.Int(3)
-		dst, gradient, output := writeOf[float32](l, l.Ptr(0), n), readOf[float32](l, l.Ptr(1), n), readOf[float32](l, l.Ptr(2), n)
+		n := cudasim.Arg[int](l, 3)
+		dst, gradient, output := writeOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 0), n), readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 1), n), readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 2), n)
 		for i, g := range gradient {
 			if !(output[i] > 0) {
 				g = 0
@@ -50,11 +50,11 @@ var simulatedKernels = map[string]cudasim.KernelFunc{
 		}
 	},
 	"pinned_cross_entropy": func(l *cudasim.Launch) {
-		rows, classes, scale := l.Int(4), int(l.Uint64(5)), l.Float32(6)
-		logits, label := readOf[float32](l, l.Ptr(1), rows*classes), readOf[uint32](l, l.Ptr(2), rows)
+		rows, classes, scale := cudasim.Arg[int](l, 4), int(cudasim.Arg[uint64](l, 5)), cudasim.Arg[float32](l, 6)
+		logits, label := readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 1), rows*classes), readOf[uint32](l, cudasim.Arg[cudart.DevPtr](l, 2), rows)
 		var gradient []float32
-		if l.Ptr(0) != 0 {
-			gradient = writeOf[float32](l, l.Ptr(0), rows*classes)
+		if cudasim.Arg[cudart.DevPtr](l, 0) != 0 {
+			gradient = writeOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 0), rows*classes)
 		}
 		exp := func(x float32) float32 { return float32(math.Exp(float64(x))) }
 		sum := 0.0
@@ -83,19 +83,19 @@ var simulatedKernels = map[string]cudasim.KernelFunc{
 				}
 			}
 		}
-		writeOf[float64](l, l.Ptr(3), 1)[0] += sum * float64(scale)
+		writeOf[float64](l, cudasim.Arg[cudart.DevPtr](l, 3), 1)[0] += sum * float64(scale)
 	},
 	"pinned_sgd": func(l *cudasim.Launch) {
-		n := l.Int(3)
-		weight, gradient := writeOf[float32](l, l.Ptr(0), n), readOf[float32](l, l.Ptr(1), n)
+		n := cudasim.Arg[int](l, 3)
+		weight, gradient := writeOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 0), n), readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 1), n)
 		for i, g := range gradient {
-			weight[i] -= l.Float32(2) * g
+			weight[i] -= cudasim.Arg[float32](l, 2) * g
 		}
 	},
 	"pinned_scale": func(l *cudasim.Launch) {
-		x := writeOf[float32](l, l.Ptr(0), l.Int(2))
+		x := writeOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 0), cudasim.Arg[int](l, 2))
 		for i := range x {
-			x[i] *= l.Float32(1)
+			x[i] *= cudasim.Arg[float32](l, 1)
 		}
 	},
 	"pinned_multiply_nn": func(l *cudasim.Launch) { multiplySimulated(l, false, false) },
@@ -113,8 +113,8 @@ func writeOf[T any](l *cudasim.Launch, p cudart.DevPtr, n int) []T {
 }
 
 func multiplySimulated(l *cudasim.Launch, ta, tb bool) {
-	m, n, k, alpha, beta := l.Int(3), l.Int(4), l.Int(5), l.Float32(6), l.Float32(7)
-	c, a, b := writeOf[float32](l, l.Ptr(0), m*n), readOf[float32](l, l.Ptr(1), m*k), readOf[float32](l, l.Ptr(2), k*n)
+	m, n, k, alpha, beta := cudasim.Arg[int](l, 3), cudasim.Arg[int](l, 4), cudasim.Arg[int](l, 5), cudasim.Arg[float32](l, 6), cudasim.Arg[float32](l, 7)
+	c, a, b := writeOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 0), m*n), readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 1), m*k), readOf[float32](l, cudasim.Arg[cudart.DevPtr](l, 2), k*n)
 	aRow, aColumn, bRow, bColumn := k, 1, n, 1
 	if ta {
 		aRow, aColumn = 1, m
@@ -131,7 +131,7 @@ func multiplySimulated(l *cudasim.Launch, ta, tb bool) {
 			sum := float32(exact)
 			to := &c[i*n+j]
 			switch {
-			case l.Grid.Z > 1: // blocks add their shares
+			case l.Grid[2] > 1: // blocks add their shares
 				*to += alpha * sum
 			case beta == 0:
 				*to = alpha * sum

@@ -8,7 +8,7 @@
 //
 // # Loading
 //
-// [New] looks where package cudart looks for libcudart. The environment variable [Env] names a file
+// [New] looks where package cudart looks for libcudart. The environment variable PINNED_CUBLAS names a file
 // instead. An error that wraps [errors.ErrUnsupported] reports that no library works here.
 //
 // # Matrices
@@ -41,8 +41,8 @@ var (
 	errNotMade    = errors.New("the Handle is nil or zero: New makes one")
 )
 
-// Env is the environment variable that names the libcublas to load.
-const Env = "PINNED_CUBLAS"
+// variable names the libcublas to load.
+const variable = "PINNED_CUBLAS"
 
 // libcublas describes the library to the search.
 var libcublas = findlib.Library{
@@ -146,12 +146,12 @@ func openFirst(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, 
 	if len(failed) == 0 {
 		failed = append(failed, errors.New("found none that the driver supports"))
 	}
-	return nil, fmt.Errorf("no usable libcublas (%s names one): %w: %w", Env, errors.Join(failed...), errors.ErrUnsupported)
+	return nil, fmt.Errorf("no usable libcublas (%s names one): %w: %w", variable, errors.Join(failed...), errors.ErrUnsupported)
 }
 
 // candidates returns the libraries to try, in order.
 func candidates(runtime, driver int) []findlib.Candidate {
-	if named := findlib.Getenv(Env); named != "" {
+	if named := findlib.Getenv(variable); named != "" {
 		return []findlib.Candidate{{Path: named}}
 	}
 	list, _ := findlib.This().Find(libcublas)

@@ -1,0 +1,83 @@
+// Package raw has what package cudart gives to the other packages of this module and not to users:
+// what skips the checks that users need. Package cudart sets the variables when it is initialised;
+// the values behind the interfaces are its own.
+package raw
+
+import "fmt"
+
+// MaxArgs is the number of arguments that a launch can have.
+const MaxArgs = 32
+
+// Load loads PTX, a cubin or a fat binary on a *cudart.Device (cuModuleLoadDataEx). code may be
+// changed afterwards. The error of code that cannot be used is a [*CompileError].
+var Load func(device any, code []byte) (Module, error)
+
+// A Module is code that is loaded on a device.
+type Module interface {
+	// Function looks up a kernel (cuModuleGetFunction) and its limits (cuFuncGetAttribute). CUDA may
+	// compile the code only now: the error of code that cannot be used is a [*CompileError].
+	Function(name string) (Function, error)
+
+	// Unload unloads the code (cuModuleUnload). No kernel of the module may run, and none of its
+	// Functions may be used any more.
+	Unload() error
+}
+
+// A Function is a kernel of a Module. It is valid until the Module is unloaded.
+type Function interface {
+	fmt.Stringer
+
+	// Limits are as CUDA reported them when the kernel was looked up, and as AllowShared has set them.
+	Limits() *Limits
+
+	// AllowShared lets launches use n bytes of dynamic shared memory a block (cuFuncSetAttribute).
+	// Not to be called during launches.
+	AllowShared(n int) error
+
+	// Args returns memory for the arguments of one launch. It is reused, and has the values of
+	// earlier ones.
+	Args() *Args
+
+	// Launch queues the kernel on a *cudart.Stream (cuLaunchKernel), and takes args back. Each argument
+	// is in the low bytes of a word. Their number and sizes are not checked: CUDA reads as many
+	// as the kernel has.
+	Launch(stream any, c Config, args *Args) error
+}
+
+// Args are the values of the arguments, which C reads during a launch, and their addresses.
+type Args struct {
+	Values    [MaxArgs]uint64
+	Addresses [MaxArgs]uintptr
+}
+
+// Limits are properties of a kernel on its device.
+type Limits struct {
+	BlockThreads  int
+	StaticShared  int
+	DynamicShared int
+	Registers     int
+	LocalBytes    int
+}
+
+// A Config is the shape of a launch. Y and Z are 1 if they are 0.
+type Config struct {
+	Grid, Block [3]int
+	SharedBytes int
+}
+
+// A CompileError is code that CUDA could not load.
+type CompileError struct {
+	Log string // of the compiler
+	Err error  // the failed call
+}
+
+// Error returns the call's error and the log.
+func (e *CompileError) Error() string {
+	if e.Log == "" {
+		return fmt.Sprint(e.Err)
+	}
+	return fmt.Sprint(e.Err, "\n", e.Log)
+}
+
+// Unwrap returns the call's error.
+func (e *CompileError) Unwrap() error { return e.Err }
