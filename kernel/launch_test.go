@@ -138,10 +138,12 @@ func TestWrongLaunchesAreRefused(t *testing.T) {
 			return c
 		}
 		for text, call := range map[string]func() error{
-			"0 arguments: the kernel has 6":                    func() error { return mixed.Launch(r.stream, one) },
-			"7 arguments: the kernel has 6":                    func() error { return mixed.Launch(r.stream, one, append(right, right[0])...) },
-			"argument 5 has 8 bytes: the parameter has 4":      func() error { return mixed.Launch(r.stream, one, wrong...) },
-			"argument 1 has 0 bytes":                           func() error { return mixed.Launch(r.stream, one, right[0], kernel.Value{}) },
+			"0 arguments: the kernel has 6":               func() error { return mixed.Launch(r.stream, one) },
+			"7 arguments: the kernel has 6":               func() error { return mixed.Launch(r.stream, one, append(right, right[0])...) },
+			"argument 5 has 8 bytes: the parameter has 4": func() error { return mixed.Launch(r.stream, one, wrong...) },
+			"argument 1 has 0 bytes: the parameter has 4": func() error {
+				return mixed.Launch(r.stream, one, slices.Replace(slices.Clone(right), 1, 2, kernel.Value{})...)
+			},
 			"33 arguments: at most 32":                         func() error { return mixed.Launch(r.stream, one, make([]kernel.Value, 33)...) },
 			"grid {X:0 Y:0 Z:0}: the number of blocks must be": func() error { return empty.Launch(r.stream, kernel.Threads(0, 256)) },
 			"grid {X:1 Y:-1 Z:0}: the number of blocks must":   func() error { return empty.Launch(r.stream, shape(func(c *kernel.Config) { c.Grid.Y = -1 })) },
