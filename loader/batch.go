@@ -130,7 +130,7 @@ func (b *Batch) Field(f int) cudart.DevPtr {
 }
 
 // Host returns the bytes of field f in pinned memory, or in that of [NewHost]. It returns nil after
-// Release, if there is no such field, and for a source of [Pinned] or [Shards], whose batches have no host memory. The bytes must not be changed; those of a loader without a
+// Release, if there is no such field, and where the GPU gathers ([InMemory], [Shards]), whose batches have no host memory. The bytes must not be changed; those of a loader without a
 // device may be, until Release.
 func (b *Batch) Host(f int) []byte {
 	if !b.has(f) || b.released.Load() || b.l.gather != nil {

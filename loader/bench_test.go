@@ -98,7 +98,7 @@ func data(n int) []float32 {
 func BenchmarkLoader(b *testing.B) {
 	n := benchSamples()
 	all := data(n)
-	together, err := Memory([]int{4 * features}, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(all))), 4*len(all)))
+	together, err := InMemory([]int{4 * features}, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(all))), 4*len(all)))
 	require.NoError(b, err)
 	single := Func(n, together.Fields(), func(_ context.Context, i int, sample [][]byte) error {
 		copy(floats(sample[0]), all[i*features:])
@@ -142,7 +142,7 @@ func (s slow) Read(ctx context.Context, i int, sample [][]byte) error {
 	return nil
 }
 
-func (s slow) Transform(_ context.Context, _ int, sample [][]byte) error {
+func (s slow) compute(_ context.Context, _ int, sample [][]byte) error {
 	x := floats(sample[0])
 	var sum, squares float32
 	for _, v := range x {

@@ -92,12 +92,12 @@ func TestTheBatchesOfABlock(t *testing.T) {
 		{4 * kib, 16, 7, 2},
 		{4 * kib, 16, 1000, 16},
 	} {
-		_, l, err := Options{BatchSize: test.batch, Workers: 8, Prefetch: test.prefetch}.resolve(numbered(1<<20, test.bytes), false)
+		_, l, err := Options{BatchSize: test.batch, Workers: 8, Prefetch: test.prefetch}.resolve(numbered(1<<20, test.bytes), 0)
 		require.NoError(t, err)
 		require.Equal(t, test.want, l.block, "%+v", test)
 	}
 	o := Options{BatchSize: 16, Workers: 8, MaxBytes: 16 * 64 * kib}
-	_, l, err := o.resolve(numbered(1<<20, 4*kib), false)
+	_, l, err := o.resolve(numbered(1<<20, 4*kib), 0)
 	require.NoError(t, err)
 	require.Equal(t, 4, l.block, "of 16 batches")
 }

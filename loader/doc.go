@@ -16,9 +16,9 @@
 //
 // A [Source] writes a sample straight into a batch. Waiting for
 // disks and networks belongs in its Read, which thousands of goroutines may call at once;
-// computing belongs in Transform, which one goroutine for each core calls. A
-// [BatchSource] reads many samples in one call; [Memory] returns one, of samples in memory
-// or in a mapped file. Of samples in pinned memory ([Pinned]) the GPU gathers the batches itself, and
+// computing belongs in Options.Transform, which one goroutine for each core calls. A
+// [BatchSource] reads many samples in one call; [InMemory] returns one, of samples in memory
+// or in a mapped file. Where that memory is pinned, the GPU gathers the batches itself, and
 // no goroutine copies. [Shards] does the same with files that are larger than memory: some of them are pinned
 // at a time, and samples are shuffled among those only.
 //

@@ -41,7 +41,7 @@ func (s *failing) Read(ctx context.Context, i int, sample [][]byte) error {
 	return s.read(ctx, i)
 }
 
-func (s *failing) Transform(ctx context.Context, i int, sample [][]byte) error {
+func (s *failing) compute(ctx context.Context, i int, sample [][]byte) error {
 	add(sample, 255)
 	return s.transform(ctx, i)
 }

@@ -19,7 +19,7 @@ import (
 )
 
 // The GPU gathers the batches from pinned memory.
-func ExamplePinned() {
+func ExampleInMemory_pinned() {
 	dev, stream, done := openGPU()
 	defer done()
 	ctx := context.Background()
@@ -32,7 +32,7 @@ func ExamplePinned() {
 	for i := range 10 {
 		binary.LittleEndian.PutUint64(data.Bytes()[8*i:], uint64(i*i))
 	}
-	src, err := loader.Pinned([]int{8}, data.Bytes())
+	src, err := loader.InMemory([]int{8}, data.Bytes())
 	if err != nil {
 		log.Fatal(err)
 	}

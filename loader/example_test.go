@@ -84,14 +84,14 @@ func Example() {
 }
 
 // Samples in memory: the pixels of images, and their labels.
-func ExampleMemory() {
+func ExampleInMemory() {
 	dev, _, done := openGPU()
 	defer done()
 	ctx := context.Background()
 
 	const pixels, label = 784, 1
 	images, labels := make([]byte, 1000*pixels), make([]byte, 1000*label)
-	source, err := loader.Memory([]int{pixels, label}, images, labels)
+	source, err := loader.InMemory([]int{pixels, label}, images, labels)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -56,9 +56,19 @@ func download(dev *cudart.Device, p cudart.DevPtr, n int) ([]byte, error) {
 	return b, dev.CopyToHost(unsafe.Pointer(&b[0]), p, n)
 }
 
+// of returns the options for a source of the tests, some of which compute.
+func (o Options) of(src Source) Options {
+	if c, ok := src.(interface {
+		compute(ctx context.Context, i int, sample [][]byte) error
+	}); ok {
+		o.Transform = c.compute
+	}
+	return o
+}
+
 func newLoaderFor(t testing.TB, dev *cudart.Device, src Source, o Options) *Loader {
 	t.Helper()
-	l, err := New(t.Context(), dev, src, o)
+	l, err := New(t.Context(), dev, src, o.of(src))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, l.Close()) })
 	return l

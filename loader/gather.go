@@ -13,28 +13,6 @@ import (
 	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
-// Pinned returns a source as [Memory] does, of samples in pinned memory: bytes of a
-// [hostmem.Buffer], Registration, File or lease, which must stay open as long as the loader. Loaders of
-// [New] have the GPU gather their batches over the link, by a kernel on a few multiprocessors; the CPU
-// only writes lists of indices. So [Batch.Host] is nil, and [Batch.Offset] -1. Order, positions and all
-// else are those of other sources. Fields whose samples are a multiple of 16 bytes, and begin at
-// such an address, are quickest.
-//
-// The errors are those of Memory. New refuses memory that is not pinned by package hostmem, more
-// than 2^32 - 1 samples, and devices that cannot access host memory by its address
-// ([errors.ErrUnsupported]). An epoch fails if the memory was closed meanwhile,
-// but for a lease, whose memory may be another lease's then. With [NewHost], and within
-// a source that has methods of its own, it is like Memory.
-func Pinned(fields []int, data ...[]byte) (BatchSource, error) {
-	m, err := Memory(fields, data...)
-	if err != nil {
-		return nil, err
-	}
-	return pinnedMemory{m.(memory)}, nil
-}
-
-type pinnedMemory struct{ memory }
-
 // A gatherer launches the kernels that copy batches from pinned memory. Host memory of its loader has
 // lists of indices in place of samples.
 type gatherer struct {
@@ -58,32 +36,35 @@ const (
 	indexBytes    = 4
 )
 
-// listsOf returns the number of lists of indices with which the GPU gathers from a source: of
-// samples, and for Shards of places in the batch, too. It is 0 if the GPU cannot gather from the source.
-func listsOf(src Source) int {
-	switch src.(type) {
-	case pinnedMemory:
-		return 1
+// gatherLists returns the number of lists of indices with which the GPU gathers from a source: one of
+// samples, and for Shards another of places in the batch. It is 0 if the GPU does not gather: l gets
+// the owners of memory that is pinned.
+func (l *Loader) gatherLists(o Options) int {
+	if l.dev == nil || o.Transform != nil || o.HostBatches {
+		return 0
+	}
+	switch src := l.src.(type) {
 	case *shards:
 		return 2
+	case memory:
+		if src.Len() > math.MaxUint32 {
+			return 0
+		}
+		if same, err := l.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem); err != nil || same == 0 {
+			return 0
+		}
+		var fields []pinnedField
+		for _, data := range src.data {
+			owner, _, ok := hostmem.Find(data)
+			if !ok {
+				return 0
+			}
+			fields = append(fields, pinnedField{owner, address(data)})
+		}
+		l.gather = &gatherer{data: fields}
+		return 1
 	}
 	return 0
-}
-
-// newGatherer finds the owners of the memory.
-func newGatherer(m pinnedMemory) (*gatherer, error) {
-	if m.Len() > math.MaxUint32 {
-		return nil, fmt.Errorf("the source has %d samples: the GPU gathers from at most %d", m.Len(), math.MaxUint32)
-	}
-	g := &gatherer{}
-	for f, data := range m.data {
-		owner, _, ok := hostmem.Find(data)
-		if !ok {
-			return nil, fmt.Errorf("field %d of the source: its %d bytes are not pinned, or not by package hostmem: hostmem.Register pins them, Memory takes them as they are", f, len(data))
-		}
-		g.data = append(g.data, pinnedField{owner, address(data)})
-	}
-	return g, nil
 }
 
 // open loads the kernel.

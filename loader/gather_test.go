@@ -1,7 +1,7 @@
 package loader
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,7 +36,7 @@ func pinnedOf(t testing.TB, dev *cudart.Device, n int, fields ...int) (BatchSour
 			writeSample(data[f][i*width:][:width], i, f)
 		}
 	}
-	src, err := Pinned(fields, data...)
+	src, err := InMemory(fields, data...)
 	require.NoError(t, err)
 	return src, buf
 }
@@ -179,18 +179,64 @@ func TestGatheredBatchesOutliveTheirSource(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-func TestPinnedMemoryThatIsRefused(t *testing.T) {
+// The GPU gathers from pinned memory, unless something asks for batches in host memory or the GPU
+// cannot: the samples are the same.
+func TestWhoFillsBatchesOfMemory(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Link{})
+	_, without := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrCanUseHostPointerForRegisteredMem: 0}}}})
+	other := without.Devices()[0]
+	pinned, _ := pinnedOf(t, dev, 50, 8)
+	elsewhere, _ := pinnedOf(t, other, 50, 8)
+	nothing := func(context.Context, int, [][]byte) error { return nil }
+	for name, c := range map[string]struct {
+		dev      *cudart.Device
+		src      Source
+		o        Options
+		gathered int
+	}{
+		"pinned":                    {dev, pinned, Options{}, 50},
+		"pageable":                  {dev, memoryOf(t, 50, 8), Options{}, 0},
+		"for the host":              {dev, pinned, Options{HostBatches: true}, 0},
+		"transformed":               {dev, pinned, Options{Transform: nothing}, 0},
+		"no access by its address":  {other, elsewhere, Options{}, 0},
+		"shards":                    {dev, shardsOf(t, 1<<20, []int{30, 20}, 8), Options{}, 50},
+		"shards for the host":       {dev, shardsOf(t, 1<<20, []int{30, 20}, 8), Options{HostBatches: true, Shuffle: true}, 0},
+		"shards that are changed":   {dev, shardsOf(t, 1<<20, []int{30, 20}, 8), Options{Transform: nothing, Shuffle: true}, 0},
+		"pinned within another one": {dev, struct{ Source }{pinned}, Options{}, 0},
+	} {
+		c.o.BatchSize = 4
+		l := newLoaderFor(t, c.dev, c.src, c.o)
+		s := stream(t, c.dev)
+		for b, err := range l.Batches(t.Context()) {
+			require.NoError(t, err, name)
+			require.Equal(t, c.gathered == 0, b.Host(0) != nil, name)
+			require.NoError(t, b.Use(s))
+			require.NoError(t, s.Synchronize(t.Context()))
+			got, err := download(c.dev, b.Field(0), b.Len()*8)
+			require.NoError(t, err)
+			want := make([]byte, 8)
+			for at, i := range b.Indices() {
+				writeSample(want, i, 0)
+				require.Equal(t, want, got[at*8:][:8], name)
+			}
+		}
+		require.Equal(t, c.gathered, l.Stats().Gathered, name)
+		require.Equal(t, 50, l.Stats().Samples, name)
+	}
+	_, err := New(t.Context(), dev, methodTransform{pinned}, Options{BatchSize: 4})
+	require.ErrorContains(t, err, "the source has a method Transform, which no loader calls: give it to Options.Transform")
+}
+
+type methodTransform struct{ Source }
+
+func (methodTransform) Transform(context.Context, int, [][]byte) error { return nil }
+
+// Memory that is closed between epochs, and while batches are made, ends the epoch.
+func TestPinnedMemoryThatIsClosed(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Link{})
 	o := Options{BatchSize: 4}
-	src, err := Pinned([]int{8}, make([]byte, 80))
-	require.NoError(t, err)
-	_, err = New(t.Context(), dev, src, o)
-	require.ErrorContains(t, err, "loader: new: field 0 of the source: its 80 bytes are not pinned, or not by package hostmem")
-	_, err = Pinned([]int{8}, make([]byte, 81))
-	require.ErrorContains(t, err, "loader: memory: field 0: 81 bytes are not a whole number of samples of 8 bytes")
-
-	// Closed between epochs, and while batches are made.
 	src, buf := pinnedOf(t, dev, 100, 8)
 	l := newLoaderFor(t, dev, src, o)
 	for _, err := range l.Batches(t.Context()) {
@@ -203,14 +249,6 @@ func TestPinnedMemoryThatIsRefused(t *testing.T) {
 	require.ErrorIs(t, last, os.ErrClosed)
 	require.ErrorContains(t, last, "loader: copy batch")
 	require.NotContains(t, last.Error(), `buffer "loader"`, "which is not what was closed")
-
-	sim, without := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrCanUseHostPointerForRegisteredMem: 0}}}})
-	src, _ = pinnedOf(t, without.Devices()[0], 10, 8)
-	held := sim.Outstanding()
-	_, err = New(t.Context(), without.Devices()[0], src, o)
-	require.ErrorIs(t, err, errors.ErrUnsupported)
-	require.ErrorContains(t, err, "gather by the GPU")
-	require.Equal(t, held, sim.Outstanding())
 }
 
 // The pages of a file are gathered without a copy by the CPU; without a device they are read as memory.
@@ -227,7 +265,7 @@ func TestGatherFromAFile(t *testing.T) {
 	mapped, err := hostmem.MapFile(t.Context(), dev, path, hostmem.MapFileOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, mapped.Close()) }()
-	src, err := Pinned([]int{width}, mapped.Bytes())
+	src, err := InMemory([]int{width}, mapped.Bytes())
 	require.NoError(t, err)
 	l, err := New(t.Context(), dev, src, Options{BatchSize: 64, Shuffle: true})
 	require.NoError(t, err)

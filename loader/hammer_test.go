@@ -26,7 +26,7 @@ func (s inverted) Read(ctx context.Context, i int, sample [][]byte) error {
 	return s.Source.Read(ctx, i, sample)
 }
 
-func (s inverted) Transform(_ context.Context, _ int, sample [][]byte) error {
+func (s inverted) compute(_ context.Context, _ int, sample [][]byte) error {
 	invert(sample)
 	return nil
 }
@@ -55,7 +55,8 @@ func TestHammer(t *testing.T) {
 		{BatchSize: 64, Workers: 7, MaxTransforms: 3, Unordered: true, Prefetch: 2},
 	} {
 		loaders.Go(func() {
-			l, err := New(t.Context(), dev, inverted{numbered(n, fields...)}, o)
+			src := inverted{numbered(n, fields...)}
+			l, err := New(t.Context(), dev, src, o.of(src))
 			if !assert.NoError(t, err) {
 				return
 			}

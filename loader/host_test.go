@@ -18,7 +18,7 @@ func heap(n int) ([]byte, error) { return make([]byte, n), nil }
 // newHostLoader returns a loader without a device, and its memory.
 func newHostLoader(t testing.TB, src Source, o Options) (l *Loader, memory []byte) {
 	t.Helper()
-	l, err := NewHost(src, o, func(n int) ([]byte, error) {
+	l, err := NewHost(src, o.of(src), func(n int) ([]byte, error) {
 		memory = make([]byte, n)
 		return memory, nil
 	})
@@ -179,7 +179,7 @@ func TestHostLoaderErrors(t *testing.T) {
 	_, err := NewHost(src, o, func(int) ([]byte, error) { return nil, full })
 	require.ErrorIs(t, err, full)
 	require.ErrorContains(t, err, "loader: new host: 2 batches of 256 bytes: full")
-	_, err = NewHost(src, o, func(n int) ([]byte, error) { return make([]byte, n-1), nil })
+	_, err = NewHost(src, o.of(src), func(n int) ([]byte, error) { return make([]byte, n-1), nil })
 	require.ErrorContains(t, err, "loader: new host: 2 batches of 256 bytes: the function for memory returned 511 bytes")
 
 	l, _ := newHostLoader(t, src, o)

@@ -276,7 +276,7 @@ func (s *interrupted) Read(ctx context.Context, i int, sample [][]byte) error {
 	return s.wait(ctx, "Read", i, sample)
 }
 
-func (s *interrupted) Transform(ctx context.Context, i int, sample [][]byte) error {
+func (s *interrupted) compute(ctx context.Context, i int, sample [][]byte) error {
 	add(sample, 255)
 	return s.wait(ctx, "Transform", i, sample)
 }
@@ -344,7 +344,7 @@ func (s *blocking) Read(ctx context.Context, i int, sample [][]byte) error {
 	return s.Source.Read(ctx, i, sample)
 }
 
-func (s *blocking) Transform(ctx context.Context, _ int, _ [][]byte) error { return s.block(ctx) }
+func (s *blocking) compute(ctx context.Context, _ int, _ [][]byte) error { return s.block(ctx) }
 
 func TestCancellationReachesTheSource(t *testing.T) {
 	dev := testgpu.Device(t)

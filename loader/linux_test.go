@@ -38,7 +38,7 @@ func TestATruncatedMappedDataSet(t *testing.T) {
 		copy(sample[0], mem[i*page:])
 		return nil
 	})
-	together, err := Memory([]int{page}, mem)
+	together, err := InMemory([]int{page}, mem)
 	require.NoError(t, err)
 	dev := testgpu.Device(t)
 	s := stream(t, dev)

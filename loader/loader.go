@@ -56,16 +56,15 @@ type Loader struct {
 
 // A spec has the arguments of New.
 type spec struct {
-	dev       *cudart.Device // nil for NewHost
-	src       Source
-	n         int         // number of samples
-	batch     BatchSource // src, or nil
-	transform Transformer // src, or nil
-	shards    *shards     // src, or nil
-	o         Options
-	layout    layout // of a batch on the device
-	host      layout // of what workers write: the batch, or a gatherer's list of indices
-	order     string // see Position.Order
+	dev    *cudart.Device // nil for NewHost
+	src    Source
+	n      int         // number of samples
+	batch  BatchSource // src, or nil
+	shards *shards     // src, or nil
+	o      Options
+	layout layout // of a batch on the device
+	host   layout // of what workers write: the batch, or a gatherer's list of indices
+	order  string // see Position.Order
 }
 
 // batches returns the number of batches of an epoch.
@@ -94,7 +93,7 @@ type resources struct {
 }
 
 // New allocates all memory that the loader uses: pinned memory (cudaHostRegister) and device
-// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. For a source of [Pinned] or [Shards] the pinned memory
+// memory (cudaMalloc) for (Prefetch + 1) batches each, and a stream. Where the GPU gathers ([InMemory], [Shards]) the pinned memory
 // has lists of indices, and New loads a kernel. The context bounds New
 // only. Errors are those of [hostmem.Alloc] and [cudart.Device.Malloc], or name an argument, an
 // option or a field of the source. After an error nothing stays allocated, unless the error
@@ -120,12 +119,12 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errors.New("the device is nil or zero")
 	}
-	l, err := prepare(dev, src, o)
-	if err != nil {
-		return nil, err
-	}
 	return bounded.Do(ctx, bounded.Call[*Loader]{
 		Run: func() (*Loader, error) {
+			l, err := prepare(dev, src, o)
+			if err != nil {
+				return nil, err
+			}
 			if err := l.allocate(ctx); err != nil {
 				return nil, errors.Join(err, lifetime.Undo(ctx, l.release))
 			}
@@ -182,40 +181,40 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	if src == nil {
 		return nil, errors.New("the source is nil")
 	}
-	gathers := dev != nil && listsOf(src) > 0
-	if gathers && o.Workers == 0 {
+	if _, ok := src.(interface {
+		Transform(ctx context.Context, i int, sample [][]byte) error
+	}); ok {
+		return nil, errors.New("the source has a method Transform, which no loader calls: give it to Options.Transform")
+	}
+	l := &Loader{spec: spec{dev: dev, src: src}, created: time.Now()}
+	lists := l.gatherLists(o)
+	if lists > 0 && o.Workers == 0 {
 		o.Workers = min(gatherWorkers, runtime.GOMAXPROCS(0))
 	}
-	o, layout, err := o.resolve(src, gathers)
+	o, layout, err := o.resolve(src, lists)
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{
-		spec:    spec{dev: dev, src: src, n: src.Len(), o: o, layout: layout, host: layout},
-		workers: make([]worker, o.Workers), created: time.Now(),
-	}
+	l.n, l.o, l.layout, l.host, l.workers = src.Len(), o, layout, layout, make([]worker, o.Workers)
 	l.transforms.init(o.MaxTransforms, o.Workers)
 	l.batch, _ = src.(BatchSource)
 	l.shards, _ = src.(*shards)
-	if gathers {
+	switch m, ok := src.(memory); {
+	case lists > 0:
 		l.layout.block = max(1, min(maxCopy/layout.bytes, o.slots()/minBlocks))
 		l.host = l.layout.ofIndices()
-		if l.shards != nil {
-			l.gather, err = new(gatherer), l.shards.check(o.BatchSize)
-			l.batch = noLists{l.shards}
-		} else {
-			pinned := src.(pinnedMemory)
-			l.gather, err = newGatherer(pinned)
-			l.batch = indexLists(pinned)
+		if ok {
+			l.batch = indexLists{m}
+			break
 		}
-		if err != nil {
+		l.gather, l.batch = new(gatherer), noLists{l.shards}
+		if err := l.shards.check(o.BatchSize); err != nil {
 			return nil, err
 		}
-	} else if m, ok := src.(memory); ok && dev != nil && layout.bytes <= maxGPUOnly {
+	case ok && dev != nil && layout.bytes <= maxGPUOnly && o.Transform == nil && !o.HostBatches:
 		m.gpuOnly = true
 		l.batch = m
 	}
-	l.transform, _ = src.(Transformer)
 	l.order = o.order(l.n)
 	if l.shards != nil && o.Shuffle {
 		l.order += l.shards.describe()
@@ -239,7 +238,7 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.buf, err = hostmem.Alloc(ctx, l.dev, l.o.slots()*l.host.bytes, hostmem.Options{Label: l.o.Label}); err != nil {
 		return fmt.Errorf("%s: %w", l.size(), err)
 	}
-	if l.shards != nil {
+	if l.shards != nil && l.gather != nil {
 		l.windows = newWindows(ctx, l)
 	}
 	if l.gather != nil {

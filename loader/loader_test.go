@@ -96,7 +96,7 @@ func TestBatchesAheadByDefault(t *testing.T) {
 		{1 << 20, 4 * kib, 1, 8, 8 + 256},
 		{100, 4 * kib, 4, 8, 26},
 	} {
-		o, _, err := Options{BatchSize: test.batch, Workers: test.workers}.resolve(numbered(test.samples, test.bytes), false)
+		o, _, err := Options{BatchSize: test.batch, Workers: test.workers}.resolve(numbered(test.samples, test.bytes), 0)
 		require.NoError(t, err)
 		require.Equal(t, test.want, o.Prefetch, "%+v", test)
 	}
@@ -115,14 +115,14 @@ func TestCopySamples(t *testing.T) {
 				for _, i := range indices {
 					want = append(want, from[i*size:(i+1)*size]...)
 				}
-				CopySamples(to[skip:], from, size, indices)
+				require.NoError(t, CopySamples(to[skip:], from, size, indices))
 				require.True(t, bytes.Equal(want, to[skip:]), "%d samples of %d bytes", len(indices), size)
 			}
 		}
-		assert.Panics(t, func() { CopySamples(make([]byte, size), from, size, []int{20}) })
-		assert.Panics(t, func() { CopySamples(make([]byte, size), from[:size:2*size], size, []int{1}) })
-		assert.Panics(t, func() { CopySamples(make([]byte, size), from, size, []int{-1}) })
-		assert.Panics(t, func() { CopySamples(make([]byte, size), from, size, []int{0, 1}) })
-		assert.Panics(t, func() { CopySamples(make([]byte, size), from, 0, nil) })
+		assert.ErrorContains(t, CopySamples(make([]byte, size), from, size, []int{20}), "sample 20 of 20")
+		assert.ErrorContains(t, CopySamples(make([]byte, size), from[:size:2*size], size, []int{1}), "sample 1 of 1")
+		assert.ErrorContains(t, CopySamples(make([]byte, size), from, size, []int{-1}), "sample -1 of 20")
+		assert.ErrorContains(t, CopySamples(make([]byte, size), from, size, []int{0, 1}), "copy 2 samples")
+		assert.ErrorContains(t, CopySamples(make([]byte, size), from, 0, nil), "of 0 bytes")
 	}
 }

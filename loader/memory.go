@@ -9,16 +9,27 @@ import (
 	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
-// Memory returns a [BatchSource] of samples in memory. data[f] has field f of all samples, back
+// InMemory returns a [BatchSource] of samples in memory. data[f] has field f of all samples, back
 // to back, with fields[f] bytes each. The memory may be a mapped file, and must not change
-// during an epoch. Memory does not block.
+// during an epoch. InMemory does not block.
+//
+// Where the memory is pinned, as bytes of a [hostmem.Buffer] or a lease are, the GPU of a loader of [New]
+// gathers the batches over the link, by a kernel on a few multiprocessors; the CPU only writes
+// lists of indices. [Batch.Host] is nil then, [Batch.Offset] -1, and [Stats].Gathered counts the
+// samples. Order, positions and all else are those of other sources. Fields whose samples are a multiple of
+// 16 bytes, and begin at such an address, are quickest. The memory must stay open as long as the loader: an
+// epoch fails if it was closed meanwhile, but for a lease, whose memory may be another lease's then.
+//
+// The CPU fills the batches of other memory, and where Options.HostBatches or Options.Transform
+// asks for it; where the device cannot access host memory by its address; of more than 2^32 - 1
+// samples; of [NewHost]; and within a source that has methods of its own.
 //
 // An error names a field that is not a whole number of samples, or that has another number of
 // samples than field 0.
-func Memory(fields []int, data ...[]byte) (BatchSource, error) {
+func InMemory(fields []int, data ...[]byte) (BatchSource, error) {
 	m := memory{slices.Clone(fields), slices.Clone(data), false}
 	if err := m.check(); err != nil {
-		return nil, failed("memory", err)
+		return nil, failed("in memory", err)
 	}
 	return m, nil
 }
@@ -91,10 +102,10 @@ func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) er
 		return err
 	}
 	for f, size := range m.fields {
-		if m.gpuOnly {
-			CopySamples(samples[f], m.data[f], size, indices)
-		} else {
+		if !m.gpuOnly {
 			gather(samples[f], m.data[f], size, indices, func(to, from []byte) int { return copy(to, from) })
+		} else if err := CopySamples(samples[f], m.data[f], size, indices); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -102,16 +113,17 @@ func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) er
 
 // CopySamples copies samples of size bytes with the given numbers, which lie back to back in from, into the
 // loader's host memory, as [Copy] does and quicker than by a Copy each: it is for ReadBatch of a [BatchSource]. to
-// has len(indices)*size bytes. CopySamples panics if it has not, and if a sample is not in from. It does not block.
-func CopySamples(to, from []byte, size int, indices []int) {
+// must have len(indices)*size bytes. The error names a sample that is not in from, or another size; then nothing was
+// copied. It does not block.
+func CopySamples(to, from []byte, size int, indices []int) error {
 	// Divisions: products of an index and a size may overflow.
 	if size <= 0 || len(to)%size != 0 || len(to)/size != len(indices) {
-		panic(fmt.Sprintf("loader: copy %d samples of %d bytes into %d bytes", len(indices), size, len(to)))
+		return fmt.Errorf("loader: copy %d samples of %d bytes into %d bytes", len(indices), size, len(to))
 	}
 	samples := len(from) / size
 	for _, i := range indices {
 		if uint(i) >= uint(samples) {
-			panic(fmt.Sprintf("loader: copy sample %d of %d", i, samples))
+			return fmt.Errorf("loader: copy sample %d of %d", i, samples)
 		}
 	}
 	from = slices.Clip(from)
@@ -120,6 +132,7 @@ func CopySamples(to, from []byte, size int, indices []int) {
 	} else {
 		gather(to, from, size, indices, ntcopy.Copy)
 	}
+	return nil
 }
 
 // gather copies the samples with the given indices back to back. Neighbours take one copy.

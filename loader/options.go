@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -20,8 +21,10 @@ type Options struct {
 	// memory. A source that waits for disks or networks needs a worker for each request in
 	// flight, hundreds or thousands.
 	Workers int
-	// MaxTransforms is the maximum number of workers in [Transformer].Transform at the same
-	// time. 0 means GOMAXPROCS.
+	// Transform changes sample i in place after Read. Waiting belongs in Read, which Workers goroutines
+	// call at the same time, and computing in Transform, which at most MaxTransforms of them do; 0
+	// means GOMAXPROCS. A Source that has a method Transform is refused, so that it is not forgotten.
+	Transform     func(ctx context.Context, i int, sample [][]byte) error
 	MaxTransforms int
 	// Prefetch is the number of batches that are filled or copied ahead of the consumer.
 	// 0 means the batches that all workers fill at the same time, and 64 MiB more: at least 3
@@ -61,6 +64,10 @@ type Options struct {
 	// returned. One call is made at a time, and meanwhile no copy is queued: OnDevice must not wait
 	// for s. An error or a panic ends the epoch before the batch. NewHost refuses OnDevice.
 	OnDevice func(s *cudart.Stream, b *Batch) error
+
+	// HostBatches has the CPU fill the batches also of samples that the GPU could gather itself, so that
+	// [Batch.Host] has them: see [InMemory]. Transform does, too.
+	HostBatches bool
 
 	// Label is the label of the pinned memory in the lists of package hostmem. "" means
 	// "loader". NewHost does not use it.
@@ -133,8 +140,8 @@ func (l layout) claimSize(batches, workers int) int {
 	return max(1, min(batches*l.samples/(2*workers), l.samples))
 }
 
-// resolve checks the options and sets the defaults. gathers is set for a loader with a gatherer.
-func (o Options) resolve(src Source, gathers bool) (Options, layout, error) {
+// resolve checks the options and sets the defaults. lists is the number of lists of indices of a loader with a gatherer, or 0.
+func (o Options) resolve(src Source, lists int) (Options, layout, error) {
 	for _, option := range []struct {
 		name string
 		n    int
@@ -160,7 +167,7 @@ func (o Options) resolve(src Source, gathers bool) (Options, layout, error) {
 	if err != nil {
 		return o, l, err
 	}
-	l.lists = listsOf(src)
+	l.lists = lists
 	if o.Workers == 0 {
 		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
 	}
@@ -177,7 +184,7 @@ func (o Options) resolve(src Source, gathers bool) (Options, layout, error) {
 		o.Prefetch = min(ahead, n/l.samples+1)
 	}
 	bytes := l.bytes // of a batch, where it takes more
-	if gathers {
+	if lists > 0 {
 		bytes = max(bytes, l.ofIndices().bytes)
 	}
 	if o.Prefetch > math.MaxInt/bytes-1 {

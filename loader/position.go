@@ -32,9 +32,6 @@ type Position struct {
 	Order string `json:"order,omitempty"`
 }
 
-// IsZero reports whether p is the zero Position, as encoding/json asks for omitzero.
-func (p Position) IsZero() bool { return p == Position{} }
-
 // order describes the order of n samples with these options.
 func (o Options) order(n int) string {
 	text := fmt.Sprintf("%d samples in batches of %d", n, o.BatchSize)

@@ -278,7 +278,7 @@ func (s staged) Read(ctx context.Context, i int, sample [][]byte) error {
 	return s.Source.Read(ctx, i, sample)
 }
 
-func (s staged) Transform(context.Context, int, [][]byte) error {
+func (s staged) compute(context.Context, int, [][]byte) error {
 	time.Sleep(s.computing)
 	if s.each != nil {
 		s.each(true)

@@ -292,7 +292,7 @@ func memoryOf(t testing.TB, n int, fields ...int) BatchSource {
 			writeSample(data[f][i*size:(i+1)*size], i, f)
 		}
 	}
-	src, err := Memory(fields, data...)
+	src, err := InMemory(fields, data...)
 	require.NoError(t, err)
 	return src
 }
@@ -313,7 +313,7 @@ func TestMemory(t *testing.T) {
 	}
 	// The caller's slices may change.
 	sizes, data := []int{4}, [][]byte{make([]byte, 8)}
-	retained, err := Memory(sizes, data...)
+	retained, err := InMemory(sizes, data...)
 	require.NoError(t, err)
 	sizes[0], data[0] = 0, nil
 	require.Equal(t, 2, retained.Len())
@@ -333,7 +333,7 @@ func TestMemory(t *testing.T) {
 // transformed has samples that the host reads after they are in pinned memory.
 type transformed struct{ BatchSource }
 
-func (transformed) Transform(context.Context, int, [][]byte) error { return nil }
+func (transformed) compute(context.Context, int, [][]byte) error { return nil }
 
 // Samples are written past the caches if nothing reads them there, and the batches are
 // small.
@@ -373,11 +373,11 @@ func TestMemoryRefusesPartialSamples(t *testing.T) {
 		"field 0: 5 bytes are not a whole number of samples of 2 bytes": {[]int{2}, [][]byte{make([]byte, 5)}},
 		"field 1 has 2 samples, and field 0 has 3":                      {[]int{2, 3}, [][]byte{make([]byte, 6), make([]byte, 6)}},
 	} {
-		src, err := Memory(c.fields, c.data...)
-		require.EqualError(t, err, "loader: memory: "+want)
+		src, err := InMemory(c.fields, c.data...)
+		require.EqualError(t, err, "loader: in memory: "+want)
 		require.Nil(t, src)
 	}
-	src, err := Memory([]int{4}, nil)
+	src, err := InMemory([]int{4}, nil)
 	require.NoError(t, err)
 	_, err = New(t.Context(), testgpu.Device(t), src, Options{BatchSize: 2})
 	require.ErrorContains(t, err, "the source has no samples")

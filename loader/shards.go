@@ -16,7 +16,7 @@ import (
 // of the shard before it.
 //
 // Loaders of [New] register the page cache of some shards at a time, called a window
-// ([hostmem.MapFile]), and have the GPU gather batches from it as with [Pinned]. Meanwhile a
+// ([hostmem.MapFile]), and have the GPU gather batches from it as with [InMemory]. Meanwhile a
 // goroutine registers the next window. A window is unregistered when the copies of its samples have
 // completed. So at most maxPinned bytes of shards are registered at any time, which
 // Options.MaxBytes does not count: two windows, each of as many shards as fit into half of
@@ -41,7 +41,9 @@ import (
 //
 // Shards asks the file system for the sizes. An error names a field or a shard: one that is not a
 // regular file, or not a whole number of samples, or so large that two do not fit into maxPinned.
-// New refuses what it refuses for Pinned, and a BatchSize of more samples than a window may have.
+// New refuses a device that cannot access host memory by its address ([errors.ErrUnsupported]), and a
+// BatchSize of more samples than a window may have; Options.HostBatches and Options.Transform have the CPU
+// read each sample from its file, as NewHost does.
 func Shards(fields []int, maxPinned int, paths ...string) (Source, error) {
 	s := &shards{fields: slices.Clone(fields), paths: slices.Clone(paths), first: make([]int, 1, len(paths)+1)}
 	if err := s.measure(maxPinned); err != nil {

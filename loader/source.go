@@ -48,16 +48,6 @@ type BatchSource interface {
 	ReadBatch(ctx context.Context, indices []int, samples [][]byte) error
 }
 
-// A Transformer is a Source whose samples need computing. Waiting belongs in Read, which
-// Options.Workers goroutines call at the same time, and computing in Transform, which at most
-// Options.MaxTransforms of them do.
-type Transformer interface {
-	Source
-
-	// Transform changes sample i in place. It is called after Read.
-	Transform(ctx context.Context, i int, sample [][]byte) error
-}
-
 // Func returns a Source of n samples with the given sizes of fields, which calls read
 // for each sample: see [Source]. It does not block. If read is nil, all samples fail.
 func Func(n int, fields []int, read func(ctx context.Context, i int, sample [][]byte) error) Source {

@@ -12,7 +12,7 @@ type Stage string
 const (
 	// StageSource is Source.Read.
 	StageSource Stage = "source"
-	// StageTransform is Transformer.Transform.
+	// StageTransform is Options.Transform.
 	StageTransform Stage = "transform"
 	// StageCopy is the copy to the device.
 	StageCopy Stage = "copy"
@@ -32,6 +32,8 @@ type Stats struct {
 	// Skipped is the number of samples that failed and were skipped, and Retried the number of
 	// attempts after the first one.
 	Skipped, Retried int
+	// Gathered is the number of samples that the GPU fetched from pinned memory: all, or none.
+	Gathered int
 
 	// Elapsed is the time in loops over Batches, up to now.
 	Elapsed time.Duration
@@ -109,6 +111,9 @@ func (l *Loader) Stats() Stats {
 		Elapsed:    spent[starting] + spent[waiting] + spent[consuming] + spent[ending],
 		BatchWaits: spent[starting] + spent[waiting], FirstWaits: spent[starting], Consuming: spent[consuming],
 		PinnedBytes: l.o.slots() * l.host.bytes, maxTransforms: l.o.MaxTransforms,
+	}
+	if l.gather != nil {
+		s.Gathered = samples
 	}
 	s.Copying, s.CopyWaits = l.driver.meter.times()
 	for i := range l.workers {

@@ -50,7 +50,7 @@ func BenchmarkWaiting(b *testing.B) {
 // benchWaiting consumes batches within one epoch.
 func benchWaiting(b *testing.B, src Source, workers, batch int) {
 	dev := testgpu.Device(b)
-	l, err := New(b.Context(), dev, src, Options{BatchSize: batch, Workers: workers, Shuffle: true})
+	l, err := New(b.Context(), dev, src, Options{BatchSize: batch, Workers: workers, Shuffle: true}.of(src))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func benchWaiting(b *testing.B, src Source, workers, batch int) {
 
 // benchAlone calls the source from as many goroutines.
 func benchAlone(b *testing.B, src Source, workers int) {
-	transform, _ := src.(Transformer)
+	transform := Options{}.of(src).Transform
 	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
 	var claimed atomic.Int64
 	var all sync.WaitGroup
@@ -109,7 +109,7 @@ func benchAlone(b *testing.B, src Source, workers int) {
 				_ = src.Read(b.Context(), i*7919%src.Len(), sample)
 				if transform != nil {
 					turns <- struct{}{}
-					_ = transform.Transform(b.Context(), i, sample)
+					_ = transform(b.Context(), i, sample)
 					<-turns
 				}
 			}
@@ -169,7 +169,7 @@ func (d *waitingData) Read(_ context.Context, i int, sample [][]byte) error {
 
 type normalisedData struct{ *waitingData }
 
-func (normalisedData) Transform(_ context.Context, _ int, sample [][]byte) error {
+func (normalisedData) compute(_ context.Context, _ int, sample [][]byte) error {
 	x := unsafe.Slice((*float32)(unsafe.Pointer(&sample[0][0])), features)
 	var sum, squares float32
 	for _, v := range x {

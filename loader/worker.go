@@ -141,7 +141,7 @@ func (w *worker) fill(ctx context.Context) bool {
 	if w.stage != transforming {
 		w.samples(ctx)
 		w.spent(&w.times.reading)
-		if l.transform == nil || w.at < w.to {
+		if l.o.Transform == nil || w.at < w.to {
 			return w.at == w.to
 		}
 		w.at, w.stage = w.from, transforming
@@ -216,7 +216,7 @@ func (w *worker) try(ctx context.Context) error {
 		}
 	}
 	if w.stage == transforming {
-		return l.transform.Transform(ctx, i, w.fields)
+		return l.o.Transform(ctx, i, w.fields)
 	}
 	return nil
 }

@@ -123,6 +123,6 @@ func TestZeroNilAndOutOfRange(t *testing.T) {
 	assert.Zero(t, new(Loader).Stats())
 	assert.Zero(t, (*Loader)(nil).Stats())
 	assert.NotEmpty(t, Stats{}.Bottleneck())
-	_, err := Memory(nil)
+	_, err := InMemory(nil)
 	require.Error(t, err)
 }

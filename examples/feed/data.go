@@ -23,11 +23,8 @@ type dataset interface {
 // number of samples.
 func shardOf(data dataset, rank, world int) loader.Source {
 	s := shard{data, rank, world}
-	switch data.(type) {
-	case loader.BatchSource:
+	if _, ok := data.(loader.BatchSource); ok {
 		return batchShard{s}
-	case loader.Transformer:
-		return transformShard{s}
 	}
 	return s
 }
@@ -52,13 +49,6 @@ func (s batchShard) ReadBatch(ctx context.Context, indices []int, samples [][]by
 		indices[at] = s.sample(i)
 	}
 	return s.dataset.(loader.BatchSource).ReadBatch(ctx, indices, samples)
-}
-
-// A transformShard is a shard of data whose samples need computing.
-type transformShard struct{ shard }
-
-func (s transformShard) Transform(ctx context.Context, i int, sample [][]byte) error {
-	return s.dataset.(loader.Transformer).Transform(ctx, s.sample(i), sample)
 }
 
 // The fields of a sample.
@@ -96,7 +86,7 @@ func floats(b []byte) []float32 {
 }
 
 // inMemory are vectors that are in memory before they are asked for. They are copied by non-temporal stores: the
-// consumer's GPU reads a batch next, and would have to fetch it from the caches of the cores that wrote it. loader.Memory
+// consumer's GPU reads a batch next, and would have to fetch it from the caches of the cores that wrote it. loader.InMemory
 // does so only for loaders with a device.
 type inMemory struct {
 	vectors
@@ -125,7 +115,9 @@ func (m inMemory) Read(ctx context.Context, i int, sample [][]byte) error {
 // ReadBatch implements loader.BatchSource.
 func (m inMemory) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
 	for f, size := range m.Fields() {
-		loader.CopySamples(samples[f], m.fields[f], size, indices)
+		if err := loader.CopySamples(samples[f], m.fields[f], size, indices); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -145,8 +137,8 @@ func (s slow) Read(ctx context.Context, i int, sample [][]byte) error {
 	return s.vectors.Read(ctx, i, sample)
 }
 
-// Transform makes the mean of a vector zero, and its standard deviation one.
-func (s slow) Transform(_ context.Context, i int, sample [][]byte) error {
+// normalise makes the mean of a vector zero, and its standard deviation one.
+func normalise(_ context.Context, i int, sample [][]byte) error {
 	x := floats(sample[vector])
 	var sum, squares float64
 	for _, y := range x {

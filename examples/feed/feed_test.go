@@ -442,10 +442,10 @@ func TestArguments(t *testing.T) {
 }
 
 func TestSlowVectorsAreNormalised(t *testing.T) {
-	s := shardOf(slow{vectors{10, 64}, 1}, 1, 2).(loader.Transformer)
+	s := shardOf(slow{vectors{10, 64}, 1}, 1, 2)
 	sample := [][]byte{make([]byte, 256), make([]byte, 8)}
 	require.NoError(t, s.Read(t.Context(), 2, sample))
-	require.NoError(t, s.Transform(t.Context(), 2, sample))
+	require.NoError(t, normalise(t.Context(), 2, sample))
 	var sum, squares float64
 	for _, x := range floats(sample[vector]) {
 		sum += float64(x)

@@ -44,6 +44,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -112,8 +113,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if data, err = newInMemory(vectors{samples, width}); err != nil {
 			return err
 		}
-	} else if o.Workers == 0 {
-		o.Workers = 1024
+	} else {
+		o.Workers, o.Transform = cmp.Or(o.Workers, 1024), normalise
 	}
 	listener, err := listen(address)
 	if err != nil {

@@ -69,7 +69,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	}
 	defer stream.Close()
 
-	l, err := loader.New(ctx, dev, vectors{o.samples}, loader.Options{BatchSize: o.batch, Workers: o.workers, Shuffle: true})
+	l, err := loader.New(ctx, dev, vectors{o.samples}, loader.Options{BatchSize: o.batch, Workers: o.workers, Shuffle: true, Transform: normalise})
 	if err != nil {
 		return err
 	}
@@ -132,8 +132,8 @@ func (v vectors) Read(ctx context.Context, i int, sample [][]byte) error {
 	return nil
 }
 
-// Transform makes the mean of a vector zero, and its standard deviation one.
-func (v vectors) Transform(_ context.Context, _ int, sample [][]byte) error {
+// normalise makes the mean of a vector zero, and its standard deviation one.
+func normalise(_ context.Context, _ int, sample [][]byte) error {
 	x := floats(sample[vector])
 	var sum, squares float64
 	for _, y := range x {

@@ -35,7 +35,7 @@ func TestVectorsAreNormalised(t *testing.T) {
 	v := vectors{n: 10}
 	sample := [][]byte{make([]byte, v.Fields()[vector]), make([]byte, v.Fields()[label])}
 	require.NoError(t, v.Read(t.Context(), 3, sample))
-	require.NoError(t, v.Transform(t.Context(), 3, sample))
+	require.NoError(t, normalise(t.Context(), 3, sample))
 	var sum, squares float64
 	for _, x := range floats(sample[vector]) {
 		sum += float64(x)

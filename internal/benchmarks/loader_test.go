@@ -50,14 +50,14 @@ var _ = func() bool {
 }()
 
 func inMemory(f *fixture) loader.Source {
-	return must(loader.Memory([]int{sampleBytes}, f.source()))(f)
+	return must(loader.InMemory([]int{sampleBytes}, f.source()))(f)
 }
 
 // inPinnedMemory has batches that the GPU gathers.
 func inPinnedMemory(f *fixture) loader.Source {
 	mem := f.pinned(f.device(0), len(f.source()))
 	inParallel(mem, func(part []byte, off int) { copy(part, f.source()[off:]) })
-	return must(loader.Pinned([]int{sampleBytes}, mem))(f)
+	return must(loader.InMemory([]int{sampleBytes}, mem))(f)
 }
 
 // read is a program's own source, which reads each sample from memory.
@@ -83,8 +83,7 @@ type ownBatches struct {
 }
 
 func (o ownBatches) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
-	loader.CopySamples(samples[0], o.mem, sampleBytes, indices)
-	return nil
+	return loader.CopySamples(samples[0], o.mem, sampleBytes, indices)
 }
 
 func ownBatchesPastCaches(f *fixture) loader.Source { return ownBatches{ownSource(f), f.source()} }
@@ -97,10 +96,8 @@ func (w waiting) Read(ctx context.Context, i int, sample [][]byte) error {
 	return w.Source.Read(ctx, i, sample)
 }
 
-// normalised scales each sample to a mean and a deviation.
-type normalised struct{ loader.Source }
-
-func (normalised) Transform(_ context.Context, _ int, sample [][]byte) error {
+// normalise scales a sample to a mean and a deviation.
+func normalise(_ context.Context, _ int, sample [][]byte) error {
 	x := unsafe.Slice((*float32)(pointer(sample[0])), len(sample[0])/4)
 	var sum, squares float32
 	for _, v := range x {
@@ -119,12 +116,11 @@ func (normalised) Transform(_ context.Context, _ int, sample [][]byte) error {
 
 // slow is a loader of a source that waits, by so many workers.
 func slow(batch, workers int, transformed bool) func(*fixture) task {
-	return loadBy(loader.Options{BatchSize: batch, Workers: workers, Shuffle: true}, func(f *fixture) loader.Source {
-		if transformed {
-			return normalised{waiting{ownSource(f)}}
-		}
-		return waiting{ownSource(f)}
-	})
+	o := loader.Options{BatchSize: batch, Workers: workers, Shuffle: true}
+	if transformed {
+		o.Transform = normalise
+	}
+	return loadBy(o, func(f *fixture) loader.Source { return waiting{ownSource(f)} })
 }
 
 func load(batch int, shuffle bool, source sources) func(*fixture) task {
@@ -143,7 +139,7 @@ func loadBy(o loader.Options, source sources) func(*fixture) task {
 		batches := times(max(1, 25*o.Workers/o.BatchSize))
 		return task{bytes: batches * o.BatchSize * sampleBytes, count: batches * o.BatchSize,
 			loop:   func(m *meter) error { return consume(m, l, s, batches) },
-			verify: func(func() error) error { return checkBatches(dev, l, src, f.source()) }}
+			verify: func(func() error) error { return checkBatches(dev, l, o, f.source()) }}
 	}
 }
 
@@ -174,7 +170,7 @@ func consume(m *meter, l *loader.Loader, s *cudart.Stream, batches int) error {
 }
 
 // checkBatches compares all samples of an epoch's first batches with those of the source.
-func checkBatches(dev *cudart.Device, l *loader.Loader, src loader.Source, mem []byte) error {
+func checkBatches(dev *cudart.Device, l *loader.Loader, o loader.Options, mem []byte) error {
 	want := [][]byte{make([]byte, sampleBytes)}
 	batches := 0
 	for batch, err := range l.Batches(ctx) {
@@ -190,8 +186,8 @@ func checkBatches(dev *cudart.Device, l *loader.Loader, src loader.Source, mem [
 		}
 		for k, i := range batch.Indices() {
 			copy(want[0], mem[i*sampleBytes:])
-			if t, ok := src.(loader.Transformer); ok {
-				if err := t.Transform(ctx, i, want); err != nil {
+			if o.Transform != nil {
+				if err := o.Transform(ctx, i, want); err != nil {
 					return err
 				}
 			}

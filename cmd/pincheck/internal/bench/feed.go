@@ -46,11 +46,11 @@ func (s *samples) copy(i int, to []byte) {
 	copy(floats(to), s.data[at:at+features])
 }
 
-// computed is samples that need some computing.
-type computed struct{ *samples }
+// A transform computes a sample in place.
+type transform func(ctx context.Context, i int, sample [][]byte) error
 
-// Transform normalises the sample.
-func (computed) Transform(_ context.Context, _ int, sample [][]byte) error {
+// normalise is some computing for each sample.
+func normalise(_ context.Context, _ int, sample [][]byte) error {
 	x := floats(sample[0])
 	var sum, squares float32
 	for _, v := range x {
@@ -100,9 +100,9 @@ type loaderFeed struct {
 }
 
 // newLoaderFeed starts a loader, until ctx ends or the feed is closed.
-func newLoaderFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (f *loaderFeed, err error) {
+func newLoaderFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (f *loaderFeed, err error) {
 	f = &loaderFeed{resources: resources{dev: w.dev, now: w.now}, stream: stream, copies: s.copies}
-	o := loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: s.prefetch, Label: "bench"}
+	o := loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: s.prefetch, Transform: compute, Label: "bench"}
 	if s.copies == noCopies {
 		f.l, err = loader.NewHost(src, o, func(n int) ([]byte, error) { return f.pageable(n) })
 	} else {
@@ -187,9 +187,10 @@ func (f *loaderFeed) close(ctx context.Context) error {
 type plainFeed struct {
 	resources
 	setting
-	src    loader.Source
-	batch  int // samples
-	stream *cudart.Stream
+	src     loader.Source
+	compute transform // or nil
+	batch   int       // samples
+	stream  *cudart.Stream
 
 	mem                   hostMemory // of all batches
 	free, full            chan *plainBatch
@@ -218,10 +219,10 @@ type turn struct {
 }
 
 // newPlainFeed starts the workers. After an error the feed is closed.
-func newPlainFeed(ctx context.Context, w *resources, src loader.Source, stream *cudart.Stream, s setting, batch int) (f *plainFeed, err error) {
+func newPlainFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (f *plainFeed, err error) {
 	count := plainBatches(s.workers)
 	f = &plainFeed{
-		resources: resources{dev: w.dev, now: w.now}, setting: s, src: src, batch: batch, stream: stream,
+		resources: resources{dev: w.dev, now: w.now}, setting: s, src: src, compute: compute, batch: batch, stream: stream,
 		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
 	}
 	n := batch * oneSample
@@ -280,11 +281,10 @@ func (f *plainFeed) fill(ctx context.Context, b *plainBatch) error {
 	}
 	read := time.Now()
 	f.reading.Add(int64(read.Sub(began)))
-	transform, ok := f.src.(loader.Transformer)
-	if !ok {
+	if f.compute == nil {
 		return nil
 	}
-	err := f.each(ctx, b, transform.Transform)
+	err := f.each(ctx, b, f.compute)
 	f.transforming.Add(int64(time.Since(read)))
 	return err
 }
@@ -379,7 +379,6 @@ func (f *plainFeed) close(context.Context) error {
 }
 
 var (
-	_ feed               = (*loaderFeed)(nil)
-	_ feed               = (*plainFeed)(nil)
-	_ loader.Transformer = computed{}
+	_ feed = (*loaderFeed)(nil)
+	_ feed = (*plainFeed)(nil)
 )

@@ -262,12 +262,12 @@ func (l *loop) fit(ctx context.Context) error {
 	return l.load.fit(ctx, span, l.stream, took)
 }
 
-// src returns the source of the samples.
-func (l *loop) src() loader.Source {
+// transform returns what computes the samples, or nil.
+func (l *loop) transform() transform {
 	if computes(l.source) {
-		return computed{l.data}
+		return normalise
 	}
-	return l.data
+	return nil
 }
 
 // set starts the feed of a setting, in place of the one before.
@@ -281,12 +281,12 @@ func (l *loop) set(ctx context.Context, s setting) error {
 	var err error
 	if s.reader == byLoader {
 		var f *loaderFeed
-		if f, err = newLoaderFeed(ctx, &l.resources, l.src(), l.stream, s, l.batch); err == nil {
+		if f, err = newLoaderFeed(ctx, &l.resources, l.data, l.transform(), l.stream, s, l.batch); err == nil {
 			l.feed = f
 		}
 	} else {
 		var f *plainFeed
-		if f, err = newPlainFeed(ctx, &l.resources, l.src(), l.stream, s, l.batch); err == nil {
+		if f, err = newPlainFeed(ctx, &l.resources, l.data, l.transform(), l.stream, s, l.batch); err == nil {
 			l.feed = f
 		}
 	}
@@ -390,8 +390,8 @@ func (l *loop) verify(ctx context.Context) error {
 	}
 	for at, i := range indices {
 		l.data.copy(i, want)
-		if computes(l.source) {
-			if err := (computed{l.data}).Transform(ctx, i, [][]byte{want}); err != nil {
+		if compute := l.transform(); compute != nil {
+			if err := compute(ctx, i, [][]byte{want}); err != nil {
 				return err
 			}
 		}
