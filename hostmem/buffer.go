@@ -4,23 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// A Buffer is pinned host memory of exactly the size requested. Its methods may be
-// called from any goroutine; the callers order what they do to its bytes.
-type Buffer struct{ pinnedMem }
-
 // Alloc maps n bytes, makes them resident and registers them for all devices
 // (cudaHostRegister, on dev). Where registering is refused it makes smaller
 // registrations, or has cudaHostAlloc allocate the memory; where the GPU uses the
-// host's page tables it registers nothing: see [Method]. Buffer.Method reports which was
-// done, and Buffer.Notes why. The memory is zero. It reserves n bytes rounded up to a
+// host's page tables it registers nothing: see [Method]. [Buffer.Info] reports which was
+// done, and why. The memory is zero. It reserves n bytes rounded up to a
 // page. n must be positive.
 //
 // Errors are of invalid arguments, naming the option; [ErrLimit] for memory that the host
@@ -71,24 +65,3 @@ func (b *Buffer) mapAndRegister(ctx context.Context, n int, o Options) error {
 	}
 	return b.pin(ctx, r, 0, o)
 }
-
-// Slice returns memory as a slice of T, as many as fit whole: a buffer's, a
-// lease's, a registration's or a file's. It is nil after Close, where none fits, for a
-// T of size 0, and for a nil m. T must not hold Go pointers, because the garbage collector
-// does not see them here. The memory must be aligned for T, as that of buffers and leases is.
-func Slice[T any](m interface{ Bytes() []byte }) []T {
-	size := int(unsafe.Sizeof(*(*T)(nil)))
-	if v := reflect.ValueOf(m); size == 0 || m == nil || v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil
-	}
-	mem := m.Bytes()
-	if len(mem) < size {
-		return nil
-	}
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/size)
-}
-
-// Reserved returns the bytes that the buffer has mapped, resident and pinned: Len
-// rounded up to a page, and with [HostAllocated] up to Options.Align more if CUDA's
-// address was not aligned. It stays the same after Close.
-func (b *Buffer) Reserved() int { return b.mapped().Mapped() }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,7 +40,7 @@ func TestABufferIsTheMemoryAskedFor(t *testing.T) {
 			assert.Equal(t, make([]byte, n), mem, "zero at first")
 			assert.Equal(t, n, b.Len())
 			assert.Equal(t, unsafe.Pointer(unsafe.SliceData(mem)), b.Pointer())
-			assert.Equal(t, []Span{{Len: n}}, b.Spans())
+			assert.Equal(t, []Span{{Len: n}}, slices.Collect(b.Spans(0, b.Len())))
 			assert.Equal(t, fmt.Sprintf(`buffer "a test's" of %d bytes`, n), b.String())
 			fill(mem, 1)
 
@@ -62,7 +63,7 @@ func TestSlice(t *testing.T) {
 	for i := range b.Bytes() {
 		b.Bytes()[i] = byte(i)
 	}
-	words := Slice[uint32](b)
+	words := Slice[uint32](b.Bytes())
 	require.Len(t, words, 1024, "as many as fit whole")
 	assert.Equal(t, uint32(0x07060504), words[1])
 	words[1023] = 0
@@ -72,13 +73,33 @@ func TestSlice(t *testing.T) {
 		_ float32
 		_ [3]int16
 	}
-	assert.Len(t, Slice[sample](b), 4099/int(unsafe.Sizeof(sample{})))
-	assert.Len(t, Slice[byte](b), 4099)
-	assert.Len(t, Slice[[4099]byte](b), 1)
-	assert.Nil(t, Slice[[4100]byte](b), "none fits")
-	assert.Nil(t, Slice[struct{}](b), "nothing has a size to divide by")
+	samples, err := SliceOf[sample](b.Bytes())
+	require.NoError(t, err)
+	assert.Len(t, samples, 4099/int(unsafe.Sizeof(sample{})))
+	back, err := BytesOf(samples)
+	require.NoError(t, err)
+	assert.Equal(t, b.Bytes()[:len(back)], back)
+	assert.Equal(t, b.Bytes()[:4096], Bytes(words))
+	assert.Len(t, Slice[byte](b.Bytes()), 4099)
+	whole, err := SliceOf[[4099]byte](b.Bytes())
+	require.NoError(t, err)
+	assert.Len(t, whole, 1)
+	none, err := SliceOf[[4100]byte](b.Bytes())
+	require.NoError(t, err)
+	assert.Nil(t, none, "none fits")
+	for _, of := range []func() error{
+		func() error { _, err := SliceOf[struct{}](b.Bytes()); return err },
+		func() error { _, err := BytesOf([]struct{}{{}}); return err },
+	} {
+		assert.ErrorContains(t, of(), "no bytes")
+	}
+	_, err = SliceOf[*int](b.Bytes())
+	assert.ErrorContains(t, err, "holds pointers")
+	_, err = BytesOf([]struct{ ok bool }{{true}})
+	assert.ErrorContains(t, err, "field ok: a bool")
+	assert.Empty(t, Bytes([]int(nil)))
 	require.NoError(t, b.Close())
-	assert.Nil(t, Slice[uint32](b), "closed")
+	assert.Nil(t, Slice[uint32](b.Bytes()), "closed")
 }
 
 func TestAllocRefuses(t *testing.T) {
@@ -495,7 +516,7 @@ func TestStatisticsReturnToZeroAndPeaksAreTrue(t *testing.T) {
 	first := g.alloc(slack+1, Options{HugePages: HugePagesNever})
 	second := g.alloc(10*page, Options{})
 	now := ReadStats()
-	reserved := first.Reserved() + 10*page
+	reserved := first.Info().Reserved + 10*page
 	assert.Equal(t, before.RequestedBytes+slack+1+10*page, now.RequestedBytes)
 	assert.Equal(t, before.ReservedBytes+reserved, now.ReservedBytes)
 	assert.Equal(t, now.ReservedBytes, now.PeakReservedBytes)
@@ -549,8 +570,8 @@ func TestBuffersServeManyGoroutines(t *testing.T) {
 					closers.Go(func() {
 						_ = b.String()
 						b.Pointer()
-						b.Spans()
-						b.Notes()
+						b.Spans(0, b.Len())
+						b.Info()
 						ReadStats()
 						if err := b.CopyFromDevice(s, mine, 0, n); err != nil {
 							assert.ErrorIs(t, err, cudart.ErrClosed)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -64,7 +65,7 @@ func TestCopiesAcrossSeams(t *testing.T) {
 	const chunk, n = 2 * mib, 3*2*mib + 12_345
 	g := newFixture(t)
 	up, down := g.alloc(n, Options{Chunk: chunk}), g.alloc(n, Options{Chunk: chunk})
-	require.Equal(t, []Span{{0, chunk}, {chunk, chunk}, {2 * chunk, chunk}, {3 * chunk, n - 3*chunk}}, up.Spans())
+	require.Equal(t, []Span{{0, chunk}, {chunk, chunk}, {2 * chunk, chunk}, {3 * chunk, n - 3*chunk}}, slices.Collect(up.Spans(0, up.Len())))
 	p := g.Device(n)
 	fill(up.Bytes(), 2)
 	require.NoError(t, up.CopyToDevice(g.Stream, p, 0, n))
@@ -130,7 +131,7 @@ func TestARefusedRegistrationIsMadeOfSmallerOnes(t *testing.T) {
 	const n = 200*mib + 1
 	g := newSimFixture(t, cudasim.Config{MaxRegister: 64 * mib})
 	b := g.alloc(n, Options{})
-	spans := b.Spans()
+	spans := slices.Collect(b.Spans(0, b.Len()))
 	require.Greater(t, len(spans), 3)
 	end := 0
 	for _, s := range spans {
@@ -209,9 +210,10 @@ func TestCopiesFromManyGoroutines(t *testing.T) {
 	assert.True(t, bytes.Equal(filled(n, 5), b.Bytes()))
 }
 
-func TestPieces(t *testing.T) {
+func TestSpansOfARange(t *testing.T) {
 	t.Parallel()
 	spans := []Span{{0, 10}, {10, 10}, {20, 5}}
+	m := &Buffer{pieces: spans}
 	for _, tc := range []struct {
 		off, n int
 		want   []Span
@@ -223,22 +225,22 @@ func TestPieces(t *testing.T) {
 		{19, 6, []Span{{19, 1}, {20, 5}}},
 		{5, 0, nil},
 		{25, 0, nil},
+		{9, math.MaxInt, []Span{{9, 1}, {10, 10}, {20, 5}}},
+		{-1, 5, nil},
+		{5, -1, nil},
 	} {
-		var got []Span
-		require.NoError(t, Pieces(spans, tc.off, tc.n, func(off, n int) error {
-			got = append(got, Span{off, n})
-			return nil
-		}))
-		assert.Equal(t, tc.want, got, "%d bytes at %d", tc.n, tc.off)
+		assert.Equal(t, tc.want, slices.Collect(m.Spans(tc.off, tc.n)), "%d bytes at %d", tc.n, tc.off)
 	}
-	calls := 0
-	err := Pieces(spans, 0, 25, func(int, int) error { calls++; return cudart.ErrClosed })
-	assert.ErrorIs(t, err, cudart.ErrClosed)
-	assert.Equal(t, 1, calls, "the first error ends it")
+	count := 0
+	for range m.Spans(0, 25) {
+		count++
+		break
+	}
+	assert.Equal(t, 1, count)
 }
 
-// The pieces of a copy are found by binary search: the same as by going through all.
-func TestPiecesOfManySpans(t *testing.T) {
+// The spans of a range are found by binary search: the same as by going through all.
+func TestSpansOfARangeOfMany(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	var spans []Span
@@ -248,38 +250,36 @@ func TestPiecesOfManySpans(t *testing.T) {
 		spans = append(spans, Span{end, n})
 		end += n + random.IntN(2)*random.IntN(3) // also with gaps
 	}
+	m := &Buffer{pieces: spans}
 	for range 20_000 {
 		off := random.IntN(end + 5)
 		n := random.IntN(end)
-		var want, got []Span
+		var want []Span
 		for _, s := range spans {
 			if from, to := max(off, s.Off), min(off+n, s.Off+s.Len); from < to {
 				want = append(want, Span{from, to - from})
 			}
 		}
-		require.NoError(t, Pieces(spans, off, n, func(off, n int) error {
-			got = append(got, Span{off, n})
-			return nil
-		}))
-		require.Equal(t, want, got, "%d bytes at %d", n, off)
+		require.Equal(t, want, slices.Collect(m.Spans(off, n)), "%d bytes at %d", n, off)
 	}
-	require.NoError(t, Pieces(nil, 0, 10, nil))
 }
 
-// BenchmarkPieces finds the span of a byte among others: it must not take longer for
+// BenchmarkSpans finds the span of a byte among others: it must not take longer for
 // more of them.
-func BenchmarkPieces(b *testing.B) {
+func BenchmarkSpans(b *testing.B) {
 	for _, n := range []int{1, 64, 4096} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			var spans []Span
 			for i := range n {
 				spans = append(spans, Span{i * 2 * mib, 2 * mib})
 			}
-			at := spans[n-1].Off
+			m, at := &Buffer{pieces: spans}, spans[n-1].Off
 			b.ReportAllocs()
 			for b.Loop() {
-				if Pieces(spans, at, 1, func(int, int) error { return nil }) != nil {
-					b.Fatal("it returns do's error")
+				for s := range m.Spans(at, 1) {
+					if s.Len != 1 {
+						b.Fatal("not the byte")
+					}
 				}
 			}
 		})
@@ -292,7 +292,9 @@ func TestSliceAllocatesNothing(t *testing.T) {
 	b := g.alloc(4*mib, Options{})
 	type large [2 * mib]byte
 	assert.Zero(t, testing.AllocsPerRun(10, func() {
-		if len(Slice[large](b)) != 2 || len(Slice[uint64](b)) != mib/2 {
+		l, err := SliceOf[large](b.Bytes())
+		bytes, other := BytesOf(l)
+		if len(l) != 2 || len(Slice[uint64](b.Bytes())) != mib/2 || len(bytes) != 4*mib || errors.Join(err, other) != nil {
 			t.Error("not as many as fit")
 		}
 	}))

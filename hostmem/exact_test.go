@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -54,7 +55,7 @@ func TestABufferTakesAtMostAPageMoreThanRequested(t *testing.T) {
 		t.Run(fmt.Sprintf("%d aligned to %d huge %d", w.n, w.align, w.huge), func(t *testing.T) {
 			b, err := Alloc(t.Context(), g.Dev, w.n, Options{Align: w.align, HugePages: w.huge})
 			require.NoError(t, err)
-			reserved := b.Reserved()
+			reserved := b.Info().Reserved
 			addr := uintptr(b.Pointer())
 			t.Cleanup(func() { assert.NoError(t, b.Close()) })
 			assert.Equal(t, (w.n+page-1)/page*page, reserved)
@@ -71,7 +72,7 @@ func TestABufferTakesAtMostAPageMoreThanRequested(t *testing.T) {
 			}
 
 			require.NoError(t, b.Close())
-			assert.Equal(t, reserved, b.Reserved(), "what it had")
+			assert.Equal(t, reserved, b.Info().Reserved, "what it had")
 			left, err := linux.ReadSMaps(os.DirFS("/"), addr, w.n)
 			require.NoError(t, err)
 			// The Go runtime may have the addresses by now; its memory is not reserved out of dumps.
@@ -96,11 +97,11 @@ func TestChunksTakeNothingMore(t *testing.T) {
 	requireAccount(t)
 	g := newFixture(t)
 	b := g.alloc(9*mib+1, Options{Chunk: 2 * mib})
-	assert.Len(t, b.Spans(), 5)
+	assert.Len(t, slices.Collect(b.Spans(0, b.Len())), 5)
 	u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 	require.NoError(t, err)
 	assert.Equal(t, 9*mib+os.Getpagesize(), u.Rss)
-	assert.Equal(t, u.Rss, b.Reserved())
+	assert.Equal(t, u.Rss, b.Info().Reserved)
 	assert.Equal(t, 1, u.Maps)
 }
 
@@ -112,14 +113,14 @@ func TestHugeTLBUsesItsPagesOrFallsBack(t *testing.T) {
 		b := g.alloc(3*mib+1, Options{HugePages: huge})
 		u, err := linux.ReadSMaps(os.DirFS("/"), uintptr(b.Pointer()), b.Len())
 		require.NoError(t, err)
-		assert.Equal(t, b.Reserved(), u.Rss+u.Hugetlb)
+		assert.Equal(t, b.Info().Reserved, u.Rss+u.Hugetlb)
 		if u.Hugetlb == 0 {
-			assert.Equal(t, 3*mib+os.Getpagesize(), b.Reserved())
-			require.NotEmpty(t, b.Notes())
-			assert.Contains(t, b.Notes()[0], "other pages were taken")
+			assert.Equal(t, 3*mib+os.Getpagesize(), b.Info().Reserved)
+			require.NotEmpty(t, b.Info().Notes)
+			assert.Contains(t, b.Info().Notes[0], "other pages were taken")
 		} else {
-			assert.Zero(t, b.Reserved()%u.PageSize)
-			assert.Less(t, b.Reserved()-b.Len(), u.PageSize)
+			assert.Zero(t, b.Info().Reserved%u.PageSize)
+			assert.Less(t, b.Info().Reserved-b.Len(), u.PageSize)
 		}
 		require.NoError(t, b.Close())
 	}

@@ -9,6 +9,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,7 +53,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer buf.Close()
-	numbers := hostmem.Slice[float32](buf)
+	numbers := hostmem.Slice[float32](buf.Bytes())
 	for i := range numbers {
 		numbers[i] = float32(i)
 	}
@@ -75,7 +76,7 @@ func Example() {
 	if err := s.Synchronize(ctx); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(buf, "reserves", buf.Reserved())
+	fmt.Println(buf, "reserves", buf.Info().Reserved)
 	fmt.Println(len(numbers), numbers[999_999])
 	// Output:
 	// buffer "numbers" of 4000000 bytes reserves 4001792
@@ -92,7 +93,7 @@ func ExampleBuffer_Spans() {
 		log.Fatal(err)
 	}
 	defer buf.Close()
-	for _, span := range buf.Spans() {
+	for _, span := range slices.Collect(buf.Spans(0, buf.Len())) {
 		fmt.Println(span.Len, "bytes at", span.Off)
 	}
 	// Output:
@@ -137,7 +138,7 @@ func ExampleMapFile() {
 		log.Fatal(err)
 	}
 
-	file, err := hostmem.MapFile(ctx, dev, path, hostmem.MapFileOptions{Label: "weights"})
+	file, err := hostmem.MapFile(ctx, dev, path, hostmem.FileOptions{Label: "weights"})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -192,8 +193,8 @@ func Example_hugePages() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		took := buf.Reserved() == 4<<20
-		fmt.Println(buf.Len(), took == (pages == hostmem.HugeTLB) || len(buf.Notes()) > 0)
+		took := buf.Info().Reserved == 4<<20
+		fmt.Println(buf.Len(), took == (pages == hostmem.HugeTLB) || len(buf.Info().Notes) > 0)
 		if err := buf.Close(); err != nil {
 			log.Fatal(err)
 		}

@@ -1,13 +1,14 @@
 package hostmem
 
 import (
+	"iter"
 	"slices"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 )
 
-// Pinned is the interface of a [Buffer], a [Registration] and a [File].
+// Pinned is what a [Buffer] lets code do that does not own it: use it, and not close it.
 type Pinned interface {
 	// CopyToDevice queues a copy of n bytes at offset off to dst in device memory.
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error
@@ -17,8 +18,10 @@ type Pinned interface {
 	Use(s *cudart.Stream, write bool, queue func() error) error
 	// Len returns the size in bytes.
 	Len() int
-	// Spans returns the registrations in order.
-	Spans() []Span
+	// Info returns how the memory was pinned.
+	Info() Info
+	// Spans yields the parts of n bytes at offset off that are within one registration each.
+	Spans(off, n int) iter.Seq[Span]
 }
 
 // Find returns the pinned memory that contains all of mem, and the offset of mem in it, so
@@ -45,7 +48,7 @@ func (l *ledger) after(address uintptr) int {
 	return i
 }
 
-func (l *ledger) find(start, end uintptr) (m *pinnedMem, base uintptr) {
+func (l *ledger) find(start, end uintptr) (m *Buffer, base uintptr) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	i := l.after(start) - 1

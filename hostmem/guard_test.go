@@ -89,10 +89,10 @@ func TestResidentMemoryIsNeverRefusedByTheGuard(t *testing.T) {
 		require.NoError(t, err, tc.name)
 		require.NoError(t, r.Close())
 	}
-	f, err := MapFile(t.Context(), g.Dev, inMemory, MapFileOptions{})
+	f, err := MapFile(t.Context(), g.Dev, inMemory, FileOptions{})
 	require.NoError(t, err, "shared memory")
 	require.NoError(t, f.Close())
-	if _, err = MapFile(t.Context(), g.Dev, onDisk, MapFileOptions{}); !disk.Memory {
+	if _, err = MapFile(t.Context(), g.Dev, onDisk, FileOptions{}); !disk.Memory {
 		require.ErrorIs(t, err, ErrLimit, "page cache")
 	}
 }
@@ -287,7 +287,7 @@ func pinUntilRefused(t *testing.T) {
 			continue
 		}
 		all = append(all, b)
-		pinned += b.Reserved()
+		pinned += b.Info().Reserved
 	}
 	heap := make([][]byte, 40)
 	for i := range heap {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -58,29 +59,29 @@ func TestAllocOnEveryHost(t *testing.T) {
 			for _, n := range []int{1, 4096, 5*mib + 1} {
 				b, err := Alloc(g.Context(), g.Dev, n, Options{Label: h.Name})
 				require.NoError(t, err)
-				require.Equal(t, methods[h.Name], b.Method())
+				require.Equal(t, methods[h.Name], b.Info().Method)
 				require.Len(t, b.Bytes(), n)
 				requireZeros(t, b.Bytes())
-				require.Equal(t, (n+sys.Page-1)/sys.Page*sys.Page, b.Reserved())
-				require.Equal(t, []Span{{0, n}}, b.Spans())
+				require.Equal(t, (n+sys.Page-1)/sys.Page*sys.Page, b.Info().Reserved)
+				require.Equal(t, []Span{{0, n}}, slices.Collect(b.Spans(0, b.Len())))
 				require.Zero(t, uintptr(b.Pointer())%uintptr(sys.Page))
-				if b.Method() != Registered {
-					require.NotEmpty(t, b.Notes())
+				if b.Info().Method != Registered {
+					require.NotEmpty(t, b.Info().Notes)
 				}
 				fill(b.Bytes(), byte(n))
-				g.requireCopies(&b.pinnedMem)
+				g.requireCopies(b)
 				p, off, ok := Find(b.Bytes()[n/2:])
 				require.True(t, ok, "a copier finds it, and copies directly")
 				require.Equal(t, n/2, off)
-				require.Same(t, &b.pinnedMem, p)
+				require.Same(t, b, p)
 				mem := b.Bytes()
 				require.NoError(t, b.Close())
 				require.NoError(t, b.Close())
 				require.Nil(t, b.Bytes())
 				require.Nil(t, b.Pointer())
-				require.Equal(t, methods[h.Name], b.Method(), "after Close")
+				require.Equal(t, methods[h.Name], b.Info().Method, "after Close")
 				if p, _, ok := Find(mem); ok { // other tests' memory may be there
-					require.NotSame(t, &b.pinnedMem, p)
+					require.NotSame(t, b, p)
 				}
 				require.ErrorIs(t, b.CopyToDevice(g.Stream, 0, 0, 1), cudart.ErrClosed)
 			}
@@ -108,9 +109,9 @@ func TestConfidentialComputing(t *testing.T) {
 	sys := g.watch()
 	first := g.alloc(3*mib, Options{})
 	require.Equal(t, [2]int{1, 1}, g.tried())
-	require.Len(t, first.Notes(), 1)
-	require.Contains(t, first.Notes()[0], "confidential computing")
-	require.Contains(t, first.Notes()[0], "cudaHostAlloc")
+	require.Len(t, first.Info().Notes, 1)
+	require.Contains(t, first.Info().Notes[0], "confidential computing")
+	require.Contains(t, first.Info().Notes[0], "cudaHostAlloc")
 	require.Zero(t, sys.Mapped.Load(), "what could not be registered is unmapped")
 
 	var calls []string
@@ -120,10 +121,10 @@ func TestConfidentialComputing(t *testing.T) {
 	})
 	require.Equal(t, [2]int{1, 2}, g.tried())
 	require.Empty(t, calls)
-	require.Equal(t, first.Notes(), again.Notes()[:1])
+	require.Equal(t, first.Info().Notes, again.Info().Notes[:1])
 	require.Equal(t, []string{
 		"Options.HugePages, Options.Chunk, Options.Node, Options.Fork, Options.Dump: ignored, because cudaHostAlloc chooses the pages",
-	}, again.Notes()[1:])
+	}, again.Info().Notes[1:])
 
 	g.Sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := Alloc(g.Context(), g.Dev, 5000, Options{})
@@ -153,8 +154,8 @@ func TestDevicesWithoutRegistering(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.NoHostRegister())
 	b := g.alloc(5000, Options{})
-	require.Equal(t, HostAllocated, b.Method())
-	require.Contains(t, b.Notes()[0], "attribute 99 is 0")
+	require.Equal(t, HostAllocated, b.Info().Method)
+	require.Contains(t, b.Info().Notes[0], "attribute 99 is 0")
 	require.Equal(t, [2]int{0, 1}, g.tried())
 	g.Sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err := Alloc(g.Context(), g.Dev, 5000, Options{})
@@ -170,8 +171,8 @@ func TestWhatWorksIsOfADevice(t *testing.T) {
 	g := newSimFixture(t, cfg)
 	second, err := g.Dev.Runtime().Device(1)
 	require.NoError(t, err)
-	require.Equal(t, HostAllocated, g.on(second).alloc(kib, Options{}).Method())
-	require.Equal(t, Registered, g.alloc(kib, Options{}).Method())
+	require.Equal(t, HostAllocated, g.on(second).alloc(kib, Options{}).Info().Method)
+	require.Equal(t, Registered, g.alloc(kib, Options{}).Info().Method)
 }
 
 // An attribute that cannot be read is an error, and is queried again.
@@ -183,7 +184,7 @@ func TestAttributesThatCannotBeRead(t *testing.T) {
 		_, err := Alloc(t.Context(), g.Dev, kib, Options{})
 		require.ErrorIs(t, err, cudart.ErrUnknown)
 	}
-	require.Equal(t, Registered, g.alloc(kib, Options{}).Method())
+	require.Equal(t, Registered, g.alloc(kib, Options{}).Info().Method)
 }
 
 // An alignment that cudaHostAlloc does not give has its price, which Reserved, the
@@ -199,15 +200,15 @@ func TestAlignmentOfHostAllocatedMemory(t *testing.T) {
 	requireZeros(t, b.Bytes())
 	page := os.Getpagesize()
 	exact := (n + page - 1) / page * page
-	if b.Reserved() != exact { // unless CUDA's address happened to be aligned
-		require.Equal(t, exact+align, b.Reserved())
+	if b.Info().Reserved != exact { // unless CUDA's address happened to be aligned
+		require.Equal(t, exact+align, b.Info().Reserved)
 	}
-	require.Equal(t, b.Reserved(), g.Sim.Outstanding().HostBytes)
+	require.Equal(t, b.Info().Reserved, g.Sim.Outstanding().HostBytes)
 	now := ReadStats()
-	require.Equal(t, b.Reserved(), now.ReservedBytes-before.ReservedBytes)
-	require.Equal(t, b.Reserved(), now.PinnedBytes-before.PinnedBytes)
+	require.Equal(t, b.Info().Reserved, now.ReservedBytes-before.ReservedBytes)
+	require.Equal(t, b.Info().Reserved, now.PinnedBytes-before.PinnedBytes)
 	fill(b.Bytes(), 3)
-	g.requireCopies(&b.pinnedMem)
+	g.requireCopies(b)
 	require.NoError(t, b.Close())
 	require.Equal(t, before.PinnedBytes, ReadStats().PinnedBytes)
 
@@ -349,26 +350,26 @@ func TestTheSizeThatWorksIsRemembered(t *testing.T) {
 	sys := g.watch()
 	sys.Unpopulated()
 	first := g.alloc(n, Options{})
-	require.Equal(t, RegisteredInSpans, first.Method())
-	require.Equal(t, []Span{{0, 150 * mib}, {150 * mib, 150 * mib}}, first.Spans())
+	require.Equal(t, RegisteredInSpans, first.Info().Method)
+	require.Equal(t, []Span{{0, 150 * mib}, {150 * mib, 150 * mib}}, slices.Collect(first.Spans(0, first.Len())))
 	require.Equal(t, [2]int{3, 0}, g.tried())
-	require.Contains(t, strings.Join(first.Notes(), "\n"), "a registration of 300 MiB was refused")
+	require.Contains(t, strings.Join(first.Info().Notes, "\n"), "a registration of 300 MiB was refused")
 	second := g.alloc(n, Options{})
-	require.Equal(t, first.Spans(), second.Spans())
+	require.Equal(t, slices.Collect(first.Spans(0, first.Len())), slices.Collect(second.Spans(0, second.Len())))
 	require.Equal(t, [2]int{5, 0}, g.tried(), "no larger one was tried")
-	require.Contains(t, strings.Join(second.Notes(), "\n"), "registrations are of at most 150 MiB here")
-	require.Equal(t, Registered, g.alloc(100*mib, Options{}).Method())
+	require.Contains(t, strings.Join(second.Info().Notes, "\n"), "registrations are of at most 150 MiB here")
+	require.Equal(t, Registered, g.alloc(100*mib, Options{}).Info().Method)
 	require.Equal(t, [2]int{6, 0}, g.tried())
 
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	third := g.alloc(n, Options{})
-	require.Len(t, third.Spans(), 5)
-	require.LessOrEqual(t, third.Spans()[0].Len, 75*mib)
+	require.Len(t, slices.Collect(third.Spans(0, third.Len())), 5)
+	require.LessOrEqual(t, slices.Collect(third.Spans(0, third.Len()))[0].Len, 75*mib)
 	mem := mapped(t, -1, n, readWrite, private)
 	r, err := Register(g.Context(), g.Dev, mem, RegisterOptions{})
 	require.NoError(t, err)
-	require.Equal(t, RegisteredInSpans, r.Method())
-	require.Equal(t, third.Spans(), r.Spans(), "Register follows")
+	require.Equal(t, RegisteredInSpans, r.Info().Method)
+	require.Equal(t, slices.Collect(third.Spans(0, third.Len())), slices.Collect(r.Spans(0, r.Len())), "Register follows")
 	require.NoError(t, r.Close())
 }
 
@@ -381,10 +382,10 @@ func TestTheNumberOfRegistrationsIsLimited(t *testing.T) {
 	g := newSimFixture(t, host)
 	first, err := Alloc(t.Context(), g.Dev, kib, Options{})
 	require.NoError(t, err)
-	require.Equal(t, Registered, first.Method())
-	require.Equal(t, HostAllocated, g.alloc(kib, Options{}).Method())
+	require.Equal(t, Registered, first.Info().Method)
+	require.Equal(t, HostAllocated, g.alloc(kib, Options{}).Info().Method)
 	require.Equal(t, [2]int{2, 1}, g.tried())
-	require.Equal(t, HostAllocated, g.alloc(kib, Options{}).Method())
+	require.Equal(t, HostAllocated, g.alloc(kib, Options{}).Info().Method)
 	require.Equal(t, [2]int{2, 2}, g.tried())
 	mem := mapped(t, -1, 4096, readWrite, private)
 	_, err = Register(t.Context(), g.Dev, mem, RegisterOptions{})
@@ -394,7 +395,7 @@ func TestTheNumberOfRegistrationsIsLimited(t *testing.T) {
 	require.Equal(t, [2]int{3, 2}, g.tried(), "Register moves nothing")
 
 	require.NoError(t, first.Close())
-	require.Equal(t, Registered, g.alloc(kib, Options{}).Method())
+	require.Equal(t, Registered, g.alloc(kib, Options{}).Info().Method)
 }
 
 // More chunks than the host registers become as few registrations as possible.
@@ -404,12 +405,12 @@ func TestChunksThatAreTooMany(t *testing.T) {
 	host.MaxRegistrations = 2
 	g := newSimFixture(t, host)
 	b := g.alloc(8*mib, Options{Chunk: 2 * mib})
-	require.Equal(t, Registered, b.Method())
+	require.Equal(t, Registered, b.Info().Method)
 	require.Equal(t, 1, g.Registrations())
-	require.Contains(t, strings.Join(b.Notes(), "\n"), "registering chunks of 2 MiB was refused")
+	require.Contains(t, strings.Join(b.Info().Notes, "\n"), "registering chunks of 2 MiB was refused")
 	fill(b.Bytes(), 4)
-	g.requireCopies(&b.pinnedMem)
-	require.Equal(t, RegisteredInSpans, newSimFixture(t, cudasim.Config{}).alloc(8*mib, Options{Chunk: 2 * mib}).Method())
+	g.requireCopies(b)
+	require.Equal(t, RegisteredInSpans, newSimFixture(t, cudasim.Config{}).alloc(8*mib, Options{Chunk: 2 * mib}).Info().Method)
 
 	// Chunks that were registered and cannot be unregistered stay, with the memory.
 	loose := &fixture{Fixture: hostmemtest.Loose(t, host)}
@@ -429,7 +430,7 @@ func TestWSL(t *testing.T) {
 	g := newSimFixture(t, host)
 	first, err := Alloc(t.Context(), g.Dev, 6*mib, Options{})
 	require.NoError(t, err)
-	require.Equal(t, Registered, first.Method())
+	require.Equal(t, Registered, first.Info().Method)
 	for range 2 {
 		_, err = Alloc(t.Context(), g.Dev, 6*mib, Options{})
 		require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
@@ -438,7 +439,7 @@ func TestWSL(t *testing.T) {
 	}
 	require.Equal(t, [2]int{3, 2}, g.tried())
 	require.NoError(t, first.Close())
-	require.Equal(t, Registered, g.alloc(6*mib, Options{}).Method())
+	require.Equal(t, Registered, g.alloc(6*mib, Options{}).Info().Method)
 }
 
 // A host that is short of memory gets an error with the figures, and no more attempts.
@@ -453,7 +454,7 @@ func TestAHostThatIsShortOfMemory(t *testing.T) {
 		require.ErrorContains(t, err, "RLIMIT_MEMLOCK is ")
 	}
 	require.Equal(t, [2]int{2, 0}, g.tried())
-	require.Equal(t, Registered, g.alloc(kib, Options{}).Method())
+	require.Equal(t, Registered, g.alloc(kib, Options{}).Info().Method)
 }
 
 // The same with the code that limits have, too: what the kernel reports distinguishes
@@ -480,7 +481,7 @@ func TestAShortageIsNoLimit(t *testing.T) {
 	g := newSimFixture(t, cudasim.Config{MaxRegister: mib})
 	b, err := Alloc(t.Context(), g.Dev, 2*mib, Options{})
 	require.NoError(t, err, "nothing is known of a shortage")
-	require.Equal(t, HostAllocated, b.Method())
+	require.Equal(t, HostAllocated, b.Info().Method)
 	require.NoError(t, b.Close())
 	g.Sim.Fail("cudaHostAlloc", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	_, err = Alloc(t.Context(), g.Dev, 2*mib, Options{})
@@ -504,8 +505,8 @@ func TestLinux611LeaksNothing(t *testing.T) {
 				g.kernel(6, 11).Unpopulated()
 				b, err := Alloc(g.Context(), g.Dev, n, o)
 				require.NoError(t, err)
-				require.Equal(t, RegisteredInSpans, b.Method())
-				for _, s := range b.Spans() {
+				require.Equal(t, RegisteredInSpans, b.Info().Method)
+				for _, s := range slices.Collect(b.Spans(0, b.Len())) {
 					require.LessOrEqual(t, s.Len, gib)
 				}
 				require.NoError(t, b.Close())
@@ -527,7 +528,7 @@ func TestLinux611LeaksNothing(t *testing.T) {
 			require.ErrorContains(t, err, "was not tried: Linux 6.11 leaks")
 		}
 		require.Zero(t, g.Sim.Calls("cudaHostAlloc"))
-		require.Equal(t, HostAllocated, g.alloc(mib, Options{}).Method())
+		require.Equal(t, HostAllocated, g.alloc(mib, Options{}).Info().Method)
 		_, err := Alloc(g.Context(), g.Dev, gib+gib/2, Options{Align: 64 * gib}) // no mapping has that by chance
 		require.ErrorContains(t, err, "was not tried", "nor with what the alignment takes")
 		require.Zero(t, g.Sim.LeakedBytes())
@@ -552,12 +553,12 @@ func TestSharedPageTables(t *testing.T) {
 	g := newSimFixture(t, host)
 	sys := g.watch()
 	b := g.alloc(5*mib+1, Options{Chunk: 2 * mib})
-	require.Equal(t, SharedPageTables, b.Method())
-	require.Equal(t, []Span{{0, 5*mib + 1}}, b.Spans())
-	require.Contains(t, strings.Join(b.Notes(), "\n"), "nothing was registered")
+	require.Equal(t, SharedPageTables, b.Info().Method)
+	require.Equal(t, []Span{{0, 5*mib + 1}}, slices.Collect(b.Spans(0, b.Len())))
+	require.Contains(t, strings.Join(b.Info().Notes, "\n"), "nothing was registered")
 	if !emulated(t) {
-		vec := make([]byte, (b.Reserved()+sys.Page-1)/sys.Page)
-		require.NoError(t, sys.Calls.Resident(b.Pointer(), b.Reserved(), vec))
+		vec := make([]byte, (b.Info().Reserved+sys.Page-1)/sys.Page)
+		require.NoError(t, sys.Calls.Resident(b.Pointer(), b.Info().Reserved, vec))
 		for _, page := range vec {
 			require.NotZero(t, page&1, "populated")
 		}
@@ -566,9 +567,9 @@ func TestSharedPageTables(t *testing.T) {
 	mem := mapped(t, -1, mib, readWrite, private)
 	fill(mem, 2)
 	r := g.register(mem[100:mib-100], RegisterOptions{})
-	require.Equal(t, SharedPageTables, r.Method())
-	require.False(t, r.ReadOnly())
-	g.requireCopies(&r.pinnedMem)
+	require.Equal(t, SharedPageTables, r.Info().Method)
+	require.False(t, r.Info().ReadOnly)
+	g.requireCopies(r)
 	_, off, ok := Find(mem[200:300])
 	require.True(t, ok)
 	require.Equal(t, 100, off)
@@ -577,14 +578,14 @@ func TestSharedPageTables(t *testing.T) {
 	_, err := unix.Pwrite(fd, filled(mib, 5), 0)
 	require.NoError(t, err)
 	frozen := g.register(mapped(t, fd, mib, unix.PROT_READ, shared), RegisterOptions{})
-	require.Equal(t, SharedPageTables, frozen.Method())
-	require.True(t, frozen.ReadOnly())
+	require.Equal(t, SharedPageTables, frozen.Info().Method)
+	require.True(t, frozen.Info().ReadOnly)
 	require.ErrorIs(t, frozen.CopyFromDevice(g.Stream, 0, 0, 1), ErrReadOnly)
 
 	path, _ := diskFile(t, 10_000)
-	f := g.mapFile(path, MapFileOptions{})
-	require.Equal(t, SharedPageTables, f.Method())
-	require.Contains(t, strings.Join(f.Notes(), "\n"), "nothing was registered")
+	f := g.mapFile(path, FileOptions{})
+	require.Equal(t, SharedPageTables, f.Info().Method)
+	require.Contains(t, strings.Join(f.Info().Notes, "\n"), "nothing was registered")
 	dst := g.Device(10_000)
 	require.NoError(t, f.CopyToDevice(g.Stream, dst, 0, 10_000))
 	g.Synchronize()
@@ -611,7 +612,7 @@ func TestRegisterAndMapFileOnHostsThatRefuse(t *testing.T) {
 			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.ErrorContains(t, err, "hostmem: register 1048576 bytes at ")
 			require.ErrorContains(t, err, "copy it by package transfer, or keep it in memory from Alloc")
-			_, err = MapFile(g.Context(), g.Dev, path, MapFileOptions{})
+			_, err = MapFile(g.Context(), g.Dev, path, FileOptions{})
 			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.Equal(t, 1, strings.Count(err.Error(), "package transfer"), "%v", err)
 			require.Zero(t, sys.Mapped.Load())
@@ -619,12 +620,12 @@ func TestRegisterAndMapFileOnHostsThatRefuse(t *testing.T) {
 			mem[0] = 1 // is still there
 		}
 		// Once Alloc has found out, they do not even make pages resident.
-		require.Equal(t, HostAllocated, g.alloc(kib, Options{}).Method())
+		require.Equal(t, HostAllocated, g.alloc(kib, Options{}).Info().Method)
 		calls := g.tried()
 		_, err := Register(g.Context(), g.Dev, mem, RegisterOptions{})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorContains(t, err, "package transfer")
-		_, err = MapFile(g.Context(), g.Dev, path, MapFileOptions{})
+		_, err = MapFile(g.Context(), g.Dev, path, FileOptions{})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.Equal(t, calls, g.tried())
 	}
@@ -667,5 +668,5 @@ func TestPagesLargerThanCUDAsAlignment(t *testing.T) {
 	sys.System = &pages.System{Page: mib, Calls: sys.Calls}
 	b := g.alloc(kib, Options{})
 	require.Zero(t, uintptr(b.Pointer())%mib)
-	require.Zero(t, b.Reserved()%mib)
+	require.Zero(t, b.Info().Reserved%mib)
 }

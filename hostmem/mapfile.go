@@ -13,9 +13,9 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// MapFileOptions choose the part of a file to map, and how. The zero value
+// FileOptions choose the part of a file to map, and how. The zero value
 // maps the whole file.
-type MapFileOptions struct {
+type FileOptions struct {
 	// Offset of the first byte in the file, which need not be the start of a page.
 	Offset int64
 	// Length in bytes; 0 maps all bytes from Offset on.
@@ -29,19 +29,15 @@ type MapFileOptions struct {
 	Workers int
 }
 
-// A File is a file, or a part of one, whose page cache is pinned, so that the
-// GPU reads it where the kernel keeps it, without a copy in between. Its methods
-// may be called from any goroutine.
-type File struct{ pinnedMem }
-
 // insteadOfMapping is the advice where a file cannot be registered.
 const insteadOfMapping = "copy it through pinned memory instead, by package transfer (Copier.UploadFrom)"
 
-// MapFile maps a file shared and for reading only (mmap), reads it into the page
+// MapFile pins the page cache of a file, or of a part of one, so that the GPU reads it where the
+// kernel keeps it, without a copy in between. It maps the file shared and for reading only (mmap), reads it into the page
 // cache, and registers that read-only for all devices (cudaHostRegister with
 // cudaHostRegisterReadOnly, on dev). Where the GPU uses the host's page tables, nothing
 // is registered: see [Method]. Writes of other processes to the file
-// change the File's bytes, and copies.
+// change the bytes, and copies.
 //
 // The file must not lose bytes while it is mapped: reading the lost ones
 // through Bytes ends the process (SIGBUS), and the GPU goes on reading the old
@@ -53,16 +49,16 @@ const insteadOfMapping = "copy it through pinned memory instead, by package tran
 // [errors.ErrUnsupported]. A range that is not within the
 // file is an error. Other errors are those of [Alloc]. When ctx ends, MapFile does what Alloc
 // does.
-func MapFile(ctx context.Context, dev *cudart.Device, path string, o MapFileOptions) (*File, error) {
-	f := &File{}
+func MapFile(ctx context.Context, dev *cudart.Device, path string, o FileOptions) (*Buffer, error) {
+	b := &Buffer{}
 	pin := Options{Label: cmp.Or(o.Label, path), Chunk: o.Chunk, Workers: o.Workers}
-	if err := f.open(ctx, dev, "file", pin, func() error { return f.mapFile(ctx, path, o, pin) }); err != nil {
+	if err := b.open(ctx, dev, "file", pin, func() error { return b.mapFile(ctx, path, o, pin) }); err != nil {
 		return nil, fmt.Errorf("hostmem: map file %s: %w", path, err)
 	}
-	return f, nil
+	return b, nil
 }
 
-func (f *File) mapFile(ctx context.Context, path string, o MapFileOptions, pin Options) error {
+func (b *Buffer) mapFile(ctx context.Context, path string, o FileOptions, pin Options) error {
 	// Opening a pipe would wait, and opening a device may do anything.
 	if info, err := os.Stat(path); err != nil {
 		return err
@@ -77,7 +73,7 @@ func (f *File) mapFile(ctx context.Context, path string, o MapFileOptions, pin O
 	if o.Length, err = o.length(file); err != nil {
 		return err
 	}
-	flags, err := f.host.registering(ctx, f.dev, true)
+	flags, err := b.host.registering(ctx, b.dev, true)
 	if err != nil {
 		return instead(err)
 	}
@@ -86,7 +82,7 @@ func (f *File) mapFile(ctx context.Context, path string, o MapFileOptions, pin O
 		err = fmt.Errorf("its file system does not map files (%w): %w", errors.ErrUnsupported, err)
 	}
 	if err == nil {
-		err = explain(f.pin(ctx, region, flags, pin))
+		err = explain(b.pin(ctx, region, flags, pin))
 	}
 	if err != nil {
 		return instead(err)
@@ -110,9 +106,9 @@ func mappable(info fs.FileInfo) error {
 }
 
 // length returns how many bytes of the file to map, all of which exist.
-func (o MapFileOptions) length(file *os.File) (int, error) {
+func (o FileOptions) length(file *os.File) (int, error) {
 	if o.Offset < 0 || o.Length < 0 {
-		return 0, fmt.Errorf("MapFileOptions.Offset of %d, Length of %d: neither can be negative", o.Offset, o.Length)
+		return 0, fmt.Errorf("FileOptions.Offset of %d, Length of %d: neither can be negative", o.Offset, o.Length)
 	}
 	info, err := file.Stat()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -21,7 +22,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-func (g *fixture) mapFile(path string, o MapFileOptions) *File {
+func (g *fixture) mapFile(path string, o FileOptions) *Buffer {
 	g.Helper()
 	f, err := MapFile(g.Context(), g.Dev, path, o)
 	require.NoError(g, err)
@@ -35,29 +36,29 @@ func TestMapFile(t *testing.T) {
 	path, _ := diskFile(t, size)
 	want := filled(size, 7)
 	for name, tc := range map[string]struct {
-		o        MapFileOptions
+		o        FileOptions
 		from, to int
 		spans    int
 	}{
 		"all":            {to: size, spans: 1},
-		"in chunks":      {o: MapFileOptions{Chunk: 2 * mib}, to: size, spans: 3},
-		"from a page on": {o: MapFileOptions{Offset: 8192}, from: 8192, to: size, spans: 1},
-		"from the midst": {o: MapFileOptions{Offset: 4099, Chunk: 2 * mib}, from: 4099, to: size, spans: 3},
-		"a part":         {o: MapFileOptions{Offset: mib + 1, Length: 10_000}, from: mib + 1, to: mib + 10_001, spans: 1},
-		"the first byte": {o: MapFileOptions{Length: 1}, to: 1, spans: 1},
-		"the last byte":  {o: MapFileOptions{Offset: size - 1}, from: size - 1, to: size, spans: 1},
+		"in chunks":      {o: FileOptions{Chunk: 2 * mib}, to: size, spans: 3},
+		"from a page on": {o: FileOptions{Offset: 8192}, from: 8192, to: size, spans: 1},
+		"from the midst": {o: FileOptions{Offset: 4099, Chunk: 2 * mib}, from: 4099, to: size, spans: 3},
+		"a part":         {o: FileOptions{Offset: mib + 1, Length: 10_000}, from: mib + 1, to: mib + 10_001, spans: 1},
+		"the first byte": {o: FileOptions{Length: 1}, to: 1, spans: 1},
+		"the last byte":  {o: FileOptions{Offset: size - 1}, from: size - 1, to: size, spans: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newFixture(t)
 			f := g.mapFile(path, tc.o)
 			assert.Equal(t, tc.to-tc.from, f.Len())
-			assert.Len(t, f.Spans(), tc.spans)
+			assert.Len(t, slices.Collect(f.Spans(0, f.Len())), tc.spans)
 			assert.True(t, f.readOnly)
 			assert.Contains(t, f.String(), path)
-			assert.Empty(t, f.Notes())
+			assert.Empty(t, f.Info().Notes)
 			require.Equal(t, want[tc.from:tc.to], f.Bytes())
-			g.requireCopies(&f.pinnedMem)
+			g.requireCopies(f)
 			require.NoError(t, f.Close())
 			require.NoError(t, f.Close())
 			assert.Nil(t, f.Bytes())
@@ -70,7 +71,7 @@ func TestAMappedFileShowsWhatIsWritten(t *testing.T) {
 	t.Parallel()
 	g := newFixture(t)
 	path, fd := diskFile(t, 10_000)
-	f := g.mapFile(path, MapFileOptions{Label: "weights"})
+	f := g.mapFile(path, FileOptions{Label: "weights"})
 	assert.Equal(t, `file "weights" of 10000 bytes`, f.String())
 	_, err := unix.Pwrite(fd, []byte("changed"), 5000)
 	require.NoError(t, err)
@@ -80,7 +81,7 @@ func TestAMappedFileShowsWhatIsWritten(t *testing.T) {
 	assert.Equal(t, "changed", string(g.Download(dst, 7)))
 	// The name may go: the mapping keeps the file.
 	require.NoError(t, os.Remove(path))
-	g.requireCopies(&f.pinnedMem)
+	g.requireCopies(f)
 }
 
 func TestMapFileRefusesWithoutCallingCUDA(t *testing.T) {
@@ -92,7 +93,7 @@ func TestMapFileRefusesWithoutCallingCUDA(t *testing.T) {
 	path, _ := diskFile(t, 10_000)
 	for _, tc := range []struct {
 		name, path string
-		o          MapFileOptions
+		o          FileOptions
 		want       string
 		is         error
 	}{
@@ -102,12 +103,12 @@ func TestMapFileRefusesWithoutCallingCUDA(t *testing.T) {
 		{name: "directory", path: dir, want: "it is a directory"},
 		{name: "pipe", path: pipe, is: errors.ErrUnsupported, want: "UploadFrom"},
 		{name: "device", path: "/dev/zero", is: errors.ErrUnsupported, want: "UploadFrom"},
-		{name: "offset at the end", path: path, o: MapFileOptions{Offset: 10_000}, want: "not all within the 10000"},
-		{name: "offset past the end", path: path, o: MapFileOptions{Offset: 1 << 40}, want: "not all within"},
-		{name: "too long", path: path, o: MapFileOptions{Offset: 1, Length: 10_000}, want: "10000 bytes from 1 on are not all within the 10000"},
-		{name: "negative offset", path: path, o: MapFileOptions{Offset: -1}, want: "negative"},
-		{name: "negative length", path: path, o: MapFileOptions{Length: -1}, want: "negative"},
-		{name: "a wrong chunk", path: path, o: MapFileOptions{Chunk: 1}, want: "Options.Chunk of 1 bytes: must be a multiple of 2 MiB"},
+		{name: "offset at the end", path: path, o: FileOptions{Offset: 10_000}, want: "not all within the 10000"},
+		{name: "offset past the end", path: path, o: FileOptions{Offset: 1 << 40}, want: "not all within"},
+		{name: "too long", path: path, o: FileOptions{Offset: 1, Length: 10_000}, want: "10000 bytes from 1 on are not all within the 10000"},
+		{name: "negative offset", path: path, o: FileOptions{Offset: -1}, want: "negative"},
+		{name: "negative length", path: path, o: FileOptions{Length: -1}, want: "negative"},
+		{name: "a wrong chunk", path: path, o: FileOptions{Chunk: 1}, want: "Options.Chunk of 1 bytes: must be a multiple of 2 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := newSimFixture(t, cudasim.Config{})
@@ -129,15 +130,15 @@ func TestMapFileOnDevicesThatCannot(t *testing.T) {
 	path, _ := diskFile(t, 10_000)
 	for _, a := range []cudart.Attr{cudart.AttrHostRegisterReadOnlySupported, cudart.AttrHostRegisterSupported} {
 		g := withAttribute(t, a, 0)
-		_, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{})
+		_, err := MapFile(t.Context(), g.Dev, path, FileOptions{})
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorContains(t, err, "transfer")
 		assert.Zero(t, g.Sim.Calls("cudaHostRegister"))
 	}
 	g := withAttribute(t, cudart.AttrPageableMemoryAccessUsesHostPageTables, 1)
-	f := g.mapFile(path, MapFileOptions{})
-	require.Len(t, f.Notes(), 1)
-	assert.Contains(t, f.Notes()[0], "nothing was registered")
+	f := g.mapFile(path, FileOptions{})
+	require.Len(t, f.Info().Notes, 1)
+	assert.Contains(t, f.Info().Notes[0], "nothing was registered")
 }
 
 func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
@@ -152,14 +153,14 @@ func TestMapFileOnFileSystemsThatRefuse(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{})
+		_, err := MapFile(g.Context(), g.Dev, path, FileOptions{})
 		require.ErrorIs(t, err, errno)
 		assert.Equal(t, unsupported, errors.Is(err, errors.ErrUnsupported), "%v", err)
 	}
 	// What the driver refuses can still be copied.
 	g := newSimFixture(t, cudasim.Config{})
 	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Code: cudart.ErrInvalidValue})
-	_, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{})
+	_, err := MapFile(t.Context(), g.Dev, path, FileOptions{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "UploadFrom")
 }
@@ -171,10 +172,10 @@ func TestMapFileOnAnOldKernel(t *testing.T) {
 	path, _ := diskFile(t, 5*mib)
 	sys := g.watch()
 	sys.Calls.Advise = func(unsafe.Pointer, int, pages.Advice) error { return unix.EINVAL }
-	f := g.mapFile(path, MapFileOptions{})
-	require.Len(t, f.Notes(), 1)
-	assert.Contains(t, f.Notes()[0], "slower")
-	g.requireCopies(&f.pinnedMem)
+	f := g.mapFile(path, FileOptions{})
+	require.Len(t, f.Info().Notes, 1)
+	assert.Contains(t, f.Info().Notes[0], "slower")
+	g.requireCopies(f)
 	require.NoError(t, f.Close())
 	assert.Zero(t, sys.Mapped.Load())
 }
@@ -191,7 +192,7 @@ func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 			require.NoError(t, os.Truncate(path, 5000))
 			return p, err
 		}
-		_, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{})
+		_, err := MapFile(g.Context(), g.Dev, path, FileOptions{})
 		require.Error(t, err)
 		assert.Zero(t, sys.Mapped.Load())
 		assert.Zero(t, g.Registrations())
@@ -205,7 +206,7 @@ func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 				assert.NoError(t, os.Truncate(path, 5000))
 			}
 		})
-		_, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{Offset: 10})
+		_, err := MapFile(g.Context(), g.Dev, path, FileOptions{Offset: 10})
 		require.ErrorContains(t, err, "it shrank meanwhile")
 		require.ErrorContains(t, err, "within the 5000 that it has")
 		assert.Equal(t, 1, g.Sim.Calls("cudaHostUnregister"))
@@ -215,7 +216,7 @@ func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 
 func TestEveryCUDACallOfAFileFails(t *testing.T) {
 	path, _ := diskFile(t, 2*mib+8*kib)
-	for name, o := range map[string]MapFileOptions{
+	for name, o := range map[string]FileOptions{
 		"one": {Offset: 3}, "chunks": {Chunk: 2 * mib, Workers: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -226,7 +227,7 @@ func TestEveryCUDACallOfAFileFails(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return use(g, &f.pinnedMem)
+				return use(g, f)
 			})
 		})
 	}
@@ -248,7 +249,7 @@ func TestEverySystemCallOfAFileFails(t *testing.T) {
 				return nil
 			})
 			before := ReadStats()
-			f, err := MapFile(g.Context(), g.Dev, path, MapFileOptions{Workers: 1})
+			f, err := MapFile(g.Context(), g.Dev, path, FileOptions{Workers: 1})
 			if err == nil {
 				if err = f.Close(); err != nil {
 					require.Equal(t, "Unmap", fault)
@@ -281,7 +282,7 @@ func TestALostFileIsCountedAndStays(t *testing.T) {
 
 //go:noinline
 func loseFile(t *testing.T, g *fixture, path string) unsafe.Pointer {
-	f, err := MapFile(t.Context(), g.Dev, path, MapFileOptions{Label: "lost file"})
+	f, err := MapFile(t.Context(), g.Dev, path, FileOptions{Label: "lost file"})
 	require.NoError(t, err)
 	return f.Pointer()
 }
@@ -291,7 +292,7 @@ func TestMapFileEndsWithItsContext(t *testing.T) {
 	path, _ := diskFile(t, 10_000)
 	g := newSimFixture(t, cudasim.Config{})
 	sys := g.watch()
-	_, err := MapFile(sys.With(hostmemtest.Ended()), g.Dev, path, MapFileOptions{})
+	_, err := MapFile(sys.With(hostmemtest.Ended()), g.Dev, path, FileOptions{})
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Zero(t, sys.Mapped.Load())
 	assert.Zero(t, g.Sim.Calls("cudaHostRegister"))

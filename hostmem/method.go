@@ -31,10 +31,10 @@ package hostmem
 // other addresses: what cudaHostAlloc would be needed for is an error.
 type Method int
 
-// The methods. One that the options do not request has a note: see Buffer.Notes.
+// The methods. One that the options do not request has a note: see [Info].
 const (
 	Registered        Method = iota // by one call of cudaHostRegister
-	RegisteredInSpans               // by several: see Buffer.Spans
+	RegisteredInSpans               // by several: see [Buffer.Spans]
 	HostAllocated                   // by cudaHostAlloc
 	SharedPageTables                // not pinned: the GPU uses the host's page tables
 )
@@ -51,9 +51,7 @@ func (m Method) String() string {
 	return names[m]
 }
 
-// Method returns how the GPU was given direct access to the memory. It stays the same
-// after Close.
-func (m *pinnedMem) Method() Method {
+func (m *Buffer) method() Method {
 	switch {
 	case m.allocated != nil:
 		return HostAllocated

@@ -19,7 +19,7 @@ const (
 	// it makes huge ones.
 	HugePagesNever
 	// HugeTLB takes pages of 2 MiB that the administrator reserved. Where the reserve has
-	// too few, pages are chosen as with HugePagesAuto, with a note in Buffer.Notes. Such a
+	// too few, pages are chosen as with HugePagesAuto, with a note in [Info]. Such a
 	// buffer reserves its size rounded up to the larger page.
 	HugeTLB
 	// HugeTLB1G takes reserved pages of 1 GiB, where there are too few as HugeTLB does.

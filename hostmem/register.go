@@ -10,8 +10,8 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// RegisterOptions shape a registration. The zero value suits programs that copy by the
-// methods of Registration.
+// RegisterOptions shape a Buffer of [Register]. The zero value suits programs that copy by its
+// methods.
 type RegisterOptions struct {
 	// Label is shown by Outstanding and in messages.
 	Label string
@@ -20,11 +20,6 @@ type RegisterOptions struct {
 	// Workers is as Options.Workers.
 	Workers int
 }
-
-// A Registration is pinned memory that other code mapped and will unmap after
-// Close. Its methods may be called from any goroutine; the callers order what they do
-// to its bytes.
-type Registration struct{ pinnedMem }
 
 // Register pins memory that other code mapped: a slice, at any offset and of any
 // length but 0, of mapped memory, a memfd or shared memory. It makes the pages
@@ -36,7 +31,7 @@ type Registration struct{ pinnedMem }
 // when it was unmapped: the GPU then goes on reading and writing pages that the
 // process does not have any more.
 //
-// Unlike a Buffer's, memory that is mapped privately is copied into forked children,
+// Unlike that of Alloc, memory that is mapped privately is copied into forked children,
 // which makes forks slow: advise MADV_DONTFORK where that matters.
 //
 // Memory that cannot be written is registered read-only if it is mapped
@@ -47,22 +42,22 @@ type Registration struct{ pinnedMem }
 // that cannot be written, on which the driver hangs; of devices and hosts that cannot
 // register memory, or not for reading only ([errors.ErrUnsupported]). No error makes
 // Register move the memory elsewhere, as Alloc can. Memory that is registered
-// already, all or some of it, as a [Buffer] is, returns
+// already, all or some of it, returns
 // [cudart.ErrHostMemoryAlreadyRegistered]. Otherwise errors, and what they leave, are
 // those of [Alloc]. The guard of the host's memory never refuses resident memory.
 //
 // When ctx ends, Register does what Alloc does. If a call into CUDA has not returned then,
 // the memory must stay mapped until it has.
-func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Registration, error) {
-	r := &Registration{}
+func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Buffer, error) {
+	b := &Buffer{}
 	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
-	if err := r.open(ctx, dev, "registration", pin, func() error { return r.register(ctx, mem, pin) }); err != nil {
+	if err := b.open(ctx, dev, "registration", pin, func() error { return b.register(ctx, mem, pin) }); err != nil {
 		return nil, fmt.Errorf("hostmem: register %d bytes at %p: %w", len(mem), unsafe.SliceData(mem), err)
 	}
-	return r, nil
+	return b, nil
 }
 
-func (r *Registration) register(ctx context.Context, mem []byte, o Options) error {
+func (b *Buffer) register(ctx context.Context, mem []byte, o Options) error {
 	if len(mem) == 0 {
 		return errors.New("there are no bytes")
 	}
@@ -75,18 +70,15 @@ func (r *Registration) register(ctx context.Context, mem []byte, o Options) erro
 	if err != nil {
 		return err
 	}
-	flags, err := r.host.registering(ctx, r.dev, memory.ReadOnly)
+	flags, err := b.host.registering(ctx, b.dev, memory.ReadOnly)
 	if err == nil {
-		err = explain(r.pin(ctx, region, flags, o))
+		err = explain(b.pin(ctx, region, flags, o))
 	}
 	if m, ok := writesThrough(covered); ok && errors.Is(err, cudart.ErrInvalidValue) {
 		return fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)
 	}
 	return copyInstead(err)
 }
-
-// ReadOnly reports whether the GPU may only read the memory.
-func (r *Registration) ReadOnly() bool { return r.readOnly }
 
 // copyInstead adds advice where memory cannot be registered at its addresses.
 func copyInstead(err error) error {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -46,7 +47,7 @@ func diskFile(tb testing.TB, n int) (path string, fd int) {
 }
 
 // register registers memory until the end.
-func (g *fixture) register(mem []byte, o RegisterOptions) *Registration {
+func (g *fixture) register(mem []byte, o RegisterOptions) *Buffer {
 	g.Helper()
 	r, err := Register(g.Context(), g.Dev, mem, o)
 	require.NoError(g, err)
@@ -56,7 +57,7 @@ func (g *fixture) register(mem []byte, o RegisterOptions) *Registration {
 
 // requireCopies proves that all bytes go to the device and, where they may,
 // come back.
-func (g *fixture) requireCopies(m *pinnedMem) {
+func (g *fixture) requireCopies(m *Buffer) {
 	g.Helper()
 	n := m.Len()
 	dst := g.Device(n)
@@ -127,13 +128,13 @@ func TestRegisterMemoryOfOthers(t *testing.T) {
 					continue
 				}
 				require.NoError(t, err)
-				assert.Equal(t, tc.readOnly, r.ReadOnly())
+				assert.Equal(t, tc.readOnly, r.Info().ReadOnly)
 				assert.Equal(t, len(part), r.Len())
 				assert.Equal(t, unsafe.Pointer(&part[0]), r.Pointer())
-				assert.Equal(t, []Span{{Len: len(part)}}, r.Spans())
-				assert.Empty(t, r.Notes())
+				assert.Equal(t, []Span{{Len: len(part)}}, slices.Collect(r.Spans(0, r.Len())))
+				assert.Empty(t, r.Info().Notes)
 				assert.Equal(t, fmt.Sprintf("registration %q of %d bytes", name, len(part)), r.String())
-				g.requireCopies(&r.pinnedMem)
+				g.requireCopies(r)
 				require.NoError(t, r.Close())
 				require.Equal(t, before[:bounds[0]], mem[:bounds[0]], "bytes before")
 				require.Equal(t, before[bounds[1]:], mem[bounds[1]:], "bytes after")
@@ -150,7 +151,7 @@ func TestRegistrationsMayShareAPage(t *testing.T) {
 	ends := []int{0, 5000, 5001, 8192, 16 * kib}
 	for i := range len(ends) - 1 {
 		r := g.register(mem[ends[i]:ends[i+1]], RegisterOptions{})
-		g.requireCopies(&r.pinnedMem)
+		g.requireCopies(r)
 	}
 }
 
@@ -161,7 +162,7 @@ func TestRegisterInChunks(t *testing.T) {
 	mem := mapped(t, memfd(t, n+17), n+17, readWrite, shared)[17:]
 	copy(mem, filled(n, 2))
 	r := g.register(mem, RegisterOptions{Chunk: 2 * mib})
-	spans := r.Spans()
+	spans := slices.Collect(r.Spans(0, r.Len()))
 	require.Len(t, spans, 4)
 	at := 0
 	for _, s := range spans {
@@ -169,7 +170,7 @@ func TestRegisterInChunks(t *testing.T) {
 		at += s.Len
 	}
 	assert.Equal(t, n, at)
-	g.requireCopies(&r.pinnedMem)
+	g.requireCopies(r)
 }
 
 func TestRegisterOverlap(t *testing.T) {
@@ -186,7 +187,7 @@ func TestRegisterOverlap(t *testing.T) {
 		require.ErrorContains(t, err, "registered already", name)
 	}
 	r := g.register(mem[5000:], RegisterOptions{})
-	g.requireCopies(&r.pinnedMem)
+	g.requireCopies(r)
 }
 
 func TestRegisterRefusesWithoutCallingCUDA(t *testing.T) {
@@ -253,8 +254,8 @@ func TestRegisterOnDevicesThatCannot(t *testing.T) {
 
 	g = withAttribute(t, cudart.AttrPageableMemoryAccessUsesHostPageTables, 1)
 	r := g.register(mem, RegisterOptions{})
-	require.Len(t, r.Notes(), 1)
-	assert.Contains(t, r.Notes()[0], "nothing was registered")
+	require.Len(t, r.Info().Notes, 1)
+	assert.Contains(t, r.Info().Notes[0], "nothing was registered")
 }
 
 func TestRegistrationBoundsAndClose(t *testing.T) {
@@ -385,14 +386,14 @@ func TestEveryCUDACallOfARegistrationFails(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return use(g, &r.pinnedMem)
+				return use(g, r)
 			})
 		})
 	}
 }
 
 // use copies and closes, and closes again if that failed.
-func use(g *fixture, f *pinnedMem) error {
+func use(g *fixture, f *Buffer) error {
 	g.Helper()
 	dst, err := g.Dev.Malloc(f.Len())
 	if err == nil {

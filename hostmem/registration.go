@@ -1,7 +1,6 @@
 package hostmem
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,32 +12,6 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 )
-
-// A Span is one registration of a buffer. A copy by other means than a Buffer's own must be
-// within one span.
-type Span struct {
-	Off, Len int // bytes
-}
-
-// Pieces calls do for each part of [off, off+n) that is within one span, in
-// order, until do returns an error: for copies by other means than a Buffer's
-// own. Offsets and lengths are in bytes; the spans are sorted and do not overlap.
-func Pieces(spans []Span, off, n int, do func(off, n int) error) error {
-	// The first span that ends after off, by binary search.
-	first, _ := slices.BinarySearchFunc(spans, off, func(s Span, off int) int {
-		return cmp.Compare(s.Off+s.Len, off+1)
-	})
-	for _, s := range spans[first:] {
-		from, to := max(off, s.Off), min(off+n, s.Off+s.Len)
-		if from >= to {
-			break
-		}
-		if err := do(from, to-from); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // registerFlags makes memory pinned for every device of the process.
 const registerFlags = cudart.HostRegisterPortable

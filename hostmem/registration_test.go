@@ -4,6 +4,7 @@ package hostmem
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 	"testing/fstest"
 
@@ -34,16 +35,16 @@ func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
 	const n = 200<<20 + 1
 	g := newSimFixture(t, cudasim.Config{MaxRegister: 100 << 20})
 	b := g.alloc(n, Options{})
-	require.Greater(t, len(b.Spans()), 1)
+	require.Greater(t, len(slices.Collect(b.Spans(0, b.Len()))), 1)
 	end := 0
-	for _, s := range b.Spans() {
+	for _, s := range slices.Collect(b.Spans(0, b.Len())) {
 		require.Equal(t, end, s.Off, "spans follow each other")
 		require.LessOrEqual(t, s.Len, 100<<20)
 		end += s.Len
 	}
 	require.Equal(t, n, end)
 
-	seam := b.Spans()[1].Off
+	seam := slices.Collect(b.Spans(0, b.Len()))[1].Off
 	p := g.Device(8192)
 	want := filled(8192, 3)
 	copy(b.Bytes()[seam-4000:], want)
@@ -51,7 +52,7 @@ func TestRefusedRegistrationsAreMadeSmaller(t *testing.T) {
 	g.Synchronize()
 	assert.True(t, bytes.Equal(want, g.Download(p, 8192)))
 
-	require.Equal(t, RegisteredInSpans, b.Method())
+	require.Equal(t, RegisteredInSpans, b.Info().Method)
 }
 
 func TestNodes(t *testing.T) {
@@ -121,7 +122,7 @@ func TestOutstandingListsOpenMemory(t *testing.T) {
 	open := find()
 	require.Len(t, open, 1)
 	assert.Equal(t, "buffer", open[0].Kind)
-	assert.Equal(t, b.Reserved(), open[0].Bytes)
+	assert.Equal(t, b.Info().Reserved, open[0].Bytes)
 	assert.Contains(t, open[0].Stack, "TestOutstandingListsOpenMemory", "in debug mode")
 	assert.Contains(t, open[0].String(), `"TestOutstanding"`)
 	require.NoError(t, b.Close())

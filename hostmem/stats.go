@@ -102,7 +102,7 @@ type holding struct {
 	Holding
 	requested int     // bytes
 	start     uintptr // the first byte's address
-	owner     weak.Pointer[pinnedMem]
+	owner     weak.Pointer[Buffer]
 	hidden    bool // Find does not find it
 }
 
@@ -130,7 +130,7 @@ func (l *ledger) change(f func(s *Stats)) {
 
 // add records memory that was pinned just now, and how long that took. From now on Find
 // finds it.
-func (l *ledger) add(m *pinnedMem, h Holding, took time.Duration) *holding {
+func (l *ledger) add(m *Buffer, h Holding, took time.Duration) *holding {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.count(h.Kind, 1, m.n, h.Bytes)

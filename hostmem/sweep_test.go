@@ -129,8 +129,8 @@ func allocating(name string, n int, shape func(*hostmemtest.Stage, *Options)) ho
 func requireUsable(s *hostmemtest.Stage, b *Buffer) {
 	s.Helper()
 	end := 0
-	for _, span := range b.Spans() {
-		require.Equal(s, end, span.Off, "spans %v", b.Spans())
+	for _, span := range slices.Collect(b.Spans(0, b.Len())) {
+		require.Equal(s, end, span.Off, "spans %v", slices.Collect(b.Spans(0, b.Len())))
 		end += span.Len
 		n := min(64, span.Len)
 		for _, off := range []int{span.Off, end - n} {
@@ -217,7 +217,7 @@ func foreignOperations() []hostmemtest.Operation {
 				Name: fmt.Sprintf("register chunk=%d", chunk), Tried: "register 4194305 bytes",
 				Start: func(s *hostmemtest.Stage) hostmemtest.Act {
 					mem := mapUnaligned(s)
-					var r *Registration
+					var r *Buffer
 					return hostmemtest.Act{
 						Do: func() (err error) {
 							r, err = Register(s.Context(), s.Dev, mem, RegisterOptions{Chunk: chunk, Workers: 1})
@@ -260,10 +260,10 @@ func foreignOperations() []hostmemtest.Operation {
 			Name: "map a file", Tried: "file.bin",
 			Start: func(s *hostmemtest.Stage) hostmemtest.Act {
 				path := newFile(s)
-				var f *File
+				var f *Buffer
 				return hostmemtest.Act{
 					Do: func() (err error) {
-						f, err = MapFile(s.Context(), s.Dev, path, MapFileOptions{Workers: 1})
+						f, err = MapFile(s.Context(), s.Dev, path, FileOptions{Workers: 1})
 						return err
 					},
 					Check: func() {
@@ -278,7 +278,7 @@ func foreignOperations() []hostmemtest.Operation {
 		hostmemtest.Operation{
 			Name: "close a file", Tried: "close file ", Leaves: hostmemtest.InLedger,
 			Start: func(s *hostmemtest.Stage) hostmemtest.Act {
-				f, err := MapFile(s.Context(), s.Dev, newFile(s), MapFileOptions{Workers: 1})
+				f, err := MapFile(s.Context(), s.Dev, newFile(s), FileOptions{Workers: 1})
 				require.NoError(s, err)
 				require.NoError(s, f.CopyToDevice(s.Stream, s.Mem, 0, f.Len()))
 				return hostmemtest.Act{

@@ -262,7 +262,7 @@ func TestGatherFromAFile(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "samples")
 	require.NoError(t, os.WriteFile(path, all, 0o600))
-	mapped, err := hostmem.MapFile(t.Context(), dev, path, hostmem.MapFileOptions{})
+	mapped, err := hostmem.MapFile(t.Context(), dev, path, hostmem.FileOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, mapped.Close()) }()
 	src, err := InMemory([]int{width}, mapped.Bytes())

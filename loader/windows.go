@@ -92,8 +92,8 @@ type windows struct {
 	count  int               // windows that the epoch's batches have samples of
 	queued batchSet          // batches whose kernels are queued, or that were done before
 	first  int               // number of the first registered window
-	files  [][]*hostmem.File // registered shards of the windows from first on, in the epoch's order
-	stale  []*hostmem.File   // files that no batch needs any more, to be closed
+	files  [][]*hostmem.Buffer // registered shards of the windows from first on, in the epoch's order
+	stale  []*hostmem.Buffer   // files that no batch needs any more, to be closed
 	after  cudart.Point      // the GPU may use stale before it
 	err    error             // of the last change: the epoch ends before window first+len(files)
 
@@ -104,10 +104,10 @@ type windows struct {
 
 // A change closes files, and then registers the shards of a window.
 type change struct {
-	stale  []*hostmem.File // remaining after an error
+	stale  []*hostmem.Buffer // remaining after an error
 	after  cudart.Point    // the GPU may use stale before it
 	shards []int
-	opened []*hostmem.File // all of shards, or none
+	opened []*hostmem.Buffer // all of shards, or none
 	err    error
 }
 
@@ -127,7 +127,7 @@ func (m *windows) run(c *change) {
 	}
 	c.stale, c.err = closeFiles(m.ctx, c.stale)
 	for i := 0; i < len(c.shards) && c.err == nil; i++ {
-		var f *hostmem.File
+		var f *hostmem.Buffer
 		if f, c.err = m.register(c.shards[i]); c.err == nil {
 			c.opened = append(c.opened, f)
 		}
@@ -140,7 +140,7 @@ func (m *windows) run(c *change) {
 }
 
 // register maps and registers a shard.
-func (m *windows) register(shard int) (*hostmem.File, error) {
+func (m *windows) register(shard int) (*hostmem.Buffer, error) {
 	path, want := m.l.shards.paths[shard], m.l.shards.samples(shard)*m.l.shards.sample
 	n, err := shardSize(path)
 	if err == nil && n != want {
@@ -149,11 +149,11 @@ func (m *windows) register(shard int) (*hostmem.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return hostmem.MapFile(m.ctx, m.l.dev, path, hostmem.MapFileOptions{Length: want})
+	return hostmem.MapFile(m.ctx, m.l.dev, path, hostmem.FileOptions{Length: want})
 }
 
 // closeFiles closes files, and returns those that are still registered.
-func closeFiles(ctx context.Context, files []*hostmem.File) (remaining []*hostmem.File, err error) {
+func closeFiles(ctx context.Context, files []*hostmem.Buffer) (remaining []*hostmem.Buffer, err error) {
 	for _, f := range files {
 		if e := f.CloseContext(ctx); e != nil {
 			remaining, err = append(remaining, f), errors.Join(err, e)

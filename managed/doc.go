@@ -5,7 +5,7 @@
 //
 //	a, err := managed.New(ctx, dev, managed.Options{Reserve: 2 << 30})
 //	m, err := a.Alloc(ctx, n, managed.AllocOptions{})
-//	x := hostmem.Slice[float32](m)                       // the CPU's view
+//	x := hostmem.Slice[float32](m.Bytes())                       // the CPU's view
 //	err = m.Whole().Prefetch(ctx, stream, dev.Location())  // returns before it has moved
 //	err = a.Move(ctx, cudart.HostLocation(), m.Whole())           // waits until it has
 //	…                                         // queue work on m.Ptr()

@@ -50,7 +50,7 @@ func Example() {
 
 	m, err := a.Alloc(ctx, 4*mib, managed.AllocOptions{Label: "features"})
 	check(err)
-	x := hostmem.Slice[float32](m)
+	x := hostmem.Slice[float32](m.Bytes())
 	for i := range x {
 		x[i] = 1
 	}

@@ -55,7 +55,7 @@ func TestSliceOfMemory(t *testing.T) {
 	t.Parallel()
 	g := newFixture(t, Options{})
 	m := g.alloc(4*5 + 3)
-	x := hostmem.Slice[float32](m)
+	x := hostmem.Slice[float32](m.Bytes())
 	require.Len(t, x, 5)
 	x[4] = 1
 	assert.EqualValues(t, 0x3f80, uint16(m.Bytes()[19])<<8|uint16(m.Bytes()[18]))

@@ -181,7 +181,7 @@ func (b *Blocks) made() bool { return b != nil && b.lists != nil }
 // A BlockCopy is copies of blocks between host memory and memory of a device. On either side
 // block i lies at i*Stride or, with a list of indices, at Index[i]*Stride.
 type BlockCopy struct {
-	// Host is the host memory: bytes of a [hostmem.Buffer], Registration, File or a lease.
+	// Host is the host memory: bytes of a [hostmem.Buffer] or a lease.
 	Host []byte
 	// Hosts are several host memories in place of Host. Their blocks are numbered through: those
 	// of Hosts[1] come after the last block that is within Hosts[0]. Lists of either side are
@@ -622,15 +622,24 @@ func btoi(b bool) int {
 func (c *blocksCall) byEngine(l *blocksLaunch) error {
 	batch := c.batches.Get().(*cudart.CopyBatch)
 	defer c.batches.Put(batch)
-	copies, spans := newBatcher(c.s, batch, c.down), l.owner.Spans()
+	copies := newBatcher(c.s, batch, c.down)
+	whole := len(slices.Collect(l.owner.Spans(0, l.owner.Len()))) == 1
 	for i := range l.Count {
 		if (i%64 == 0 || !copies.batches) && c.ctx.Err() != nil {
 			return bounded.Ended(c.ctx)
 		}
 		host, device := l.offsets(i)
-		err := hostmem.Pieces(spans, l.start+host, l.Size, func(off, n int) error {
-			return copies.add(unsafe.Pointer(&l.Host[off-l.start]), l.Device+cudart.DevPtr(device+off-l.start-host), n)
-		})
+		err := error(nil)
+		if whole {
+			err = copies.add(unsafe.Pointer(&l.Host[host]), l.Device+cudart.DevPtr(device), l.Size)
+		} else {
+			for s := range l.owner.Spans(l.start+host, l.Size) {
+				at := s.Off - l.start
+				if err = copies.add(unsafe.Pointer(&l.Host[at]), l.Device+cudart.DevPtr(device+at-host), s.Len); err != nil {
+					break
+				}
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("block %d: %w", i, err)
 		}

@@ -548,7 +548,7 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
 	name := filepath.Join(t.TempDir(), "data")
 	require.NoError(t, os.WriteFile(name, make([]byte, 4096), 0o600))
-	file, err := hostmem.MapFile(t.Context(), dev, name, hostmem.MapFileOptions{})
+	file, err := hostmem.MapFile(t.Context(), dev, name, hostmem.FileOptions{})
 	require.NoError(t, err)
 	c := BlockCopy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
 	_, err = f.Download(t.Context(), f.s, c)

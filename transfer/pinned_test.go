@@ -160,7 +160,7 @@ func TestAMappedFileIsASource(t *testing.T) {
 	want := bytesOf(4, 3*mib)
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, want, 0o600))
-	f, err := hostmem.MapFile(t.Context(), r.dev, path, hostmem.MapFileOptions{})
+	f, err := hostmem.MapFile(t.Context(), r.dev, path, hostmem.FileOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	dev := r.device(len(want))

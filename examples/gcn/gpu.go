@@ -118,7 +118,7 @@ func (b *gpu) alloc(ctx context.Context, label string, n int, small bool) (m *me
 
 func (b *gpu) fill(ctx context.Context, m *memory, f func(dst []float32, first int)) error {
 	if m.managed != nil { // nothing is queued yet that uses it
-		f(hostmem.Slice[float32](m.managed), 0)
+		f(hostmem.Slice[float32](m.managed.Bytes()), 0)
 		return nil
 	}
 	part := make([]float32, min(m.n, 16<<20))
@@ -134,7 +134,7 @@ func (b *gpu) fill(ctx context.Context, m *memory, f func(dst []float32, first i
 
 func (b *gpu) fillIndices(ctx context.Context, m *memory, v []uint32) error {
 	if m.managed != nil {
-		copy(hostmem.Slice[uint32](m.managed), v)
+		copy(hostmem.Slice[uint32](m.managed.Bytes()), v)
 		return nil
 	}
 	return b.upload(ctx, m.p, bytesOf(v))

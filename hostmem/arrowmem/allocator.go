@@ -14,8 +14,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/pool"
 )
 
-// DefaultWait is the Options.Wait of allocators that set none.
-const DefaultWait = time.Second
+const defaultWait = time.Second
 
 // Options shape an allocator. The zero value suits programs that copy with package transfer.
 type Options struct {
@@ -24,7 +23,7 @@ type Options struct {
 	// was queued until Free. They may be of any device, and may be closed.
 	Streams []*cudart.Stream
 	// Wait is the time for which an allocation waits for memory when the pool has reached a
-	// limit, in addition to a second per GB for pinning. 0 means DefaultWait. After a
+	// limit, in addition to a second per GB for pinning. 0 means a second. After a
 	// wait in vain, allocations of that size and larger ones wait a millisecond
 	// only, until the pool has memory for one of them.
 	Wait time.Duration
@@ -85,7 +84,7 @@ func New(p *pool.Pool, o Options) (*Allocator, error) {
 	case o.Wait < 0:
 		return nil, fmt.Errorf("arrowmem: new: Options.Wait of %v: it is negative", o.Wait)
 	case o.Wait == 0:
-		o.Wait = DefaultWait
+		o.Wait = defaultWait
 	}
 	o.Streams = slices.Clone(o.Streams)
 	return &Allocator{pool: p, o: o}, nil

@@ -258,10 +258,10 @@ func TestAllocationsDoNotAllWaitAtALimit(t *testing.T) {
 func TestTimeoutOfAllocations(t *testing.T) {
 	t.Parallel()
 	a := newAllocator(t, newPool(t, testgpu.Device(t), pool.Options{}), Options{})
-	assert.Equal(t, DefaultWait+4096, a.timeout(4096))
-	assert.Equal(t, DefaultWait+100*time.Second, a.timeout(100e9))
+	assert.Equal(t, defaultWait+4096, a.timeout(4096))
+	assert.Equal(t, defaultWait+100*time.Second, a.timeout(100e9))
 	a.minTimedOut = 100
-	assert.Equal(t, DefaultWait+99, a.timeout(99))
+	assert.Equal(t, defaultWait+99, a.timeout(99))
 	assert.Equal(t, time.Millisecond+100, a.timeout(100))
 	a.o.Wait = 1
 	assert.EqualValues(t, 101, a.timeout(100))

@@ -47,7 +47,7 @@ func ExampleExport() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for i, values := 0, hostmem.Slice[float32](lease); i < len(values); i++ {
+	for i, values := 0, hostmem.Slice[float32](lease.Bytes()); i < len(values); i++ {
 		values[i] = float32(i) / 2
 	}
 	released := make(chan error)
@@ -80,7 +80,7 @@ func consume(tensor dlpack.Versioned) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(t.Shape, "of", t.Type.String()+":", hostmem.Slice[float32](t))
+	fmt.Println(t.Shape, "of", t.Type.String()+":", hostmem.Slice[float32](t.Bytes()))
 	if err := t.Close(); err != nil {
 		log.Fatal(err)
 	}

@@ -16,7 +16,7 @@ type Unversioned uintptr
 
 // Export makes a DLManagedTensorVersioned of pinned memory for another library. That
 // library owns it from then on, and calls its deleter once. Export does not block. mem is memory of a
-// hostmem.Buffer, Registration or File, or of a pool's lease, from the first element on.
+// hostmem.Buffer, or of a pool's lease, from the first element on.
 // The memory must be neither closed nor released until release is called.
 //
 // release is called once, after the deleter, on a goroutine of its own, so that it may
@@ -115,7 +115,7 @@ func check(mem []byte, t *Tensor) (owner hostmem.Pinned, strides []int, err erro
 	if !ok {
 		return nil, nil, errors.New("not pinned memory of package hostmem (use memory of hostmem.Alloc, Register or a pool)")
 	}
-	for _, s := range owner.Spans() {
+	for s := range owner.Spans(0, owner.Len()) {
 		if seam := s.Off + s.Len; off < seam && seam < off+n {
 			return nil, nil, fmt.Errorf("byte %d begins another registration, and no copy may cross from one to the next (allocate without Options.Chunk)", seam-off)
 		}

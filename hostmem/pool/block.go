@@ -16,7 +16,7 @@ type block struct {
 	base                 unsafe.Pointer
 	slab                 *slab           // nil for a large block
 	buf                  *hostmem.Buffer // of a large block, whole
-	spans                []hostmem.Span  // of buf, if it has several
+	split                bool            // buf has several registrations
 
 	users lifetime.Users // each generation is one lease, and the calls that use it
 	trace atomic.Pointer[leaseTrace]
@@ -37,10 +37,13 @@ func (p *core) newBlock(base unsafe.Pointer, size, class int) *block {
 // copy calls one for each part of [off, off+n) that lies within one
 // registration.
 func (b *block) copy(off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
-	if b.spans == nil {
+	if !b.split {
 		return one(unsafe.Add(b.base, off), 0, n)
 	}
-	return hostmem.Pieces(b.spans, off, n, func(at, n int) error {
-		return one(unsafe.Add(b.base, at), at-off, n)
-	})
+	for s := range b.buf.Spans(off, n) {
+		if err := one(unsafe.Add(b.base, s.Off), s.Off-off, s.Len); err != nil {
+			return err
+		}
+	}
+	return nil
 }

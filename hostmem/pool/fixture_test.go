@@ -104,7 +104,7 @@ func reservedBy(p *Pool) (reserved, wrong int) {
 	p.core.mu.Lock()
 	defer p.core.mu.Unlock()
 	for _, a := range p.core.arenas {
-		reserved += a.buf.Reserved()
+		reserved += a.buf.Info().Reserved
 		used := bytes.Count(a.used, []byte{1})
 		for s := range a.slabs {
 			used -= len(s.run)
@@ -117,7 +117,7 @@ func reservedBy(p *Pool) (reserved, wrong int) {
 		reserved += b.Size
 	}
 	for _, buf := range p.core.unwanted {
-		reserved += buf.Reserved()
+		reserved += buf.Info().Reserved
 	}
 	return reserved, wrong
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/gopinned/pinned/cudart"
@@ -232,7 +233,7 @@ func (p *core) make(ctx context.Context, class, size int, r *budget.Reservation)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.reserved += buf.Reserved() - size
+	p.reserved += buf.Info().Reserved - size
 	p.peakReserved = max(p.peakReserved, p.reserved)
 	if isSmall(class) {
 		p.arenas = append(p.arenas, newArena(buf))
@@ -240,9 +241,7 @@ func (p *core) make(ctx context.Context, class, size int, r *budget.Reservation)
 	}
 	b := p.newBlock(buf.Pointer(), buf.Len(), class)
 	b.buf = buf
-	if spans := buf.Spans(); len(spans) > 1 {
-		b.spans = spans
-	}
+	b.split = len(slices.Collect(buf.Spans(0, buf.Len()))) > 1
 	p.large[b] = struct{}{}
 	return b, nil
 }

@@ -25,8 +25,7 @@ var (
 	errNoPool     = errors.New("the zero Pool (make one with New)")
 )
 
-// DefaultIdleTime is the Options.IdleTime of pools that set none.
-const DefaultIdleTime = time.Minute
+const defaultIdleTime = time.Minute
 
 // Options shape a pool. The zero value has no limit.
 type Options struct {
@@ -34,7 +33,7 @@ type Options struct {
 	// when it is reached.
 	MaxBytes int
 	// IdleTime after which idle memory is unmapped, at most half of it later. 0 means
-	// DefaultIdleTime, less than 0 never.
+	// a minute, less than 0 never.
 	IdleTime time.Duration
 	// Buffer shapes the memory itself. Its Label names the pool, "pool" if
 	// empty. Its Chunk must be 0. With reserved huge pages the pool pins whole ones: at
@@ -127,7 +126,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 		return nil, fmt.Errorf("Options.Buffer: %w", err)
 	}
 	if o.IdleTime == 0 {
-		o.IdleTime = DefaultIdleTime
+		o.IdleTime = defaultIdleTime
 	}
 	if o.Buffer.Label == "" {
 		o.Buffer.Label = "pool"

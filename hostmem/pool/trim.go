@@ -116,7 +116,7 @@ func (p *core) plan(pick func(*block) bool, enough func(freed int) bool) (chosen
 	choose := func(buffers ...*hostmem.Buffer) {
 		chosen = append(chosen, buffers...)
 		for _, buf := range buffers {
-			freed += buf.Reserved()
+			freed += buf.Info().Reserved
 		}
 	}
 	choose(p.unwanted...)
@@ -232,9 +232,9 @@ func (p *core) unmapOne(buf *hostmem.Buffer) (freed int, err error) {
 		p.queueUnmap(buf)
 		return 0, err
 	}
-	p.trimmed.Add(int64(buf.Reserved()))
-	p.unreserve(buf.Reserved())
-	return buf.Reserved(), nil
+	p.trimmed.Add(int64(buf.Info().Reserved))
+	p.unreserve(buf.Info().Reserved)
+	return buf.Info().Reserved, nil
 }
 
 // unmapSoon is unmap for a Get, which does not wait for a call into CUDA that blocks.

@@ -79,7 +79,7 @@ func (r *ring) extend(over chan<- struct{}, closing <-chan struct{}) {
 		return
 	}
 	e.buf, e.open = buf, !e.closed
-	e.pinned.Add(int64(buf.Reserved()))
+	e.pinned.Add(int64(buf.Info().Reserved))
 	if e.open {
 		r.setFree(r.extensionAt(), e.units, true)
 		r.serve()
@@ -121,7 +121,7 @@ func (e *extension) unmap(ctx context.Context) error {
 	if err := e.buf.CloseContext(ctx); err != nil {
 		return err
 	}
-	e.pinned.Add(-int64(e.buf.Reserved()))
+	e.pinned.Add(-int64(e.buf.Info().Reserved))
 	e.buf = nil
 	return nil
 }

@@ -95,7 +95,7 @@ func newRing(ctx context.Context, dev *cudart.Device, size ringSize) (*ring, err
 // registration to the next.
 func allocPiece(ctx context.Context, dev *cudart.Device, n int) (*hostmem.Buffer, error) {
 	buf, err := hostmem.Alloc(ctx, dev, n, hostmem.Options{Label: ringLabel})
-	if err == nil && len(buf.Spans()) > 1 {
+	if err == nil && len(slices.Collect(buf.Spans(0, n))) > 1 {
 		err = errors.Join(fmt.Errorf("%v: registered in several pieces, which copies cannot cross", buf), buf.Close())
 		buf = nil
 	}

@@ -54,7 +54,7 @@ func (s *Stage) openSlot(ctx context.Context, d direction) (err error) {
 	if l.buf, err = hostmem.Alloc(ctx, s.dev, size, hostmem.Options{Label: ringLabel}); err != nil {
 		return err
 	}
-	s.pinned.Add(int64(l.buf.Reserved()))
+	s.pinned.Add(int64(l.buf.Info().Reserved))
 	s.opened = append(s.opened, l.close)
 	l.stream, err = s.openStream()
 	return err

@@ -159,7 +159,7 @@ func (s *Stage) open(ctx context.Context) (err error) {
 func (s *Stage) openRing(ctx context.Context, size ringSize) (*ring, error) {
 	r, err := newRing(ctx, s.dev, size)
 	if err == nil {
-		s.pinned.Add(int64(r.buf.Reserved()))
+		s.pinned.Add(int64(r.buf.Info().Reserved))
 		s.opened = append(s.opened, r.close)
 	}
 	return r, err

@@ -315,7 +315,7 @@ func pinOurs(ctx context.Context, p *pinner, n int) (hostMemory, func() error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, note := range b.Notes() {
+	for _, note := range b.Info().Notes {
 		if note = p.method.name + ": " + note; !slices.Contains(p.notes, note) {
 			p.notes = append(p.notes, note)
 		}

@@ -380,7 +380,7 @@ func (f *fileFixture) directIO(ctx context.Context) error {
 
 // fromPageCache registers the page cache, copies it, and unregisters it.
 func (f *fileFixture) fromPageCache(ctx context.Context) error {
-	m, err := hostmem.MapFile(ctx, f.devices[0], f.path, hostmem.MapFileOptions{Label: "bench"})
+	m, err := hostmem.MapFile(ctx, f.devices[0], f.path, hostmem.FileOptions{Label: "bench"})
 	if err != nil {
 		return err
 	}

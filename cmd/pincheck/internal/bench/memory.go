@@ -328,7 +328,7 @@ func (a *allocation) alloc(ctx context.Context) (block hostMemory, release func(
 			return nil, nil, err
 		}
 		if len(a.notes) == 0 {
-			a.notes = b.Notes()
+			a.notes = b.Info().Notes
 		}
 		return bufferMemory{b}, b.Close, nil
 	case pooled:

@@ -103,7 +103,7 @@ func onNode(node int) hostKind {
 			return nil, err
 		}
 		w.undo = append(w.undo, b.CloseContext)
-		return bufferMemory{b}, checkNode(os.DirFS("/"), b.Bytes(), node, b.Misplaced())
+		return bufferMemory{b}, checkNode(os.DirFS("/"), b.Bytes(), node, b.Info().Misplaced)
 	}
 	return k
 }

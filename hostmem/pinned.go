@@ -1,9 +1,12 @@
 package hostmem
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"math"
 	"runtime"
 	"slices"
 	"syscall"
@@ -41,7 +44,9 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 	return nil
 }
 
-// pinnedMem is the pinned memory of a buffer, a registration or a mapped file.
+// A Buffer is pinned host memory of exactly the size requested, from [Alloc], [Register] or
+// [MapFile]. Its methods may be called from any goroutine; the callers order what they do to its
+// bytes.
 //
 //	state   entered by       | who has the memory       | Bytes, copies
 //	opening open             | its goroutine            | –
@@ -50,7 +55,7 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 //	        or CloseContext  | the GPU, then one Close  |
 //	closed  a release that   | nobody                   | nil, cudart.ErrClosed
 //	        succeeded        |                          |
-type pinnedMem struct {
+type Buffer struct {
 	registrations
 	region   *pages.Region
 	pieces   []Span // spans within which copies must be, sorted
@@ -70,7 +75,7 @@ type pinnedMem struct {
 // open opens memory: pin maps and pins it. After an error nothing is registered or
 // mapped, unless the error says so. When ctx ends while a call into CUDA does not
 // return, open does, and the memory is closed when the call returns.
-func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o Options, pin func() error) error {
+func (m *Buffer) open(ctx context.Context, dev *cudart.Device, kind string, o Options, pin func() error) error {
 	start := time.Now()
 	err := checkArguments(ctx, dev)
 	if err == nil {
@@ -108,7 +113,7 @@ func (m *pinnedMem) open(ctx context.Context, dev *cudart.Device, kind string, o
 
 // acquire waits for the limits. A second call is for other memory, which takes the place of
 // the first.
-func (m *pinnedMem) acquire(ctx context.Context, request budget.Request) (err error) {
+func (m *Buffer) acquire(ctx context.Context, request budget.Request) (err error) {
 	if m.reservation != nil {
 		return m.reservation.Change(ctx, request)
 	}
@@ -117,7 +122,7 @@ func (m *pinnedMem) acquire(ctx context.Context, request budget.Request) (err er
 }
 
 // pin makes a region resident and registers it, within the limits.
-func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostRegisterFlags, o Options) error {
+func (m *Buffer) pin(ctx context.Context, r *pages.Region, flags cudart.HostRegisterFlags, o Options) error {
 	m.region, m.base, m.flags = r, unsafe.Pointer(unsafe.SliceData(r.Bytes())), flags
 	m.readOnly = flags&cudart.HostRegisterReadOnly != 0
 	m.limit = m.host.limit(pages.SystemOf(ctx).Kernel)
@@ -134,7 +139,7 @@ func (m *pinnedMem) pin(ctx context.Context, r *pages.Region, flags cudart.HostR
 
 // opened completes memory that is resident and pinned, and adds it to the ledger. start is
 // when opening began; stack is the caller's, in debug mode.
-func (m *pinnedMem) opened(start time.Time, stack string) {
+func (m *Buffer) opened(start time.Time, stack string) {
 	m.reservation.MarkResident()
 	m.n = m.region.Len()
 	for _, s := range m.spans {
@@ -152,7 +157,7 @@ func (m *pinnedMem) opened(start time.Time, stack string) {
 }
 
 // abort undoes the steps of opening.
-func (m *pinnedMem) abort(ctx context.Context, cause error) error {
+func (m *Buffer) abort(ctx context.Context, cause error) error {
 	if err := m.undo(ctx); err != nil {
 		return errors.Join(cause, err)
 	}
@@ -164,7 +169,7 @@ func (m *pinnedMem) abort(ctx context.Context, cause error) error {
 
 // undo unregisters and unmaps. Memory that stays registered stays mapped, because the
 // GPU can still access it, and counts as pinned.
-func (m *pinnedMem) undo(ctx context.Context) error {
+func (m *Buffer) undo(ctx context.Context) error {
 	r := m.region
 	if r == nil {
 		return nil
@@ -181,7 +186,7 @@ func (m *pinnedMem) undo(ctx context.Context) error {
 }
 
 // unpin unregisters and unmaps. It can be called again after an error.
-func (m *pinnedMem) unpin(ctx context.Context, r *pages.Region) error {
+func (m *Buffer) unpin(ctx context.Context, r *pages.Region) error {
 	if err := m.release(ctx); err != nil {
 		return err
 	}
@@ -202,7 +207,7 @@ func explain(err error) error {
 }
 
 // mapped returns the region, for the zero value an empty one.
-func (m *pinnedMem) mapped() *pages.Region {
+func (m *Buffer) mapped() *pages.Region {
 	if m.region == nil {
 		return new(pages.Region)
 	}
@@ -210,11 +215,11 @@ func (m *pinnedMem) mapped() *pages.Region {
 }
 
 // Len returns the size in bytes as requested. It stays the same after Close.
-func (m *pinnedMem) Len() int { return m.n }
+func (m *Buffer) Len() int { return m.n }
 
 // Bytes returns the memory, Len bytes, and nil once Close was called. The slice must not be
 // used after Close.
-func (m *pinnedMem) Bytes() []byte {
+func (m *Buffer) Bytes() []byte {
 	if m.life.Sealed() {
 		return nil
 	}
@@ -222,25 +227,62 @@ func (m *pinnedMem) Bytes() []byte {
 }
 
 // Pointer returns the address of the first byte, nil once Close was called.
-func (m *pinnedMem) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(m.Bytes())) }
+func (m *Buffer) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(m.Bytes())) }
 
-// Spans returns the registrations in order, in bytes from the start of the memory. There is
-// one, unless the memory is larger than one registration can be, or Options.Chunk has
-// requested more. CopyToDevice and CopyFromDevice split copies at their ends. Memory that is
-// not registered (see [Method]) is one span.
-func (m *pinnedMem) Spans() []Span { return slices.Clone(m.pieces) }
+// A Span is a range of a Buffer. A copy by other means than a Buffer's own must be within one span.
+type Span struct {
+	Off, Len int // bytes
+}
 
-// Notes returns, in words, what the host refused and costs speed, such as huge pages or
-// registering, options that do not apply, and what the device does differently.
-func (m *pinnedMem) Notes() []string { return slices.Concat(m.notes, m.mapped().Notes()) }
+// Spans yields the parts of n bytes at offset off that are within one registration each, in order.
+// There is one, unless the memory is larger than one registration can be, or Options.Chunk has
+// requested more. CopyToDevice and CopyFromDevice split copies in this way. Memory that is
+// not registered (see [Method]) is one span. Bytes beyond the memory are in none.
+func (m *Buffer) Spans(off, n int) iter.Seq[Span] {
+	return func(yield func(Span) bool) { yieldPieces(m.pieces, off, n, yield) }
+}
 
-// Misplaced returns, in words, why pages may reside on another NUMA node than Options.Node chose:
-// the host refused to bind them (mbind), or they were found elsewhere (move_pages). It is nil
-// if nothing of that kind was seen. Notes has the same, beside others.
-func (m *pinnedMem) Misplaced() []string { return m.mapped().Misplaced() }
+// yieldPieces yields each part of [off, off+n) that is within one of spans, which are sorted and do
+// not overlap.
+func yieldPieces(spans []Span, off, n int, yield func(Span) bool) {
+	if off < 0 || n < 0 {
+		return
+	}
+	n = min(n, math.MaxInt-off)
+	// The first span that ends after off, by binary search.
+	first, _ := slices.BinarySearchFunc(spans, off, func(s Span, off int) int {
+		return cmp.Compare(s.Off+s.Len, off+1)
+	})
+	for _, s := range spans[first:] {
+		from, to := max(off, s.Off), min(off+n, s.Off+s.Len)
+		if from >= to || !yield(Span{from, to - from}) {
+			return
+		}
+	}
+}
+
+// Info describes how memory was pinned.
+type Info struct {
+	Method   Method // how the GPU was given access
+	Reserved int    // bytes mapped, resident and pinned: of Alloc, Len rounded up to a page, and with HostAllocated up to Options.Align more
+	ReadOnly bool   // the GPU may only read it
+
+	// Notes say what the host refused and costs speed, such as huge pages or registering, which options
+	// do not apply, and what the device does differently.
+	Notes []string
+	// Misplaced says why pages may reside on another NUMA node than Options.Node chose: the host refused to
+	// bind them (mbind), or they were found elsewhere (move_pages). Notes has the same, beside others.
+	Misplaced []string
+}
+
+// Info returns how the memory was pinned. It stays the same after Close.
+func (m *Buffer) Info() Info {
+	r := m.mapped()
+	return Info{Method: m.method(), Reserved: r.Mapped(), ReadOnly: m.readOnly, Notes: slices.Concat(m.notes, r.Notes()), Misplaced: r.Misplaced()}
+}
 
 // String names the memory in messages.
-func (m *pinnedMem) String() string {
+func (m *Buffer) String() string {
 	if m.label != "" {
 		return fmt.Sprintf("%s %q of %d bytes", m.kind, m.label, m.n)
 	}
@@ -254,7 +296,7 @@ func (m *pinnedMem) String() string {
 // Errors are of a range that is not within the memory, a nil stream, [cudart.ErrClosed],
 // and CUDA's; after one of CUDA's a part of the copy may be queued, for which Close
 // waits.
-func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
+func (m *Buffer) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return m.copy(s, "copy to device", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
 	})
@@ -265,7 +307,7 @@ func (m *pinnedMem) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int
 // passed the copy the memory holds old bytes, or some of each: synchronise before
 // reading. Errors are those of CopyToDevice, and [ErrReadOnly] for memory that was
 // registered read-only.
-func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
+func (m *Buffer) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	if m.readOnly {
 		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
 	}
@@ -277,7 +319,7 @@ func (m *pinnedMem) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n i
 // Use calls queue, which queues work on s that accesses the memory by other means than
 // copies, such as a kernel: Close waits for queue, and then for the stream. write says that the
 // work writes to the memory. Errors are those of CopyFromDevice, and queue's.
-func (m *pinnedMem) Use(s *cudart.Stream, write bool, queue func() error) error {
+func (m *Buffer) Use(s *cudart.Stream, write bool, queue func() error) error {
 	if write && m.readOnly {
 		return fmt.Errorf("hostmem: use: %v: %w", m, ErrReadOnly)
 	}
@@ -286,17 +328,22 @@ func (m *pinnedMem) Use(s *cudart.Stream, write bool, queue func() error) error 
 
 // copy has one called with each part of [off, off+n) that is within one span, while Close
 // waits, and remembers the stream.
-func (m *pinnedMem) copy(s *cudart.Stream, what string, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
+func (m *Buffer) copy(s *cudart.Stream, what string, off, n int, one func(at unsafe.Pointer, skip, n int) error) error {
 	if m.region != nil && (off < 0 || n < 0 || off > m.n-n) {
 		return fmt.Errorf("hostmem: %s: %d bytes at offset %d are not all within %v", what, n, off, m)
 	}
 	return m.use(s, what, func() error {
-		return Pieces(m.pieces, off, n, func(at, n int) error { return one(unsafe.Add(m.base, at), at-off, n) })
+		for p := range m.Spans(off, n) {
+			if err := one(unsafe.Add(m.base, p.Off), p.Off-off, p.Len); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
 // use calls queue while Close waits, and remembers the stream.
-func (m *pinnedMem) use(s *cudart.Stream, what string, queue func() error) error {
+func (m *Buffer) use(s *cudart.Stream, what string, queue func() error) error {
 	var err error
 	switch {
 	case m.region == nil:
@@ -323,12 +370,12 @@ func (m *pinnedMem) use(s *cudart.Stream, what string, queue func() error) error
 //
 // After an error Close may be called again: the memory stays registered and mapped, and
 // counts as pinned, because the copies may not be done or unregistering has failed.
-func (m *pinnedMem) Close() error { return m.CloseContext(context.Background()) }
+func (m *Buffer) Close() error { return m.CloseContext(context.Background()) }
 
 // CloseContext is Close that stops waiting when ctx ends: the error wraps ctx's. It
 // returns within a second or so of that, although a call into CUDA does not: what the call
 // does counts when it returns, and other Closes wait for it.
-func (m *pinnedMem) CloseContext(ctx context.Context) error {
+func (m *Buffer) CloseContext(ctx context.Context) error {
 	err := errNilContext
 	if m.region == nil {
 		return fmt.Errorf("hostmem: close: %w", errZero)
@@ -345,7 +392,7 @@ func (m *pinnedMem) CloseContext(ctx context.Context) error {
 }
 
 // close waits for the GPU, and releases the memory.
-func (m *pinnedMem) close(ctx context.Context) error {
+func (m *Buffer) close(ctx context.Context) error {
 	start := time.Now()
 	state := "copies may be in progress"
 	err := m.fence.Wait(ctx)
