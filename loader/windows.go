@@ -89,13 +89,13 @@ type windows struct {
 	change   *change // whose outcome was not taken yet
 
 	epoch  *epoch
-	count  int               // windows that the epoch's batches have samples of
-	queued batchSet          // batches whose kernels are queued, or that were done before
-	first  int               // number of the first registered window
+	count  int                 // windows that the epoch's batches have samples of
+	queued batchSet            // batches whose kernels are queued, or that were done before
+	first  int                 // number of the first registered window
 	files  [][]*hostmem.Buffer // registered shards of the windows from first on, in the epoch's order
 	stale  []*hostmem.Buffer   // files that no batch needs any more, to be closed
-	after  cudart.Point      // the GPU may use stale before it
-	err    error             // of the last change: the epoch ends before window first+len(files)
+	after  cudart.Point        // the GPU may use stale before it
+	err    error               // of the last change: the epoch ends before window first+len(files)
 
 	// Of queue: the place of each sample's shard in the windows, its number in the shard, and the
 	// end of each shard in the lists.
@@ -105,7 +105,7 @@ type windows struct {
 // A change closes files, and then registers the shards of a window.
 type change struct {
 	stale  []*hostmem.Buffer // remaining after an error
-	after  cudart.Point    // the GPU may use stale before it
+	after  cudart.Point      // the GPU may use stale before it
 	shards []int
 	opened []*hostmem.Buffer // all of shards, or none
 	err    error
