@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -56,11 +57,19 @@ func (b *buffers) reuse(p *piece) {
 // A readAhead is a [stage.Host] of bytes from a reader.
 type readAhead struct {
 	buffers
-	readers int
-	read    readFunc
+	lanes   []lane // guarded by mu
+	section int    // the most bytes that a lane claims at once
 	// claim returns the next bytes to read, maxBytes at most; n is 0 if there are none for
-	// now. It needs mu.
+	// now. They are the first that are left: if they are past the end of the copy, all are.
+	// It needs mu.
 	claim func(maxBytes int) (off, n int)
+}
+
+// A lane is a sequence of reads, one at a time, at offsets that ascend as far as those of the claims do.
+type lane struct {
+	read    readFunc
+	claimed span // not read yet; off is where the last read ended
+	reading bool
 }
 
 // A readFunc reads n bytes at off. It returns the index in to at which they begin (skip),
@@ -71,27 +80,36 @@ type readFunc func(to []byte, off, n int) (skip, got int, err error)
 // written and two that are filled.
 const piecesPerReader, piecesPerWriter = 2, 3
 
-func newReadAhead(readers int, read readFunc, claim func(maxBytes int) (off, n int)) *readAhead {
-	r := &readAhead{buffers: buffers{free: piecesPerReader * readers}, readers: readers, read: read, claim: claim}
-	r.Callers = bounded.NewCallers(readers, r.next)
+func newReadAhead(lanes []lane, section int, claim func(maxBytes int) (off, n int)) *readAhead {
+	r := &readAhead{buffers: buffers{free: piecesPerReader * len(lanes)}, lanes: lanes, section: section, claim: claim}
+	r.Callers = bounded.NewCallers(len(lanes), r.next)
 	return r
 }
 
+// lanesOf returns lanes that share a reader.
+func lanesOf(readers int, read readFunc) []lane {
+	return slices.Repeat([]lane{{read: read}}, readers)
+}
+
+// sectionOf returns the size of one of several parts of n bytes: reading and copying overlap even if
+// there are few bytes.
+func sectionOf(n, parts int) int {
+	return min(max((n/parts+block-1)/block*block, block), scratchBytes)
+}
+
 // inOrder claims n bytes from the first one to the last one.
-func inOrder(n, parts int) func(maxBytes int) (off, n int) {
+func inOrder(n int) func(maxBytes int) (off, n int) {
 	next := 0
-	// Several pieces let reading and copying overlap even if there are few bytes.
-	size := max((n/parts+block-1)/block*block, block)
 	return func(maxBytes int) (int, int) {
 		off := next
-		next += min(size, maxBytes, n-next)
+		next += min(maxBytes, n-next)
 		return off, next - off
 	}
 }
 
 func (r *readAhead) Start(j *stage.Job) {
 	r.job = j
-	r.Callers.Start(r.readers)
+	r.Callers.Start(len(r.lanes))
 }
 
 // next returns the next call of the reader.
@@ -101,28 +119,70 @@ func (r *readAhead) next() (call func() error, done func(error)) {
 	if r.stopped || r.free == 0 {
 		return nil, nil
 	}
-	off, n := r.claim(scratchBytes)
-	if n == 0 || r.job.PastEnd(off) {
+	l := r.nextLane()
+	if l == nil {
 		return nil, nil
 	}
+	off, n := l.claimed.off, min(l.claimed.n, scratchBytes)
+	l.claimed, l.reading = span{off + n, l.claimed.n - n}, true
 	r.free--
 	p := &piece{off: off}
 	skip, got := 0, 0
 	return func() (err error) {
 			p.mem = newScratch()
-			skip, got, err = r.read(*p.mem, off, n)
+			skip, got, err = l.read(*p.mem, off, n)
 			return err
 		}, func(err error) {
 			p.bytes, p.pending = (*p.mem)[skip:skip+got], got
-			r.put(p)
+			r.put(p, l)
 			if err != nil {
 				r.job.Cut(off+got, err)
 			}
 		}
 }
 
-func (r *readAhead) put(p *piece) {
+// nextLane returns the lane that reads next: of those that have claimed bytes the one with the lowest
+// offset, else one that claims some now. It returns nil if there is nothing to read. It needs mu.
+func (r *readAhead) nextLane() (next *lane) {
+	for i := range r.lanes {
+		l := &r.lanes[i]
+		if !l.reading && r.job.PastEnd(l.claimed.off) {
+			l.claimed.n = 0
+		}
+		if !l.reading && l.claimed.n > 0 && (next == nil || l.claimed.off < next.claimed.off) {
+			next = l
+		}
+	}
+	if next != nil {
+		return next
+	}
+	off, n := r.claim(r.section)
+	if n == 0 || r.job.PastEnd(off) {
+		return nil
+	}
+	next = r.laneFor(off)
+	next.claimed = span{off, n}
+	return next
+}
+
+// laneFor returns a lane without claimed bytes: the one that is closest before off, if there is one. There
+// is a lane for each goroutine, so one is free. It needs mu.
+func (r *readAhead) laneFor(off int) (best *lane) {
+	for i := range r.lanes {
+		l := &r.lanes[i]
+		if l.reading || l.claimed.n > 0 {
+			continue
+		}
+		if best == nil || best.claimed.off > off || l.claimed.off <= off && l.claimed.off > best.claimed.off {
+			best = l
+		}
+	}
+	return best
+}
+
+func (r *readAhead) put(p *piece, l *lane) {
 	r.mu.Lock()
+	l.reading = false
 	wanted := !r.stopped && p.pending > 0
 	if wanted {
 		r.pieces = append(r.pieces, p)

@@ -1,8 +1,10 @@
 package transfer
 
 import (
+	"cmp"
 	"errors"
 	"os"
+	"slices"
 
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -54,7 +56,7 @@ type fileFeed struct {
 	next int // offset to be tried next; only the job uses it
 
 	// Guarded by readAhead.mu.
-	missed []span // not in the cache
+	missed []span // not in the cache, by ascending offset
 	run    int    // bytes that the next miss adds to skip
 	skip   int    // bytes to be read by the readers, untried
 }
@@ -67,9 +69,9 @@ const (
 	maxMiss = 256 * mib
 )
 
-func newFileFeed(readNow, read readFunc, n int) *fileFeed {
+func newFileFeed(readNow readFunc, lanes []lane, section, n int) *fileFeed {
 	feed := &fileFeed{readNow: readNow, n: n, run: minMiss}
-	feed.readAhead = newReadAhead(readers, read, feed.claim)
+	feed.readAhead = newReadAhead(lanes, section, feed.claim)
 	return feed
 }
 
@@ -89,12 +91,12 @@ func (f *fileFeed) skipMissed() {
 	n := min(f.skip, f.n-f.next)
 	f.skip = 0
 	if n > 0 {
-		f.missed = append(f.missed, span{f.next, n})
+		f.miss(span{f.next, n})
 		f.next += n
 	}
 	f.mu.Unlock()
 	if n > 0 {
-		f.Callers.Start(readers)
+		f.Callers.Start(len(f.lanes))
 	}
 }
 
@@ -123,14 +125,25 @@ func (f *fileFeed) tried(off, n int, filled bool) {
 	if filled {
 		f.run = minMiss
 	} else {
-		f.missed = append(f.missed, span{off, n})
+		f.miss(span{off, n})
 		f.skip += f.run
 		f.run = min(2*f.run, maxMiss)
 	}
 	f.mu.Unlock()
 	if !filled {
-		f.Callers.Start(readers)
+		f.Callers.Start(len(f.lanes))
 	}
+}
+
+// miss adds bytes that are not in the cache to those that are missed, in the order of their offsets:
+// workers try several pieces at once. It needs mu.
+func (f *fileFeed) miss(s span) {
+	at, _ := slices.BinarySearchFunc(f.missed, s.off, func(m span, off int) int { return cmp.Compare(m.off, off) })
+	if at > 0 && f.missed[at-1].off+f.missed[at-1].n == s.off {
+		f.missed[at-1].n += s.n
+		return
+	}
+	f.missed = slices.Insert(f.missed, at, s)
 }
 
 // claim takes bytes that were missed. It needs mu.

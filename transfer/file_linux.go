@@ -15,20 +15,25 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// reopenDirect opens a regular file once more, with the flags that it is open
-// with and O_DIRECT, if the call asks for that. It returns nil where that cannot be done:
-// among others for a file that is open for appending, where writing ignores the offset.
+// reopenDirect opens a regular file once more with O_DIRECT, if the call asks for that.
 func (c Call) reopenDirect(f *os.File, access int) (d *os.File) {
 	if !c.DirectIO {
 		return nil
 	}
+	return reopen(f, access, unix.O_DIRECT)
+}
+
+// reopen opens a regular file once more, for reading or writing, with the flags that it is open with and
+// others. It returns nil where that cannot be done: among others for a file that is open for
+// appending, where writing ignores the offset.
+func reopen(f *os.File, access, others int) (d *os.File) {
 	_ = control(f, func(fd int) error {
 		flags, _, ok := regular(fd)
 		mode := flags & unix.O_ACCMODE
 		if !ok || flags&(unix.O_APPEND|unix.O_PATH) != 0 || mode != access && mode != unix.O_RDWR {
 			return nil
 		}
-		again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+		again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags&^unix.O_ACCMODE|access|others|unix.O_CLOEXEC, 0)
 		if err == nil {
 			d = os.NewFile(uintptr(again), f.Name())
 		}
@@ -61,9 +66,40 @@ type cachedFile struct {
 	skip    int // bytes of the mapping before base
 }
 
+// A fileSystem is the type of a file system as statfs returns it; 0 is not known.
+type fileSystem uint32
+
+func fileSystemOf(f *os.File) (is fileSystem) {
+	_ = control(f, func(fd int) error {
+		var s unix.Statfs_t
+		if unix.Fstatfs(fd, &s) == nil {
+			is = fileSystem(s.Type)
+		}
+		return nil
+	})
+	return is
+}
+
+// remote are the file systems whose files a server has, or a process (FUSE): each request that does not
+// continue the one before may cost a round trip, and ends what the server or process reads ahead.
+var remote = []fileSystem{
+	unix.FUSE_SUPER_MAGIC, // gcsfuse, s3fs, hf-mount, virtiofs
+	unix.NFS_SUPER_MAGIC,
+	unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC,
+	unix.V9FS_MAGIC,
+	unix.CEPH_SUPER_MAGIC,
+	unix.AFS_SUPER_MAGIC, unix.AFS_FS_MAGIC, unix.CODA_SUPER_MAGIC,
+	0x0BD00BD0, // Lustre, whose module is not part of Linux; so are the next ones
+	0x47504653, // GPFS (Storage Scale)
+	0x19830326, // BeeGFS
+}
+
+// isRemote reports whether a file should be read in long consecutive ranges, each by a descriptor of its own.
+func (s fileSystem) isRemote() bool { return slices.Contains(remote, s) }
+
 // openCached returns n bytes at off of a file. ok is false if the file is not regular or too
 // short, or if the kernel does not report what is in the page cache.
-func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
+func openCached(f *os.File, in fileSystem, off int64, n int) (c *cachedFile, ok bool) {
 	c = &cachedFile{file: f, base: off, flags: unix.RWF_NOWAIT}
 	err := control(f, func(fd int) (err error) {
 		var s unix.Stat_t
@@ -73,8 +109,7 @@ func openCached(f *os.File, off int64, n int) (c *cachedFile, ok bool) {
 		if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size-off < int64(n) {
 			return errors.ErrUnsupported
 		}
-		var fs unix.Statfs_t
-		if unix.Fstatfs(fd, &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC {
+		if in == unix.TMPFS_MAGIC {
 			c.flags = 0
 			return nil
 		}

@@ -77,7 +77,7 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 		for _, mincore := range []bool{false, true} {
 			require.NoError(t, unix.Fadvise(int(f.Fd()), drop[0], drop[1], unix.FADV_DONTNEED))
 			r.fill(mem, make([]byte, n))
-			c, ok := openCached(f, off, n)
+			c, ok := openCached(f, fileSystemOf(f), off, n)
 			require.True(t, ok)
 			if mincore && c.mapping == nil {
 				c.mapping, c.skip, err = mapFile(int(f.Fd()), off, n, unix.PROT_READ)
@@ -86,7 +86,7 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 			feed := newFileFeed(func(to []byte, off, n int) (int, int, error) {
 				got, err := c.readNow(to[:n], off)
 				return 0, got, err
-			}, readAt(f, off), n)
+			}, lanesOf(readers, readAt(f, off)), scratchBytes, n)
 			done, err := r.c.at(n, mem).stage(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)
@@ -95,7 +95,7 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 		}
 	}
 	// Now that all is there, no other reads.
-	c, ok := openCached(f, off, n)
+	c, ok := openCached(f, fileSystemOf(f), off, n)
 	require.True(t, ok)
 	defer c.close()
 	got, err := c.readNow(make([]byte, n), 0)

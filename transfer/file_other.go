@@ -10,11 +10,19 @@ import (
 
 func (Call) reopenDirect(*os.File, int) *os.File { return nil }
 
+func reopen(*os.File, int, int) *os.File { return nil }
+
+type fileSystem uint32
+
+func fileSystemOf(*os.File) fileSystem { return 0 }
+
+func (fileSystem) isRemote() bool { return false }
+
 func notDirect(error) bool { return true }
 
 type cachedFile struct{}
 
-func openCached(*os.File, int64, int) (*cachedFile, bool) { return nil, false }
+func openCached(*os.File, fileSystem, int64, int) (*cachedFile, bool) { return nil, false }
 
 func (*cachedFile) readNow([]byte, int) (int, error) { return 0, errors.ErrUnsupported }
 

@@ -134,7 +134,7 @@ func TestFilesThatAreCachedInPart(t *testing.T) {
 				return 0, copy(to, want[off:]), nil
 			}
 			r.fill(mem, make([]byte, n))
-			feed := newFileFeed(readNow, readAt(bytes.NewReader(want), 0), n)
+			feed := newFileFeed(readNow, lanesOf(readers, readAt(bytes.NewReader(want), 0)), scratchBytes, n)
 			done, err := r.c.at(n, mem).stage(t.Context(), stage.Copy{N: n, Host: feed})
 			require.NoError(t, err)
 			require.Equal(t, n, done)

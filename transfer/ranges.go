@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math"
 	"os"
 	"sort"
+	"sync"
 
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer/internal/stage"
@@ -285,22 +287,28 @@ func (p target) uploadRanges(ctx context.Context, r *Ranges, off int64, n int) (
 
 // stageRanges copies n bytes that ranges have, in the quickest way that all of their readers offer.
 func (p target) stageRanges(ctx context.Context, r *Ranges, from, n int) (int, error) {
+	files, rest := r.files(p.call, from, n)
+	defer files.close()
+	return p.stageFiles(ctx, r, files, rest, from, n)
+}
+
+func (p target) stageFiles(ctx context.Context, r *Ranges, files *rangeFiles, rest bool, from, n int) (int, error) {
 	at := func(read readFunc) readFunc {
 		return func(to []byte, off, n int) (int, int, error) { return read(to, from+off, n) }
 	}
-	files, rest := r.files(p.call, from, n)
-	defer files.close()
-	read := at(r.read(readerAt(ctx)))
+	read := func(own *ownFiles) readFunc { return at(r.read(own.readerAt(ctx))) }
 	switch {
-	case !rest && len(files) == 0:
+	case !rest && len(files.list) == 0:
 		nonTemporal := n <= stage.MaxNonTemporal
-		return p.stage(ctx, stage.Copy{N: n, NonTemporal: nonTemporal, Host: newFileFeed(at(r.read(readMemory(nonTemporal))), nil, n)})
+		return p.stage(ctx, stage.Copy{N: n, NonTemporal: nonTemporal, Host: newFileFeed(at(r.read(readMemory(nonTemporal))), nil, 0, n)})
 	case files.direct():
-		return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, at(r.readDirect(ctx, files)), inOrder(n, 2*readers))})
+		read = func(own *ownFiles) readFunc { return at(r.readDirect(ctx, own)) }
 	case !rest && files.openCached():
-		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), read, n), Kernel: true})
+		lanes, section := files.lanes(n, scratchBytes, read)
+		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), lanes, section, n), Kernel: true})
 	}
-	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(readers, read, inOrder(n, 2*readers))})
+	lanes, section := files.lanes(n, sectionOf(n, 2*readers), read)
+	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(lanes, section, inOrder(n))})
 }
 
 // readMemory returns a rangeReader of readers that have their bytes in memory.
@@ -320,10 +328,14 @@ func readMemory(nonTemporal bool) rangeReader {
 }
 
 // rangeFiles are the files of ranges.
-type rangeFiles map[*os.File]*rangeFile
+type rangeFiles struct {
+	list map[*os.File]*rangeFile
+	own  []*ownFiles // of lanes
+}
 
 // A rangeFile is a file, and the part of it that ranges are of.
 type rangeFile struct {
+	in       fileSystem
 	off, end int64
 	direct   *os.File // opened with O_DIRECT; nil if the call does not ask for it, or it cannot be
 	cached   *cachedFile
@@ -331,8 +343,8 @@ type rangeFile struct {
 
 // files returns the files of the ranges that n bytes at off are of. rest reports whether some of
 // these ranges are neither of files nor of memory.
-func (r *Ranges) files(call Call, off, n int) (files rangeFiles, rest bool) {
-	files = rangeFiles{}
+func (r *Ranges) files(call Call, off, n int) (files *rangeFiles, rest bool) {
+	files = &rangeFiles{list: map[*os.File]*rangeFile{}}
 	first, last := sort.SearchInts(r.ends, off+1), sort.SearchInts(r.ends, off+n)
 	var before *os.File
 	var at *rangeFile
@@ -344,19 +356,22 @@ func (r *Ranges) files(call Call, off, n int) (files rangeFiles, rest bool) {
 			continue
 		}
 		if f != before { // there are many ranges of few files
-			before, at = f, files[f]
+			before, at = f, files.list[f]
 		}
 		if at == nil {
-			at = &rangeFile{off: g.Off, end: g.last(), direct: call.reopenDirect(f, os.O_RDONLY)}
-			files[f] = at
+			at = &rangeFile{in: fileSystemOf(f), off: g.Off, end: g.last(), direct: call.reopenDirect(f, os.O_RDONLY)}
+			files.list[f] = at
 		}
 		at.off, at.end = min(at.off, g.Off), max(at.end, g.last())
 	}
 	return files, rest
 }
 
-func (f rangeFiles) close() {
-	for _, file := range f {
+func (f *rangeFiles) close() {
+	for _, own := range f.own {
+		own.close()
+	}
+	for _, file := range f.list {
 		if file.direct != nil {
 			file.direct.Close()
 		}
@@ -367,8 +382,8 @@ func (f rangeFiles) close() {
 }
 
 // direct reports whether a file is read without the page cache.
-func (f rangeFiles) direct() bool {
-	for _, file := range f {
+func (f *rangeFiles) direct() bool {
+	for _, file := range f.list {
 		if file.direct != nil {
 			return true
 		}
@@ -377,9 +392,9 @@ func (f rangeFiles) direct() bool {
 }
 
 // openCached reports whether the kernel says of each file what is in the page cache.
-func (f rangeFiles) openCached() (ok bool) {
-	for opened, file := range f {
-		if file.cached, ok = openCached(opened, file.off, int(file.end-file.off)); !ok {
+func (f *rangeFiles) openCached() (ok bool) {
+	for opened, file := range f.list {
+		if file.cached, ok = openCached(opened, file.in, file.off, int(file.end-file.off)); !ok {
 			file.cached = nil
 			return false
 		}
@@ -389,12 +404,12 @@ func (f rangeFiles) openCached() (ok bool) {
 
 // readNow is a rangeReader of the page cache, and of memory. It returns stage.ErrNotReady if some of the
 // bytes are not there.
-func (f rangeFiles) readNow(r io.ReaderAt, to []byte, off int64) (got int, err error) {
+func (f *rangeFiles) readNow(r io.ReaderAt, to []byte, off int64) (got int, err error) {
 	opened, ok := r.(*os.File)
 	if !ok {
 		return readMemory(false)(r, to, off)
 	}
-	file := f[opened]
+	file := f.list[opened]
 	got, err = file.cached.readNow(to, int(off-file.off))
 	if err == nil && got < len(to) { // the file was truncated meanwhile
 		err = errSourceEnded
@@ -402,17 +417,124 @@ func (f rangeFiles) readNow(r io.ReaderAt, to []byte, off int64) (got int, err e
 	return got, err
 }
 
+// lanes returns the lanes that read n bytes, and the size of their sections. Lanes share the descriptors
+// of files, and read sections of that size. If a file is on a remote file system they read long
+// sections instead, each lane by descriptors of its own, but for bytes that are one section.
+func (f *rangeFiles) lanes(n, section int, read func(*ownFiles) readFunc) ([]lane, int) {
+	remote := false
+	for _, file := range f.list {
+		remote = remote || file.in.isRemote()
+	}
+	if !remote {
+		return lanesOf(readers, read(&ownFiles{files: f.list})), section
+	}
+	lanes := make([]lane, min(max(n/minMiss, 1), readers))
+	for i := range lanes {
+		own := &ownFiles{files: f.list, reopens: len(lanes) > 1}
+		f.own = append(f.own, own)
+		lanes[i].read = read(own)
+	}
+	return lanes, min(max((n+len(lanes)-1)/len(lanes), minMiss), maxMiss)
+}
+
+// ownFiles has the descriptors of files that a lane does not share with others.
+type ownFiles struct {
+	files   map[*os.File]*rangeFile
+	reopens bool // remote files
+
+	mu     sync.Mutex
+	again  map[*os.File]*os.File // the lane's own descriptor of a file, nil if there is none
+	closed bool
+}
+
+// maxOwn is the number of descriptors of a lane.
+const maxOwn = 4
+
+// of returns the descriptor by which to read a file, and whether it is without the page cache. It may block.
+func (o *ownFiles) of(f *os.File) (d *os.File, direct bool) {
+	file := o.files[f]
+	if file == nil {
+		return f, false
+	}
+	direct = file.direct != nil
+	if o.reopens && file.in.isRemote() {
+		if d = o.reopen(f, direct); d != nil {
+			return d, direct
+		}
+	}
+	return cmp.Or(file.direct, f), direct
+}
+
+func (o *ownFiles) reopen(f *os.File, direct bool) *os.File {
+	o.mu.Lock()
+	d, ok := o.again[f]
+	o.mu.Unlock()
+	if ok {
+		return d
+	}
+	if direct {
+		d = Call{DirectIO: true}.reopenDirect(f, os.O_RDONLY)
+	} else {
+		d = reopen(f, os.O_RDONLY, 0)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.again) >= maxOwn || o.closed { // the copy may have been abandoned meanwhile
+		o.closeAll()
+	}
+	if o.closed && d != nil {
+		d.Close()
+		return nil
+	}
+	if o.again == nil {
+		o.again = map[*os.File]*os.File{}
+	}
+	o.again[f] = d
+	return d
+}
+
+// closeAll needs mu.
+func (o *ownFiles) closeAll() {
+	for _, d := range o.again {
+		if d != nil {
+			d.Close()
+		}
+	}
+	clear(o.again)
+}
+
+func (o *ownFiles) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	o.closeAll()
+}
+
+// readerAt returns a rangeReader by the descriptors. It begins no call when ctx has ended.
+func (o *ownFiles) readerAt(ctx context.Context) rangeReader {
+	one := readerAt(ctx)
+	return func(r io.ReaderAt, to []byte, off int64) (int, error) {
+		if f, ok := r.(*os.File); ok && ctx.Err() == nil {
+			r, _ = o.of(f)
+		}
+		return one(r, to, off)
+	}
+}
+
 // readDirect returns a function that reads files without the page cache. Only parts that begin and end
 // behind a seam of ranges are copied once more by the CPU.
-func (r *Ranges) readDirect(ctx context.Context, files rangeFiles) readFunc {
+func (r *Ranges) readDirect(ctx context.Context, own *ownFiles) readFunc {
 	blocks := func(from io.ReaderAt, to []byte, off int64, n int) (skip, got int, err error) {
 		if ctx.Err() != nil {
 			return 0, 0, bounded.Ended(ctx)
 		}
 		cached := readAt(from, off)
-		opened, _ := from.(*os.File)
-		if file := files[opened]; file != nil && file.direct != nil {
-			return readBlocks(file.direct.ReadAt, off, cached)(to, 0, n)
+		if opened, ok := from.(*os.File); ok {
+			d, direct := own.of(opened)
+			if direct {
+				return readBlocks(d.ReadAt, off, cached)(to, 0, n)
+			}
+			cached = readAt(d, off)
 		}
 		return cached(to, 0, n)
 	}

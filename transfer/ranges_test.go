@@ -305,7 +305,7 @@ func TestOnlyRangesThatAreCopiedAreOpened(t *testing.T) {
 	require.NoError(t, err)
 	files := func(off, n int) (int, bool) {
 		files, rest := r.files(Call{}, off, n)
-		return len(files), rest
+		return len(files.list), rest
 	}
 	for at, want := range []struct {
 		off, n, files int

@@ -17,9 +17,11 @@ import (
 
 // UploadFrom copies n bytes from offset off of r to the device. It returns the number of
 // bytes, from the first on, that arrived. r is read by several goroutines at once, as io.ReaderAt
-// allows; a file is read with pread. A reader that ends early is
-// io.ErrUnexpectedEOF, with what it had on the device. When ctx ends, no further
-// ReadAt begins, and one that runs may outlast the call.
+// allows; a file is read with pread. Of a file on a network or in user space (NFS, SMB, Ceph, Lustre, FUSE
+// and others) each goroutine reads a long section of 8 MiB to 256 MiB from its start to its end, by a
+// descriptor that it opens through /proc/self/fd; 8 MiB or less are read by one goroutine, in order.
+// A reader that ends early is io.ErrUnexpectedEOF, with what it had on the device. When ctx ends,
+// no further ReadAt begins, and one that runs may outlast the call.
 func (v *View) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
 	return v.get().at(n, dst).uploadFrom(ctx, r, off, n)
 }
@@ -162,7 +164,7 @@ func (p target) uploadNext(ctx context.Context, r io.Reader, n int) (int, error)
 		got, err = readFull(ctx, r, to[:n])
 		return 0, got, err
 	}
-	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(1, read, inOrder(n, 4))})
+	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(lanesOf(1, read), sectionOf(n, 4), inOrder(n))})
 }
 
 // A readSeekerAt can be read at any offset, and has a position of its own.
