@@ -22,7 +22,11 @@ type Mismatch struct {
 
 // String returns the mismatch in one line.
 func (m Mismatch) String() string {
-	return m.Case.String() + ": " + m.Difference.describe(m.SizeBytes)
+	s := m.Case.String() + ": " + m.Difference.describe(m.SizeBytes)
+	if m.Path == PathPeer && m.Cause != CauseOverrun {
+		s += "; if other paths are right, the path between the GPUs loses them: an IOMMU that translates (iommu=pt ends that) or access control (ACS) of a PCI Express bridge"
+	}
+	return s
 }
 
 // A Cause classifies a mismatch by its bytes. Empty stands for an unknown one.

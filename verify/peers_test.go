@@ -79,6 +79,24 @@ func TestTripsByAnotherDevice(t *testing.T) {
 	}
 }
 
+// Direct copies in one direction are lost, and succeed: round trips from GPU to GPU show it, and name what
+// does that. A Fanout takes another way.
+func TestADirectPathThatLosesBytes(t *testing.T) {
+	t.Parallel()
+	for _, lost := range [][2]int{{0, 2}, {2, 0}} {
+		_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4), LostPeerCopies: [][2]int{lost}})
+		other, err := dev.Runtime().Device(2)
+		require.NoError(t, err)
+		r, err := Run(t.Context(), dev, Plan{Peer: other, Paths: withPeers, Sizes: []int{1, 4097}, NoStale: true})
+		require.NoError(t, err)
+		require.ErrorIs(t, r.Err(), ErrMismatch)
+		for _, p := range r.Paths {
+			require.Equal(t, p.Path == PathPeer, p.MismatchCount > 0, "%v: %s", lost, p.Path)
+		}
+		require.Contains(t, r.Mismatches[0].String(), "the path between the GPUs loses them: an IOMMU that translates (iommu=pt ends that) or access control (ACS)")
+	}
+}
+
 // The same on real GPUs.
 func TestTripsByAnotherDeviceOfTheMachine(t *testing.T) {
 	if !testgpu.Real() {

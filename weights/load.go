@@ -45,6 +45,9 @@ type LoadOptions struct {
 	// on disks and networks that no process has mapped; other systems remove none. A page
 	// that stays is no error.
 	DropCache bool
+	// NoPeers makes no copies from device to device: see [transfer.Options]. Without it, direct
+	// paths are proved once, and those that lose bytes are left out.
+	NoPeers bool
 }
 
 // Load copies the plan's tensors from their files to the memory of devices. memory has an
@@ -168,7 +171,7 @@ func (l *loading) run(q *queue) {
 		l.fail(q, 0, bounded.Ended(l.ctx))
 		return
 	}
-	fanout, err := transfer.NewFanout(l.ctx, q.devices, transfer.Options{})
+	fanout, err := transfer.NewFanout(l.ctx, q.devices, transfer.Options{NoPeers: l.o.NoPeers})
 	if err != nil {
 		l.fail(q, 0, cause(err))
 		return

@@ -247,7 +247,7 @@ func (e *examination) together(ctx context.Context) error {
 	r.Steps = steps
 	reply, err := e.p.Device(ctx, r, e.shown.together)
 	e.change(func(r *report.Result) {
-		e.facts.Together = reply.Together
+		e.facts.Together, e.facts.PeerPaths = reply.Together, reply.PeerPaths
 		r.Errors = append(append(r.Errors, reply.Errors...), reply.Facts.Errors...)
 		if !reply.Probe.State.Ended() {
 			e.facts.Probes = append(e.facts.Probes, reply.Probe)

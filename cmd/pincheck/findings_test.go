@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/peers"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -159,6 +161,23 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 	assert.Contains(t, got.stdout, "2 Simulated GPU  ")
 }
 
+// One direction of one pair among four GPUs loses what is copied, and every call succeeds.
+func TestAPathBetweenGPUsThatLosesBytes(t *testing.T) {
+	t.Parallel()
+	needsSim(t)
+	for _, lost := range [][2]int{{0, 1}, {3, 1}} { // the round trips of GPU 0 go by GPU 1, and none by 3 to 1
+		sys := on(t, "h200-vm")
+		sys.open = opening(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4), LostPeerCopies: [][2]int{lost}})
+		got := call(t, sys, "--quiet")
+		assert.Equal(t, exitProblems, got.code)
+		assert.Contains(t, got.stdout, "[peer_path_loses_bytes]")
+		text := strings.Join(strings.Fields(got.stdout), " ")
+		assert.Contains(t, text, fmt.Sprintf("copies from GPU %d to GPU %d lose bytes, without an error", lost[0], lost[1]))
+		assert.Contains(t, text, fmt.Sprintf("16384 of 16384 bytes that GPU %d copied to GPU %d did not arrive", lost[0], lost[1]))
+		assert.NotContains(t, got.stdout, "[wrong_bytes]")
+	}
+}
+
 // Two GPUs are also measured at once, after each alone, and only for bandwidth.
 func TestAllGPUsAtOnce(t *testing.T) {
 	t.Parallel()
@@ -172,6 +191,7 @@ func TestAllGPUsAtOnce(t *testing.T) {
 	assert.True(t, r.Together.Complete)
 	assert.Len(t, r.Together.Series, 6)
 	assert.Empty(t, r.Together.Errors)
+	assert.Equal(t, []doctor.PeerPath{{From: 0, To: 1, ProofBytes: peers.ProofBytes}, {From: 1, To: 0, ProofBytes: peers.ProofBytes}}, r.PeerPaths)
 	for _, f := range r.Findings {
 		assert.NotEqual(t, "slow_together", f.ID, "the simulated links share nothing")
 	}

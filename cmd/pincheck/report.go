@@ -66,7 +66,7 @@ func (s *session) all(ctx context.Context, quick bool) error {
 	err := s.bench(ctx, s.sys.experiments, measure.Options{Quick: quick}, true)
 	// The facts are now those after the experiments, without what the check found.
 	s.change(func(r *report.Result) {
-		r.Probes, r.NVML, r.Together = append(checked.Probes, r.Probes...), checked.NVML, checked.Together
+		r.Probes, r.NVML, r.Together, r.PeerPaths = append(checked.Probes, r.Probes...), checked.NVML, checked.Together, checked.PeerPaths
 		r.Processes = checked.Processes
 		for i := range r.Devices {
 			for _, c := range checked.Devices {

@@ -2,14 +2,17 @@ package doctor
 
 import (
 	"fmt"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"slices"
+	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
+	"github.com/gopinned/pinned/verify"
 )
 
 // byteChecks judge whether the bytes arrived.
 var byteChecks = []Check{
+	{ID: "peer_path_loses_bytes", Host: lostBetweenGPUs},
 	{ID: "wrong_bytes", Host: corruptedTogether, Device: corruptedBytes},
 	{ID: "failed_round_trips", Device: failedRoundTrips},
 	{ID: "skipped_round_trips", Device: skippedRoundTrips},
@@ -22,8 +25,69 @@ func (d *Device) proved() bool {
 	return v != nil && (v.Cases > 0 || v.VerifiedBytes > 0) && v.Cases+v.FailureCount+v.SkippedCases >= v.CasesPlanned
 }
 
+// lostBetweenGPUs finds direct paths between GPUs that lose bytes: of those that were proved, and of round
+// trips whose only wrong bytes are of copies from GPU to GPU.
+func lostBetweenGPUs(f *Facts) []Finding {
+	var out Finding
+	var lost []string
+	at := map[int]bool{}
+	for _, p := range f.PeerPaths {
+		if p.LostBytes > 0 {
+			lost = append(lost, fmt.Sprintf("from GPU %d to GPU %d", p.From, p.To))
+			out.Evidence = append(out.Evidence, fmt.Sprintf("%d of %d bytes that GPU %d copied to GPU %d did not arrive, and the copy succeeded", p.LostBytes, p.ProofBytes, p.From, p.To))
+			at[p.From], at[p.To] = true, true
+		}
+	}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		if d.Verify == nil || !onlyPeerPaths(d.Verify) {
+			continue
+		}
+		at[d.Ordinal] = true
+		if len(f.PeerPaths) == 0 {
+			lost = append(lost, fmt.Sprintf("between GPU %d and another GPU", d.Ordinal))
+		}
+		for _, m := range d.Verify.Mismatches[:min(len(d.Verify.Mismatches), 1)] {
+			out.Evidence = append(out.Evidence, fmt.Sprintf("GPU %d: %v", d.Ordinal, m))
+		}
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	out.Summary = "copies " + strings.Join(lost[:min(len(lost), 3)], ", ") + " lose bytes, without an error"
+	if len(lost) > 3 {
+		out.Summary = fmt.Sprintf("%d of %d paths between GPUs lose bytes, without an error", len(lost), len(f.PeerPaths))
+	}
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		if pci, ok := f.pci(d); ok && at[d.Ordinal] && strings.HasPrefix(pci.IOMMU, "DMA") {
+			out.because = "translated"
+			out.Evidence = append(out.Evidence, fmt.Sprintf("the IOMMU translates the accesses of GPU %d (iommu_group/type is %s)", d.Ordinal, pci.IOMMU))
+		}
+	}
+	switch {
+	case out.because != "":
+	case f.Host != nil && f.Host.Virt.VM:
+		out.because = "guest"
+	default:
+		out.because = "acs"
+	}
+	return finding(out)
+}
+
+// onlyPeerPaths reports whether round trips brought wrong bytes back, and only those through another GPU.
+func onlyPeerPaths(v *verify.Report) bool {
+	others := v.MismatchCount
+	for _, p := range v.Paths {
+		if p.Path == verify.PathPeer || p.Path == verify.PathFanout {
+			others -= p.MismatchCount
+		}
+	}
+	return v.MismatchCount > 0 && others == 0 && (v.Stale == nil || v.Stale.BadAfter == 0)
+}
+
 func corruptedBytes(_ *Facts, d *Device) (out []Finding) {
-	if v := d.Verify; v != nil {
+	if v := d.Verify; v != nil && !onlyPeerPaths(v) {
 		stale := v.Stale != nil && v.Stale.BadAfter > 0
 		if v.MismatchCount > 0 || stale {
 			f := Finding{Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases)}

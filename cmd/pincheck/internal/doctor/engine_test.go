@@ -534,6 +534,35 @@ var troubles = []trouble{
 			f.Devices[i].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
 		}
 	}, also: []string{"slow_together"}},
+	{id: "peer_path_loses_bytes", change: func(f *Facts) {
+		apart(f)
+		f.Host.Virt = hostinfo.Virt{}
+		f.PeerPaths = []PeerPath{{From: 0, To: 1, ProofBytes: 16384}, {From: 1, To: 0, ProofBytes: 16384, LostBytes: 16384}}
+	}, says: "copies from GPU 1 to GPU 0 lose bytes, without an error"},
+	{id: "peer_path_loses_bytes", change: func(f *Facts) { // each of the pairs, and the IOMMU is why
+		apart(f)
+		for i := range f.Host.GPUs {
+			f.Host.GPUs[i].IOMMU = "DMA-FQ"
+		}
+		for from := range 2 {
+			for to := range 4 {
+				f.PeerPaths = append(f.PeerPaths, PeerPath{From: from, To: to, ProofBytes: 16384, LostBytes: 1})
+			}
+		}
+	}, says: "iommu=pt"},
+	{id: "peer_path_loses_bytes", change: func(f *Facts) { // round trips through another GPU, and no others
+		f.Host.Virt = hostinfo.Virt{VM: true}
+		v := f.Devices[0].Verify
+		v.MismatchCount = 3
+		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 3})
+		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPeer, SizeBytes: 64}}}
+	}, says: "ask whoever runs the host"},
+	{id: "wrong_bytes", change: func(f *Facts) { // also through another GPU
+		v := f.Devices[0].Verify
+		v.MismatchCount = 3
+		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 2}, verify.PathReport{Path: verify.PathPinned, Cases: 9, MismatchCount: 1})
+		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPinned, SizeBytes: 64}}}
+	}},
 	{id: "wrong_bytes", change: func(f *Facts) {
 		apart(f)
 		allAtOnce(f, 55, 55, 55, 55)

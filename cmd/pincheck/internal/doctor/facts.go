@@ -54,6 +54,19 @@ type Facts struct {
 	Stopped string `json:"stopped,omitempty"`
 	// Together is what the copies of all devices at once reached: see bench.Together.
 	Together *result.Bench `json:"together,omitempty"`
+	// PeerPaths are the direct paths between GPUs, each proved by a copy that was read back through the host.
+	PeerPaths []PeerPath `json:"peer_paths,omitempty"`
+}
+
+// PeerPath is a direct path from the memory of one GPU to that of another.
+type PeerPath struct {
+	From int `json:"from"` // ordinals
+	To   int `json:"to"`
+	// ProofBytes is the size of the copy that proves the path, and LostBytes how many of them did not arrive.
+	ProofBytes int `json:"proof_bytes"`
+	LostBytes  int `json:"lost_bytes"`
+	// Error is why nothing is known of the path.
+	Error string `json:"error,omitempty"`
 }
 
 // Opening is a failure to start CUDA.

@@ -20,6 +20,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/peers"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/verify"
 )
@@ -67,6 +68,8 @@ type Device struct {
 	Facts doctor.Device `json:"facts"`
 	// Together has the measurements of the step of this name.
 	Together *result.Bench `json:"together,omitempty"`
+	// PeerPaths are those between the devices of this step.
+	PeerPaths []doctor.PeerPath `json:"peer_paths,omitempty"`
 	// Errors are those of releasing what was used.
 	Errors []string `json:"errors,omitempty"`
 	// Probe is how the examination ended. Its state is empty while it runs.
@@ -554,7 +557,45 @@ func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request
 			d.Together = b
 		}
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	return provePeers(ctx, devices, e)
+}
+
+// provePeers proves every direct path between the devices, in both directions.
+func provePeers(ctx context.Context, devices []*cudart.Device, e *examination) error {
+	var prover peers.Prover
+	for _, from := range devices {
+		for _, to := range devices {
+			if from == to {
+				continue
+			}
+			can, err := from.CanAccessPeer(to)
+			if err == nil && !can {
+				continue
+			}
+			path := doctor.PeerPath{From: from.Ordinal(), To: to.Ordinal(), ProofBytes: peers.ProofBytes}
+			if err == nil {
+				path.LostBytes, err = provePath(ctx, &prover, from, to)
+			}
+			if err != nil {
+				path.Error = err.Error()
+			}
+			if ctx.Err() == nil {
+				e.update(func(d *Device) { d.PeerPaths = append(d.PeerPaths, path) })
+			}
+		}
+	}
+	return prover.Release(ctx)
+}
+
+func provePath(ctx context.Context, prover *peers.Prover, from, to *cudart.Device) (lost int, err error) {
+	if err := from.EnablePeerAccess(to); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, from.DisablePeerAccess(to)) }()
+	return prover.Prove(ctx, peers.Path{From: from, To: to})
 }
 
 // peerOf returns the device through which round trips with dev go, or nil. See Request.Peers.

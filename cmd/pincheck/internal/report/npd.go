@@ -44,7 +44,7 @@ func NPD(r *Result) (message string, status int) {
 		return npdLine("no NVIDIA GPU on the PCI bus of this host"), NPDUnknown
 	}
 	// What an incomplete run found may come from being incomplete, but for wrong bytes.
-	if slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "wrong_bytes" }) {
+	if slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "wrong_bytes" || f.ID == "peer_path_loses_bytes" }) {
 		return npdLine(worstLine(r)), NPDNotOK
 	}
 	if r.Stopped != "" {
