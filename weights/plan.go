@@ -103,50 +103,32 @@ func (p Part) check() error {
 	return nil
 }
 
-// first returns the byte of the tensor behind the first row of the part.
-func (p Part) first() int {
+// row returns the number of bytes from byte i of the part on, where a row begins, that are neighbours.
+func (p Part) row(i int) int {
 	if p.Row == 0 {
-		return p.From + p.Size
+		return p.Size - i
 	}
-	return p.From + min(p.Row, p.Size)
+	return min(p.Row, p.Size-i)
 }
 
-// follows reports whether a part is behind last: as bytes, or as columns of which the first ones are those
-// of first. Parts of a tensor do not overlap if each of them follows the one before.
-func (p Part) follows(first, last Part) bool {
-	if p.From < last.first() || p.Row > 0 != (first.Row > 0) {
-		return false
-	}
-	return p.Row == 0 || p.Stride == first.Stride && p.first() <= first.From+first.Stride
-}
-
-// overlaps reports whether two parts have a byte in common.
+// overlaps reports whether a part has a byte in common with another one of the tensor, q, which begins
+// with p or behind it.
 func (p Part) overlaps(q Part) bool {
-	if p.Tensor != q.Tensor || p.Size == 0 || q.Size == 0 || p.end() <= q.From || q.end() <= p.From {
-		return false
-	}
-	if p.Row == 0 && q.Row == 0 {
-		return true
-	}
-	if p.Row == 0 || q.Row > 0 && p.Size/p.Row > q.Size/q.Row {
-		p, q = q, p
-	}
-	for i := 0; i < p.Size; i += p.Row { // each row of p is a range
-		if from := p.at(i); q.hasSome(from, from+min(p.Row, p.Size-i)) {
-			return true
+	i, end := 0, q.Size
+	if p.Row > 0 {
+		i = (q.From - p.From) / p.Stride * p.Row // the last row that begins with q or before it
+		if p.Stride == q.Stride {
+			end = q.row(0) // the other rows are to those of p as the first one
 		}
 	}
-	return false
-}
-
-// hasSome reports whether the part has some of the bytes in [from, to) of the tensor.
-func (p Part) hasSome(from, to int) bool {
-	if p.Row == 0 {
-		return p.From < to && from < p.From+p.Size
-	}
-	row := max(from-p.From, 0) / p.Stride // the first one that may end behind from
-	for i := row * p.Row; i < p.Size && p.at(i) < to; i += p.Row {
-		if p.at(i)+min(p.Row, p.Size-i) > from {
+	for j := 0; i < p.Size && j < end; {
+		n, m := p.row(i), q.row(j)
+		switch {
+		case p.at(i)+n <= q.at(j):
+			i += n
+		case q.at(j)+m <= p.at(i):
+			j += m
+		default:
 			return true
 		}
 	}
@@ -292,14 +274,14 @@ func planShares(shares []Share, align int) (*Plan, error) {
 	shares = slices.Clone(shares)
 	slices.SortFunc(shares, func(s, t Share) int { return cmp.Or(files.compare(s.Part, t.Part), cmp.Compare(s.Device, t.Device)) })
 
-	devices, chains := map[int]*DevicePlan{}, map[int]*chain{}
+	devices, placed := map[int]*DevicePlan{}, map[int]*placedParts{}
 	for _, s := range shares {
 		d := devices[s.Device]
 		if d == nil {
 			d = &DevicePlan{Device: s.Device}
-			devices[s.Device], chains[s.Device] = d, &chain{}
+			devices[s.Device], placed[s.Device] = d, &placedParts{}
 		}
-		if !chains[s.Device].add(s.Part) && slices.ContainsFunc(d.last(s.Tensor), func(p Placed) bool { return p.overlaps(s.Part) }) {
+		if !placed[s.Device].add(s.Part) {
 			return nil, fmt.Errorf("tensor %s of %s is there twice for device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
 		}
 		padding := -d.Bytes & (align - 1)
@@ -316,34 +298,35 @@ func planShares(shares []Share, align int) (*Plan, error) {
 	return p, nil
 }
 
-// last returns the parts of the tensor that was placed last.
-func (d *DevicePlan) last(t *Tensor) []Placed {
-	from := len(d.Tensors)
-	for from > 0 && d.Tensors[from-1].Tensor == t {
-		from--
+// placedParts are the parts of one tensor on a device, in the order of their first bytes.
+type placedParts struct {
+	parts    []Part
+	anywhere bool // some part does not follow the one before
+}
+
+// add adds the next part, and reports whether it overlaps none of those before. Only parts that do not
+// follow one another are compared with each: a tensor may have 100,000 rows or columns that do.
+func (d *placedParts) add(p Part) bool {
+	n := len(d.parts)
+	if n > 0 && d.parts[0].Tensor != p.Tensor {
+		*d, n = placedParts{}, 0
 	}
-	return d.Tensors[from:]
-}
-
-// A chain has the parts of one tensor on a device, in the order of their first bytes, as long as each of
-// them follows the one before.
-type chain struct {
-	first, last Part
-	broken      bool
-}
-
-// add reports whether the part overlaps none of those before for certain.
-func (c *chain) add(p Part) bool {
-	switch {
-	case p.Size == 0:
+	if p.Size == 0 {
 		return true
-	case c.first.Tensor != p.Tensor:
-		*c = chain{first: p}
-	case c.broken || !p.follows(c.first, c.last):
-		c.broken = true
 	}
-	c.last = p
-	return !c.broken
+	d.anywhere = d.anywhere || n > 0 && !p.follows(d.parts[0], d.parts[n-1])
+	apart := !d.anywhere || !slices.ContainsFunc(d.parts, func(q Part) bool { return q.overlaps(p) })
+	d.parts = append(d.parts, p)
+	return apart
+}
+
+// follows reports whether a part is behind last: as bytes, or as columns of which the first ones are those
+// of first. Parts of a tensor do not overlap if each of them follows the one before.
+func (p Part) follows(first, last Part) bool {
+	if p.From < last.From+last.row(0) || p.Row > 0 != (first.Row > 0) {
+		return false
+	}
+	return p.Row == 0 || p.Stride == first.Stride && p.From+p.row(0) <= first.From+first.Stride
 }
 
 // Reads returns the reads that fetch the plan's tensors, in the order of the files and of their
