@@ -27,17 +27,27 @@
 // core, and 360 MB.
 //
 // The rules are those of the formats' descriptions and of the reference readers,
-// huggingface/safetensors and ggml. Stricter than the readers: in a safetensors header
-// no key that has a meaning appears twice, tensors have at most 64
-// dimensions, and values are nested at most 10,000 levels deep; a GGUF header has at
-// most 100 MB, a key at most 65535 bytes, a bool is 0 or 1, and a shape with a 0 is refused
-// if the product of the dimensions outside of the 0 exceeds math.MaxInt; names of tensors are
-// UTF-8, not empty, and without zero bytes. More lenient: GGUF's version 1 is read,
-// its tensors may have names of more than 63 bytes, and be listed in any order, and the padding behind
-// the last tensor may be missing.
-// Keys of a tensor's entry that safetensors does not have are ignored, as its reader
-// does. Big-endian GGUF files are refused, because a GPU could not use their tensors
-// as they are.
+// huggingface/safetensors and ggml. Stricter than these readers:
+//   - names of tensors are UTF-8, not empty, and without zero bytes;
+//   - in a safetensors header no key that has a meaning appears twice, tensors have at most 64
+//     dimensions, and values are nested at most 10,000 levels deep;
+//   - a GGUF header has at most 100 MB, a key at most 65535 bytes, and a bool is 0 or 1;
+//   - a GGUF tensor without elements is refused if the product of the dimensions outside of the 0
+//     exceeds [math.MaxInt];
+//   - big-endian GGUF files are refused, because a GPU could not use their tensors as they are;
+//   - the weight_map of an index has no key twice, and each tensor is in the file that it names.
+//
+// More lenient:
+//   - white space may precede the { of a safetensors header: the reader accepts it, the format's
+//     description does not;
+//   - keys of a safetensors tensor's entry that the format does not have are ignored, as its reader
+//     does;
+//   - GGUF's version 1 is read, GGUF tensors may have names of more than 63 bytes and be listed in any
+//     order, and the padding behind the last tensor may be missing.
+//
+// Different: of a file that an index names, only the tensors that the index has for this file belong to
+// the model. Transformers loads all of the file's tensors. In some models an index replaces tensors
+// whose older copies, of the same names, are still in other files. [File.Tensors] has them all.
 //
 // # Models of several files
 //

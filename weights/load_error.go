@@ -69,11 +69,11 @@ func (l *loading) err(queues []*queue, reported bool) error {
 	switch {
 	case at != nil:
 		errs = append(errs, at.err)
+		if at.Read == nil {
+			at = nil
+		}
 	case !reported:
 		errs = append(errs, fmt.Errorf("progress has not returned: %w", bounded.Ended(l.ctx)))
-	}
-	if at != nil && at.Read == nil {
-		at = nil
 	}
 	incomplete := map[*Tensor]bool{}
 	for _, f := range l.failures {
@@ -89,10 +89,9 @@ func (l *loading) err(queues []*queue, reported bool) error {
 		at = cmp.Or(at, f)
 	}
 	for _, q := range queues {
-		if q.err != nil {
-			errs = append(errs, q.err)
-		}
+		errs = append(errs, q.err)
 	}
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if len(errs) == 0 {
 		return nil
 	}
@@ -101,17 +100,22 @@ func (l *loading) err(queues []*queue, reported bool) error {
 		e.Err = errors.Join(errs...)
 	}
 	if at != nil {
-		e.Offset = at.position(min(at.done, at.Size-1))
-		for t := range at.incomplete() {
-			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
-			break
-		}
-		for _, d := range at.Devices {
-			e.Devices = append(e.Devices, l.devices[d])
-		}
+		e.locate(at, l.devices)
 	}
 	e.Complete = slices.DeleteFunc(l.tensors, func(t *Tensor) bool { return incomplete[t] })
 	return e
+}
+
+// locate sets the fields that describe where a read failed.
+func (e *LoadError) locate(at *failure, devices []*cudart.Device) {
+	e.Offset = at.position(min(at.done, at.Size-1))
+	for t := range at.incomplete() {
+		e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
+		break
+	}
+	for _, d := range at.Devices {
+		e.Devices = append(e.Devices, devices[d])
+	}
 }
 
 // incomplete iterates over the tensors with bytes that were not copied, in order of their offsets.

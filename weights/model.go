@@ -50,8 +50,8 @@ func NewModel(files ...*File) (*Model, error) {
 // folders, other files, and files whose names start with a dot.
 //
 // The index names the file of each tensor. Other tensors of these files do not belong to the
-// model; [File.Tensors] has them. The sizes in an index are ignored, because they are often
-// wrong.
+// model, such as older copies of tensors that another file has; [File.Tensors] has them.
+// The sizes in an index are ignored, because they are often wrong.
 //
 // The error wraps the operating system's if a file cannot be opened or read
 // ([io/fs.ErrNotExist] if one is missing), lists the models if a directory has several, and

@@ -90,31 +90,41 @@ func (f *File) safetensorsMetadata(what string, value []byte) error {
 // maxDimensions is the largest number of dimensions of PyTorch's and NumPy's tensors.
 const maxDimensions = 64
 
-// safetensorsTensor reads a tensor's entry, and returns its type. before is the type of the
-// tensor before. Keys that the format does not have are ignored, as the reference reader does.
-func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType, error) {
-	t := &Tensor{Name: name, File: f, DType: before}
-	if err := f.add(t); err != nil {
-		return "", err
-	}
+var entryKeys = [...]string{"dtype", "shape", "data_offsets"}
+
+// safetensorsEntry returns the values of a tensor's entry in the order of entryKeys. Keys that the format
+// does not have are ignored, as the reference reader does.
+func (f *File) safetensorsEntry(name string, entry []byte) (values [len(entryKeys)][]byte, err error) {
 	if err := f.wantList(name, "its entry", entry, '{'); err != nil {
-		return "", err
+		return values, err
 	}
-	keys := [...]string{"dtype", "shape", "data_offsets"}
-	var values [len(keys)][]byte
 	j := scan(entry)
 	for key := j.next(); len(key) > 0; key = j.next() {
 		key, value := unquote(key), j.next()
-		switch i := slices.Index(keys[:], string(key)); {
+		switch i := slices.Index(entryKeys[:], string(key)); {
 		case i < 0:
 		case values[i] != nil:
-			return "", f.invalid(name, "its entry has the key %q twice", key)
+			return values, f.invalid(name, "its entry has the key %q twice", key)
 		default:
 			values[i] = value
 		}
 	}
 	if missing := slices.IndexFunc(values[:], func(value []byte) bool { return value == nil }); missing >= 0 {
-		return "", f.invalid(name, "its entry has no %s", keys[missing])
+		return values, f.invalid(name, "its entry has no %s", entryKeys[missing])
+	}
+	return values, nil
+}
+
+// safetensorsTensor reads a tensor's entry, and returns its type. before is the type of the
+// tensor before.
+func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType, error) {
+	t := &Tensor{Name: name, File: f, DType: before}
+	if err := f.add(t); err != nil {
+		return "", err
+	}
+	values, err := f.safetensorsEntry(name, entry)
+	if err != nil {
+		return "", err
 	}
 	if values[0][0] != '"' {
 		return "", f.invalid(name, "dtype is %s, want a string", describe(values[0]))
@@ -127,7 +137,7 @@ func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType
 		return "", f.invalid(name, "dtype %s is not one of safetensors", quote(string(dtype)))
 	}
 	var numbers [maxDimensions]int
-	shape, err := f.counts(name, keys[1], values[1], numbers[:0], maxDimensions)
+	shape, err := f.counts(name, entryKeys[1], values[1], numbers[:0], maxDimensions)
 	if err != nil {
 		return "", err
 	}
@@ -135,7 +145,7 @@ func (f *File) safetensorsTensor(name string, entry []byte, before DType) (DType
 	if t.Size, err = t.DType.size(t.Shape); err != nil {
 		return "", f.invalid(name, "%v", err)
 	}
-	ends, err := f.counts(name, keys[2], values[2], numbers[:0], 2)
+	ends, err := f.counts(name, entryKeys[2], values[2], numbers[:0], 2)
 	if err != nil {
 		return "", err
 	}
