@@ -42,7 +42,7 @@ func (rt *Runtime) bindModules() {
 		source = libcuda
 	}
 	for _, s := range moduleSymbols {
-		if rt.entry[s.fn] = source.Symbol(s.name); rt.entry[s.fn] == 0 {
+		if rt.entry[s.fn] = source.Symbol(s.name); rt.entry[s.fn] == 0 && s.required {
 			rt.modules.err = fmt.Errorf("%s is not exported by %s: %w", s.name, source, errors.ErrUnsupported)
 			return
 		}
@@ -57,6 +57,24 @@ func init() {
 		}
 		return m, nil
 	}
+	raw.AddressRange = func(device any, p uintptr) (base uintptr, n int) {
+		return device.(*Device).addressRange(p)
+	}
+}
+
+// addressRange returns the allocation that contains an address of the device's (cuMemGetAddressRange), n 0 if
+// none does or the library cannot tell.
+func (d *Device) addressRange(p uintptr) (base uintptr, n int) {
+	if d.rt.modules.once.Do(d.rt.bindModules); d.rt.entry[fnMemGetAddressRange] == 0 {
+		return 0, 0
+	}
+	f := d.begin(nil)
+	f.args[0], f.args[1], f.args[2] = f.outPtr(0), f.outPtr(1), p
+	out, err := d.do(fnMemGetAddressRange, f, func() string { return fmt.Sprintf("%#x on %v", p, d) })
+	if err != nil {
+		return 0, 0
+	}
+	return uintptr(out[0]), int(out[1])
 }
 
 // A module is code that is loaded on a device. Package kernel adds what makes launches

@@ -140,12 +140,13 @@ var (
 	fnEventElapsedTime  = required("cudaEventElapsedTime")
 	fnLaunchHostFunc    = required("cudaLaunchHostFunc")
 
-	fnModuleLoad        = add(&moduleSymbols, symbol{name: "cuModuleLoadDataEx", renews: true})
-	fnModuleUnload      = add(&moduleSymbols, symbol{name: "cuModuleUnload", afterClose: true})
-	fnModuleGetFunction = add(&moduleSymbols, symbol{name: "cuModuleGetFunction"})
-	fnFuncGetAttribute  = add(&moduleSymbols, symbol{name: "cuFuncGetAttribute"})
-	fnFuncSetAttribute  = add(&moduleSymbols, symbol{name: "cuFuncSetAttribute"})
-	fnLaunchKernel      = add(&moduleSymbols, symbol{name: "cuLaunchKernel"})
+	fnModuleLoad         = add(&moduleSymbols, symbol{name: "cuModuleLoadDataEx", required: true, renews: true})
+	fnModuleUnload       = add(&moduleSymbols, symbol{name: "cuModuleUnload", required: true, afterClose: true})
+	fnModuleGetFunction  = add(&moduleSymbols, symbol{name: "cuModuleGetFunction", required: true})
+	fnFuncGetAttribute   = add(&moduleSymbols, symbol{name: "cuFuncGetAttribute", required: true})
+	fnFuncSetAttribute   = add(&moduleSymbols, symbol{name: "cuFuncSetAttribute", required: true})
+	fnLaunchKernel       = add(&moduleSymbols, symbol{name: "cuLaunchKernel", required: true})
+	fnMemGetAddressRange = add(&moduleSymbols, symbol{name: "cuMemGetAddressRange_v2"})
 )
 
 // serves reports whether the row is the one to use with a runtime of version v.

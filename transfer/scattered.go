@@ -149,8 +149,8 @@ func (p *partList) copy(mem []byte, off int) error {
 }
 
 // runs calls f for the copies of a chunk, with memory of it as Host. Parts that are contiguous on the
-// device are contiguous in the memory too, and are one copy.
-func (p *partList) runs(mem []byte, off int, f func(run Part) error) error {
+// device, in one allocation, are contiguous in the memory too, and are one copy.
+func (p *partList) runs(mem []byte, off int, device *allocations, f func(run Part) error) error {
 	var run Part
 	end := func() error {
 		if len(run.Host) == 0 {
@@ -159,7 +159,7 @@ func (p *partList) runs(mem []byte, off int, f func(run Part) error) error {
 		return f(run)
 	}
 	err := p.each(off, len(mem), func(piece Part, at int) error {
-		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 {
+		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 && device.joins(run.Device, len(run.Host)+len(piece.Host)) {
 			run.Host = run.Host[:len(run.Host)+len(piece.Host)]
 			return nil
 		}
@@ -180,8 +180,8 @@ func (p *partList) queue(on *cudart.Stream, _ int, mem []byte, off int) error {
 			return err
 		}
 	}
-	copies := newBatcher(on, &p.batch, p.down)
-	err := p.runs(mem, off, func(run Part) error { return copies.add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host)) })
+	copies, device := newBatcher(on, &p.batch, p.down), allocations{dev: on.Device()}
+	err := p.runs(mem, off, &device, func(run Part) error { return copies.add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host)) })
 	if err == nil {
 		err = copies.flush()
 	}

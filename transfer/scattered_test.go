@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -89,4 +90,53 @@ func TestNeighboursBecomeOneCopy(t *testing.T) {
 		require.NoError(t, r.c.UploadAll(t.Context(), cutUp(make([]byte, parts[0]*4096), mem, parts[1], 4096)))
 		require.Equal(t, want, [2]int{sim.Calls("cudaMemcpyAsync") - copies, sim.Calls("cuLaunchKernel") - kernels}, "%d parts, gap %d", parts[0], parts[1])
 	}
+}
+
+// Of many small parts one has an address that is not of the device, or ends beyond its allocation: the error is
+// that of a copy engine, nothing is launched, and the device copies on.
+func TestAWrongAddressAmongManyParts(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	r := fixtureOn(t, dev, Options{Workers: 1})
+	const size, n = 4096, 200
+	mem, small := r.device(2*n*size), r.device(1024)
+	for _, count := range []int{minScattered - 1, n} {
+		wrong := small // which ends within the part
+		if testgpu.Real() {
+			wrong = mem + 1<<45 // the simulator takes that for memory of the host
+		}
+		for _, all := range []func(context.Context, []Part) error{r.c.UploadAll, r.c.DownloadAll} {
+			parts := cutUp(make([]byte, count*size), mem, 1, size)
+			parts[count/2].Device = wrong
+			err := all(t.Context(), parts)
+			require.ErrorIs(t, err, cudart.ErrInvalidValue, "%d parts", count)
+			require.NoError(t, r.c.Upload(t.Context(), mem, make([]byte, 100)), "the context lives")
+		}
+	}
+}
+
+// Parts in several allocations are asked for once a chunk each, and joined within one.
+func TestAllocationsOfParts(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev := rt.Devices()[0]
+	r := fixtureOn(t, dev, Options{Workers: 1})
+	first, second := r.device(1000), r.device(2000)
+	a := allocations{dev: dev}
+	before := sim.Calls("cuMemGetAddressRange_v2")
+	for range 3 {
+		require.True(t, a.hold(first, 1000))
+		require.True(t, a.hold(second+1999, 1))
+		require.False(t, a.hold(second+1999, 2))
+		require.False(t, a.hold(first-1, 2))
+		require.True(t, a.joins(first+10, 990))
+		require.False(t, a.joins(first+10, 991))
+	}
+	require.LessOrEqual(t, sim.Calls("cuMemGetAddressRange_v2")-before, 2+2*3, "and unknown addresses each time")
+	a.list = []allocation{{100, 200}, {200, 300}, {400, 500}}
+	a.last = allocation{}
+	require.True(t, a.hold(150, 150), "neighbours share it")
+	require.False(t, a.joins(150, 100), "and a copy may not span them")
+	require.True(t, a.joins(200, 100))
+	require.False(t, a.hold(250, 160))
 }

@@ -69,15 +69,18 @@ func (e *engine) releaseScatterer(ctx context.Context) error {
 	return nil
 }
 
-// queue launches a kernel for the copies of a chunk. queued is false if they are few, or there is no memory for
-// their list just now.
+// queue launches a kernel for the copies of a chunk. queued is false if they are few, there is no memory for
+// their list just now, or an address is not known to be of the device: a kernel that accesses it would end the
+// context, and a copy engine refuses it.
 func (s *scatterer) queue(on *cudart.Stream, p *partList, mem []byte, off int) (queued bool, err error) {
-	runs, count := 0, 0
-	_ = p.runs(mem, off, func(run Part) error {
+	runs, count, known := 0, 0, true
+	memory := allocations{dev: on.Device()}
+	_ = p.runs(mem, off, &memory, func(run Part) error {
 		runs, count = runs+1, count+(len(run.Host)+maxEntry-1)/maxEntry
+		known = known && memory.hold(run.Device, len(run.Host))
 		return nil
 	})
-	if runs < minScattered {
+	if runs < minScattered || !known {
 		return false, nil
 	}
 	lease, err := s.lists.TryGet(context.Background(), count*gpukernels.PartBytes)
@@ -86,7 +89,7 @@ func (s *scatterer) queue(on *cudart.Stream, p *partList, mem []byte, off int) (
 	}
 	defer func() { _ = lease.Release(on) }() // fails only for no stream, and twice
 	list := unsafe.Slice((*gpukernels.Part)(lease.Pointer()), count)[:0]
-	_ = p.runs(mem, off, func(run Part) error {
+	_ = p.runs(mem, off, &memory, func(run Part) error {
 		for from := 0; from < len(run.Host); from += maxEntry {
 			host, device := cudart.DevPtr(uintptr(unsafe.Pointer(&run.Host[from]))), run.Device+cudart.DevPtr(from)
 			if p.down {

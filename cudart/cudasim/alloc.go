@@ -181,6 +181,20 @@ type pointerAttributes struct {
 	reserved     [8]int64
 }
 
+func (c *call) memGetAddressRange() cudart.Code {
+	b := c.blocks.find(c.ptr(2))
+	if b == nil || b.kind == registeredBlock {
+		return cudart.ErrInvalidValue
+	}
+	if at := c.ptr(0); at != 0 {
+		*pointer[uintptr](at) = b.addr
+	}
+	if at := c.ptr(1); at != 0 {
+		*pointer[uintptr](at) = uintptr(b.size)
+	}
+	return cudart.Success
+}
+
 func (c *call) pointerGetAttributes() cudart.Code {
 	if c.ptr(0) == 0 {
 		return cudart.ErrInvalidValue

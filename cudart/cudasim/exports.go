@@ -149,5 +149,6 @@ func init() {
 		{name: "cuFuncGetAttribute", driver: "cuFuncGetAttribute", args: 3, traits: keepsLast, run: (*call).funcGetAttribute},
 		{name: "cuFuncSetAttribute", driver: "cuFuncSetAttribute", args: 3, traits: keepsLast, run: (*call).funcSetAttribute},
 		{name: "cuLaunchKernel", driver: "cuLaunchKernel", args: 11, stream: 9, traits: keepsLast, run: (*call).launchKernel},
+		{name: "cuMemGetAddressRange_v2", driver: "cuMemGetAddressRange_v2", args: 3, traits: keepsLast, run: (*call).memGetAddressRange},
 	}
 }

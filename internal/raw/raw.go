@@ -12,6 +12,10 @@ const MaxArgs = 32
 // changed afterwards. The error of code that cannot be used is a [*CompileError].
 var Load func(device any, code []byte) (Module, error)
 
+// AddressRange returns the allocation that contains an address that a *cudart.Device can access
+// (cuMemGetAddressRange). n is 0 if none does, or the library cannot tell.
+var AddressRange func(device any, p uintptr) (base uintptr, n int)
+
 // A Module is code that is loaded on a device.
 type Module interface {
 	// Function looks up a kernel (cuModuleGetFunction) and its limits (cuFuncGetAttribute). CUDA may

@@ -1,0 +1,58 @@
+package transfer
+
+import (
+	"slices"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/raw"
+)
+
+// allocations are the device's allocations that the parts of a chunk are in. They are asked for each chunk
+// anew, because memory may be freed between calls.
+type allocations struct {
+	dev  *cudart.Device
+	list []allocation // sorted
+	last allocation
+}
+
+// An allocation is memory from one address to another.
+type allocation struct{ from, to cudart.DevPtr }
+
+// of returns the allocation of an address, which is empty if there is none or the library cannot tell.
+func (a *allocations) of(p cudart.DevPtr) allocation {
+	if a.last.from <= p && p < a.last.to {
+		return a.last
+	}
+	i, _ := slices.BinarySearchFunc(a.list, p, func(x allocation, p cudart.DevPtr) int {
+		if x.to > p {
+			return 1
+		}
+		return -1
+	})
+	if i == len(a.list) || a.list[i].from > p {
+		base, n := raw.AddressRange(a.dev, uintptr(p))
+		if n == 0 {
+			return allocation{}
+		}
+		a.list = slices.Insert(a.list, i, allocation{cudart.DevPtr(base), cudart.DevPtr(base) + cudart.DevPtr(n)})
+	}
+	a.last = a.list[i]
+	return a.last
+}
+
+// hold reports whether allocations have all n bytes at p. Neighbours may share them, as the parts of memory
+// that grows do.
+func (a *allocations) hold(p cudart.DevPtr, n int) bool {
+	for end := p + cudart.DevPtr(n); p < end; p = a.last.to {
+		if a.of(p).to <= p {
+			return false
+		}
+	}
+	return true
+}
+
+// joins reports whether n bytes at p may be one copy: CUDA refuses a copy that spans two allocations.
+func (a *allocations) joins(p cudart.DevPtr, n int) bool {
+	x := a.of(p)
+	return x.to == 0 || p+cudart.DevPtr(n) <= x.to // unknown: CUDA decides
+}
