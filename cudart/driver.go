@@ -145,6 +145,9 @@ func (rt *Runtime) bindDriver(ctx context.Context) (err error) {
 		return &Error{Op: "cuDriverGetVersion", Code: ErrInsufficientDriver, API: DriverAPI,
 			Detail: fmt.Sprintf("%s, for up to CUDA %v, has no function %s", rt.lib.Path, rt.lib.Driver, name)}
 	}
+	incomplete := func(name string) error {
+		return fmt.Errorf("%w: %s, for up to CUDA %v, does not export %s, as all drivers of CUDA 11 and later do", errIncompleteDriver, rt.lib.Path, rt.lib.Driver, name)
+	}
 	lookup := rt.driverSymbol
 	if err := rt.resolve(driverSymbols[:1], lookup, tooOld); err != nil {
 		return err
@@ -159,10 +162,10 @@ func (rt *Runtime) bindDriver(ctx context.Context) (err error) {
 		return tooOld("of CUDA 11")
 	}
 	rt.entry[fnGetProcAddress] = cmp.Or(rt.source.Symbol("cuGetProcAddress_v2"), rt.source.Symbol("cuGetProcAddress"))
-	if err := rt.resolve(driverOnly, lookup, tooOld); err != nil {
+	if err := rt.resolve(driverOnly, lookup, incomplete); err != nil {
 		return err
 	}
-	return rt.resolve(driverSymbols[1:], lookup, tooOld)
+	return rt.resolve(driverSymbols[1:], lookup, incomplete)
 }
 
 // then makes another call in place of the one that c was for.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"sync"
@@ -222,7 +223,11 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 	op.mu.Unlock()
 
 	source, err := op.load(a.Path)
-	if err != nil && a.Found == foundDriver && op.o.API == DriverAPI {
+	switch {
+	case err == nil:
+	case a.Found == foundDriver && !errors.Is(err, fs.ErrNotExist) && op.host.Check(a.Path) != nil:
+		err = fmt.Errorf("%w: %w", errDamagedDriver, err)
+	case a.Found == foundDriver && op.o.API == DriverAPI:
 		err = fmt.Errorf("%w: %w", ErrNoDriver, err)
 	}
 	if err == nil {
@@ -237,6 +242,9 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 	defer op.mu.Unlock()
 	last := &op.attempts[len(op.attempts)-1]
 	last.Err = err
+	if rt.lib.API == DriverAPI && op.o.Source == nil && op.driver.LibPath == "" {
+		op.driver.LibPath = a.Path // it was named
+	}
 	if rt.lib.Runtime != 0 { // else the version in the file's name remains
 		last.Runtime = rt.lib.Runtime
 	}
@@ -279,6 +287,13 @@ func (op *librarySearch) canceled(ctx context.Context) error {
 	return &OpenError{Err: err, Attempts: attempts, Searched: op.searched, Driver: op.driver, Stuck: stuck, source: op.o.Source != nil}
 }
 
+// errDamagedDriver is the reason of a libcuda that cannot be loaded, and errIncompleteDriver that of one that
+// lacks functions of its version.
+var (
+	errDamagedDriver    = errors.New("the driver's library is damaged")
+	errIncompleteDriver = errors.New("the driver's library is not whole")
+)
+
 // errNotReturned is the cause of an opening whose context ended during a call.
 var errNotReturned = errors.New("has not returned")
 
@@ -293,6 +308,7 @@ func verdict(attempts []Attempt) error {
 			return errors.As(err, &called) && called.Code != ErrInsufficientDriver
 		},
 		func(err error) bool { return errors.Is(err, ErrInsufficientDriver) },
+		func(err error) bool { return errors.Is(err, errDamagedDriver) || errors.Is(err, errIncompleteDriver) },
 	}
 	for _, reason := range reasons {
 		if i := slices.IndexFunc(attempts, func(a Attempt) bool { return reason(a.Err) }); i >= 0 {

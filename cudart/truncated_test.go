@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/gopinned/pinned/internal/findlib"
 	"github.com/stretchr/testify/require"
 )
 
@@ -155,4 +156,24 @@ func startAgain(t *testing.T, environ ...string) {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "--- PASS: "+t.Name())
+}
+
+// A driver's library that is cut off needs another copy of the driver, and no runtime library.
+func TestADriversLibraryThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	contents, _ := aLibrary(t)
+	file := filepath.Join(t.TempDir(), "libcuda.so.1")
+	require.NoError(t, os.WriteFile(file, contents[:len(contents)/2], 0o644))
+	for _, api := range []API{AnyAPI, DriverAPI} {
+		op := &librarySearch{o: Options{API: api}, host: findlib.This()}
+		require.Nil(t, op.try(t.Context(), Attempt{Path: file, Found: foundDriver}))
+		err := &OpenError{Err: verdict(op.attempts), Attempts: op.attempts}
+		require.NotErrorIs(t, err, ErrNoLibrary)
+		require.ErrorContains(t, err, "the driver's library is damaged: ")
+		require.ErrorContains(t, err, "truncated: ")
+		require.ErrorContains(t, err, "what helps: install the driver again")
+	}
+	op := &librarySearch{host: findlib.This()}
+	require.Nil(t, op.try(t.Context(), Attempt{Path: filepath.Join(t.TempDir(), "libcuda.so.1"), Found: foundDriver}))
+	require.ErrorIs(t, verdict(op.attempts), ErrNoLibrary, "there is none")
 }
