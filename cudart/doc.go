@@ -67,6 +67,9 @@
 // other code that calls CUDA must select its own. On a host with one device nothing is
 // selected: a context that other code has left on a thread is used there, with both APIs.
 //
+// Libraries of other vendors that install a signal handler without SA_ONSTACK end a Go process when the
+// signal comes. Library.Notes names those that [Open] found.
+//
 // # Waiting
 //
 // [Stream.Synchronize], [Event.Synchronize] and [Point.Wait] take a context and

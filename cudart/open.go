@@ -252,6 +252,9 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 		return nil
 	}
 	rt.lib.Attempts = op.attempts
+	if !rt.lib.Simulated {
+		rt.lib.Notes = handlersWithoutStack()
+	}
 	return rt
 }
 

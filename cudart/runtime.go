@@ -29,6 +29,10 @@ type Library struct {
 	Driver    Version   // the newest that the driver supports (cudaDriverGetVersion)
 	Attempts  []Attempt // every library tried, in order; this one is the last
 	Missing   []string  // optional functions that it does not export
+
+	// Notes name signals whose handlers, installed by the library or by what it has loaded, end a Go
+	// process.
+	Notes []string
 }
 
 // An Attempt is a library that [Open] tried.
