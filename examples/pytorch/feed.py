@@ -105,12 +105,16 @@ def _natural(value: Any, name: str, low: int = 1) -> int:
     return value
 
 
+def _parsed(message: bytes, what: str) -> Any:
+    try:
+        return json.loads(message)
+    except (ValueError, RecursionError) as err:
+        raise FeedError(f"the feeder's {what} is no JSON: {err}") from None
+
+
 def parse_welcome(message: bytes) -> Welcome:
     """Returns the welcome in a message. Its ring is checked against the descriptor by Feed."""
-    try:
-        w = json.loads(message)
-    except ValueError as err:
-        raise FeedError(f"the feeder's welcome is no JSON: {err}") from None
+    w = _parsed(message, "welcome")
     if not isinstance(w, dict) or not isinstance(w.get("protocol"), int):
         raise FeedError("the feeder's welcome has no protocol")
     if w["protocol"] != PROTOCOL:
@@ -122,7 +126,7 @@ def parse_welcome(message: bytes) -> Welcome:
         raise FeedError("the feeder's welcome has no fields")
     fields = []
     for f in listed:
-        if not isinstance(f, dict) or f.get("dtype") not in ITEM_BYTES or not isinstance(f.get("shape"), list):
+        if not isinstance(f, dict) or not isinstance(f.get("dtype"), str) or f["dtype"] not in ITEM_BYTES or not isinstance(f.get("shape"), list):
             raise FeedError(f"the feeder has a field that this file does not know: {f!r}")
         shape = tuple(_natural(n, "shape") for n in f["shape"])
         size = math.prod(shape) * ITEM_BYTES[f["dtype"]]
@@ -184,7 +188,7 @@ class Batch:
     @property
     def position(self) -> Dict[str, Any]:
         """The place after this batch, for Feed(start=…): that of loader.Position."""
-        return json.loads(self._delivery.position)
+        return _parsed(self._delivery.position, "position")
 
     @property
     def views(self) -> List[memoryview]:
@@ -256,7 +260,7 @@ class DeviceBatch:
     @property
     def position(self) -> Dict[str, Any]:
         """The place after this batch, for Feed(start=…): that of loader.Position."""
-        return json.loads(self._delivery.position)
+        return _parsed(self._delivery.position, "position")
 
 
 def run_length(arrived: Sequence[Delivery], most: int, farthest: int) -> int:
@@ -472,9 +476,10 @@ class Feed:
                 yield batch
                 goes_on = not delivery.last
             finally:
+                if delivery.last:  # also after a break
+                    self._ended = delivery.epoch + 1
                 self._end_turn(not goes_on)
             if delivery.last:
-                self._ended = delivery.epoch + 1
                 return
 
     def pin(self) -> None:

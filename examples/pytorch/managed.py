@@ -80,9 +80,12 @@ class CUDA:
         code = self._malloc_managed(ctypes.byref(p), size, 1)
         return code, p.value or 0
 
-    def malloc(self, size: int) -> Tuple[int, int]:
-        p = ctypes.c_void_p()
-        code = self._lib.cudaMalloc(ctypes.byref(p), ctypes.c_size_t(size))
+    def malloc(self, size: int, device: int) -> Tuple[int, int]:
+        """Returns CUDA's error code and the address of memory of a device, and leaves the current device as it was."""
+        p, before = ctypes.c_void_p(), ctypes.c_int()
+        code = self._lib.cudaGetDevice(ctypes.byref(before)) or self._lib.cudaSetDevice(ctypes.c_int(device))
+        if code == 0:
+            code = self._lib.cudaMalloc(ctypes.byref(p), ctypes.c_size_t(size)) or self._lib.cudaSetDevice(before)
         return code, p.value or 0
 
     def free(self, address: int) -> int:
@@ -148,6 +151,7 @@ class Allocator:
         self.prefetch_from, self.log_from, self.log = prefetch_from, log_from, log
         self._lock = threading.RLock()  # a garbage collection inside of a function may free a tensor
         self._held: Dict[int, int] = {}  # the reserve of each device
+        self._rooms: Dict[int, int] = {}  # the blocks of room that are entered, for each device
         self._live: Dict[int, Tuple[int, Bytes, Bytes]] = {}  # bytes, those of the label and of the device that they count in
         self._devices: Dict[int, Bytes] = {}
         self._labels: Dict[str, Bytes] = {}
@@ -263,15 +267,18 @@ class Allocator:
     def room(self, device: int) -> Iterator[None]:
         """Gives the reserve of a device to libraries that allocate for themselves, as cuBLAS does, in the block.
 
-        What they take they keep: the rest is reserved again after it.
+        What they take they keep: the rest is reserved again after it, or after the outermost of several blocks.
         """
         with self._lock:
+            self._rooms[device] = self._rooms.get(device, 0) + 1
             address = self._held.pop(device, 0)
         if address:
             self.cuda.free(address)
         try:
             yield
         finally:
+            with self._lock:
+                self._rooms[device] -= 1
             self._hold(device)
 
     def range(self, address: int, size: int) -> None:
@@ -306,14 +313,21 @@ class Allocator:
             return self._devices[device]
 
     def _hold(self, device: int) -> None:
-        if self.reserve == 0:
-            return
-        code, address = self.cuda.malloc(self.reserve)
+        with self._lock:
+            if self.reserve == 0 or device in self._held or self._rooms.get(device):
+                return
+            self._held[device] = 0  # one thread reserves it
+        code, address = self.cuda.malloc(self.reserve, device)
+        with self._lock:
+            unwanted = self._rooms.get(device, 0) > 0 or device not in self._held  # a room was entered meanwhile
+            if code != 0 or unwanted:
+                self._held.pop(device, None)
+            else:
+                self._held[device] = address
         if code != 0:
             self._note_text(f"no reserve of {self.reserve} bytes on device {device}: {self.cuda.text(code)}")
-            return
-        with self._lock:
-            self._held[device] = address
+        elif unwanted:
+            self.cuda.free(address)
 
     def _raise(self, kind: type, text: str) -> None:
         """Raises an error in this thread when it has left allocate and free; for a thread of PyTorch's own, in the main one."""

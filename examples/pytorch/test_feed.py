@@ -140,6 +140,7 @@ class MessagesAreChecked(unittest.TestCase):
             ({"fields": None}, "no fields"),
             ({"fields": [3]}, "does not know: 3"),
             ({"fields": [dict(FIELDS[0], dtype="complex")]}, "does not know"),
+            ({"fields": [dict(FIELDS[0], dtype=["float32"])]}, "does not know"),
             ({"fields": [dict(FIELDS[0], shape=3)]}, "does not know"),
             ({"fields": [dict(FIELDS[0], shape=[-4])]}, "shape is -4"),
             ({"fields": [dict(FIELDS[0], bytes=17)]}, "has 17 bytes, and its type and shape 16"),
@@ -151,7 +152,7 @@ class MessagesAreChecked(unittest.TestCase):
         ]:
             with self.subTest(change), self.assertRaisesRegex(feed.FeedError, want):
                 feed.parse_welcome(json.dumps({**WELCOME, **change}).encode())
-        for message in (b"", b"\xff", b"[]", b"{}", b"1"):
+        for message in (b"", b"\xff", b"[]", b"{}", b"1", b"[" * 60_000):
             with self.subTest(message), self.assertRaises(feed.FeedError):
                 feed.parse_welcome(message)
 
@@ -255,6 +256,28 @@ class FeedersThatAreWrong(unittest.TestCase):
 
 
 class Batches(unittest.TestCase):
+    def test_a_break_at_the_last_batch_ends_the_epoch(self) -> None:
+        def play(conn: socket.socket) -> None:
+            send_welcome(conn)  # of two epochs
+            for serial in range(WELCOME["epochs"]):
+                conn.send(batch(serial, last=1, epoch=serial))
+            while received(conn) not in ("bye", b""):
+                pass
+
+        with feed.Feed(Feeder(self, play).address, timeout=5) as source:
+            seen = []
+            for _ in range(source.epochs + 1):
+                for b in source:
+                    seen.append(b.epoch)
+                    break
+            self.assertEqual(seen, list(range(source.epochs)), "and there is no other batch to wait for")
+
+    def test_a_position_that_is_no_json(self) -> None:
+        for text in (b"{", b"\xff", b"[" * 60_000):
+            d = feed.Delivery(1, 0, 0, 0, True, (0, 256), text)
+            with self.assertRaises(feed.FeedError):
+                feed.DeviceBatch(d, ()).position
+
     def test_views_are_the_ring_until_the_release(self) -> None:
         got: List[Any] = []
 

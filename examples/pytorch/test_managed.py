@@ -28,6 +28,7 @@ class FakeCUDA:
         self.device: Dict[int, int] = {}
         self.next = 1 << 40
         self.calls: List[Any] = []
+        self.reserved: List[int] = []  # devices of malloc
         self.failing: Dict[str, int] = {}
 
     def _new(self, where: Dict[int, int], size: int) -> int:
@@ -40,8 +41,9 @@ class FakeCUDA:
         code = self.failing.get("malloc_managed", 0)
         return (code, 0) if code else (0, self._new(self.live, size))
 
-    def malloc(self, size: int) -> Any:
+    def malloc(self, size: int, device: int) -> Any:
         code = self.failing.get("malloc", 0)
+        self.reserved.append(device)
         return (code, 0) if code else (0, self._new(self.device, size))
 
     def free(self, address: int) -> int:
@@ -167,6 +169,15 @@ class Allocations(unittest.TestCase):
             self.assertEqual(self.cuda.device, {})
         self.assertEqual(list(self.cuda.device.values()), [512 << 20])
         self.assertEqual(self.a.stats()["limits"], {0: 8 * GIB - (512 << 20)})
+        with self.a.room(0), self.a.room(0):
+            with self.a.room(0):
+                self.assertEqual(self.cuda.device, {})
+            self.assertEqual(self.cuda.device, {}, "the others have not ended")
+        self.assertEqual(list(self.cuda.device.values()), [512 << 20])
+        self.assertEqual(self.a.stats()["reserved"], {0: 512 << 20})
+        with self.a.room(1):
+            pass
+        self.assertEqual(self.cuda.reserved, [0, 0, 0, 1])
         with self.assertRaisesRegex(managed.ManagedError, "reserve is -1"):
             managed.Allocator(self.cuda, reserve=-1)
 
