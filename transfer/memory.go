@@ -113,8 +113,13 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 		return true, errors.Join(err, lease.Release())
 	}
 	// A stream with a full queue blocks the call.
+	group := queueing.Of(v.call.Stream)
+	if err := group.Begin(ctx); err != nil {
+		return true, errors.Join(err, lease.Release())
+	}
 	_, err = bounded.Do(ctx, bounded.Call[struct{}]{
 		Run: func() (none struct{}, err error) {
+			defer group.End()
 			return none, errors.Join(lease.CopyToDevice(v.call.Stream, dst, 0, len(src)), lease.Release())
 		},
 		Grace: bounded.CallbackGrace,

@@ -133,24 +133,30 @@ func (p target) copyPinned(ctx context.Context, n int, send sender, down bool) (
 	if down {
 		stream = 1
 	}
+	// queueTo queues a piece for the devices of one group, which a full stream blocks.
+	queueTo := func(to, off, n int) (ends []cudart.Point, err error) {
+		on := p.members[to].direct[stream]
+		calls := queueing.Of(on)
+		if err := calls.Begin(ctx); err != nil {
+			return nil, err
+		}
+		defer calls.End()
+		err = p.each(off, n, func(piece *Piece, skip, n int) error {
+			return send(on, piece.Dsts[to]+cudart.DevPtr(skip), piece.Off+skip, n)
+		})
+		end := on.Point()
+		if err != nil || len(p.peers) == 0 {
+			return []cudart.Point{end}, err
+		}
+		more, err := p.forward(to, off, n, end)
+		return append([]cudart.Point{end}, more...), err
+	}
 	queue := func(off, n int) (ends []cudart.Point, err error) {
 		defer func() { round++ }()
 		for _, group := range p.groups {
-			to := group[round%len(group)]
-			on := p.members[to].direct[stream]
-			err := p.each(off, n, func(piece *Piece, skip, n int) error {
-				return send(on, piece.Dsts[to]+cudart.DevPtr(skip), piece.Off+skip, n)
-			})
-			end := on.Point()
-			ends = append(ends, end)
-			if err != nil {
+			more, err := queueTo(group[round%len(group)], off, n)
+			if ends = append(ends, more...); err != nil {
 				return ends, err
-			}
-			if len(p.peers) > 0 {
-				more, err := p.forward(to, off, n, end)
-				if ends = append(ends, more...); err != nil {
-					return ends, err
-				}
 			}
 		}
 		return ends, nil
@@ -282,6 +288,9 @@ func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (sen
 	}, registered, nil
 }
 
+// querying bounds the threads in queries of memory.
+var querying bounded.Each[cudart.Device, bounded.Group]
+
 // isPinned queries CUDA for both ends of memory that is not hostmem's
 // (cudaPointerGetAttributes). An error is that of a call that does not return.
 func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error) {
@@ -289,8 +298,13 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 		return false, nil // a query takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
+	group := querying.Of(dev)
+	if err := group.Begin(ctx); err != nil {
+		return false, err
+	}
 	return bounded.Do(ctx, bounded.Call[bool]{
 		Run: func() (bool, error) {
+			defer group.End()
 			for _, at := range [...]uintptr{first, last} {
 				if a, err := dev.PointerAttributes(at); err != nil || a.Type == cudart.MemoryUnregistered {
 					return false, nil
