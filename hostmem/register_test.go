@@ -71,6 +71,7 @@ func (g *fixture) requireCopies(m *Buffer) {
 	}
 	back := filled(n, 99)
 	require.NoError(g, g.Dev.CopyToDevice(dst, unsafe.Pointer(&back[0]), n))
+	require.NoError(g, g.Dev.Synchronize(g.Context())) // the copy of pageable memory may be on its way still
 	require.NoError(g, m.CopyFromDevice(g.Stream, dst, 0, n))
 	g.Synchronize()
 	require.Equal(g, back, m.Bytes())

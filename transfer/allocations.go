@@ -13,6 +13,7 @@ type allocations struct {
 	dev  *cudart.Device
 	list []allocation // sorted
 	last allocation
+	few  [4]allocation // memory of the list, mostly
 }
 
 // An allocation is memory from one address to another.
@@ -33,6 +34,9 @@ func (a *allocations) of(p cudart.DevPtr) allocation {
 		base, n := raw.AddressRange(a.dev, uintptr(p))
 		if n == 0 {
 			return allocation{}
+		}
+		if a.list == nil {
+			a.list = a.few[:0]
 		}
 		a.list = slices.Insert(a.list, i, allocation{cudart.DevPtr(base), cudart.DevPtr(base) + cudart.DevPtr(n)})
 	}

@@ -17,49 +17,62 @@ type batcher struct {
 	batch   *cudart.CopyBatch
 	down    bool
 	batches bool
-	last    struct { // copy that was added
-		host   unsafe.Pointer
-		device cudart.DevPtr
-		n      int
-	}
+	memory  allocations // of the device
+	last    batchedCopy // that was added to the batch
+}
+
+type batchedCopy struct {
+	host   unsafe.Pointer
+	device cudart.DevPtr
+	n      int
 }
 
 // newBatcher returns a batcher that uses batch, whatever is in it.
 func newBatcher(on *cudart.Stream, batch *cudart.CopyBatch, down bool) batcher {
 	batch.Reset()
-	return batcher{on: on, batch: batch, down: down, batches: on.Device().Runtime().CanCopyBatch()}
+	return batcher{on: on, batch: batch, down: down, batches: on.Device().Runtime().CanCopyBatch(), memory: allocations{dev: on.Device()}}
 }
 
-// add queues a copy of n bytes, or adds it to the batch.
+// add queues a copy of n bytes, or adds it to the batch. An address that is not known to be the device's is not
+// for a batch: CUDA takes it for one of the host there, and reads or writes it.
 func (b *batcher) add(host unsafe.Pointer, device cudart.DevPtr, n int) error {
-	b.last.host, b.last.device, b.last.n = host, device, n
+	c := batchedCopy{host, device, n}
 	switch {
 	case !b.batches:
-		return b.single()
+		return b.single(c)
+	case !b.memory.hold(device, n):
+		if err := b.flush(); err != nil {
+			return err
+		}
+		return b.single(c)
 	case b.down:
 		b.batch.ToHost(host, device, n)
 	default:
 		b.batch.ToDevice(device, host, n)
 	}
+	b.last = c
 	if b.batch.Len() < maxBatch {
 		return nil
 	}
 	return b.flush()
 }
 
-// single queues the last copy.
-func (b *batcher) single() error {
+// single queues a copy.
+func (b *batcher) single(c batchedCopy) error {
 	if b.down {
-		return b.on.CopyToHost(b.last.host, b.last.device, b.last.n)
+		return b.on.CopyToHost(c.host, c.device, c.n)
 	}
-	return b.on.CopyToDevice(b.last.device, b.last.host, b.last.n)
+	return b.on.CopyToDevice(c.device, c.host, c.n)
 }
 
 // flush queues the copies of the batch. One copy alone is quicker without a batch.
 func (b *batcher) flush() error {
 	defer b.batch.Reset()
-	if b.batch.Len() == 1 {
-		return b.single()
+	switch b.batch.Len() {
+	case 0:
+		return nil
+	case 1:
+		return b.single(b.last)
 	}
 	return b.on.CopyBatch(b.batch)
 }

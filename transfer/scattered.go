@@ -180,8 +180,8 @@ func (p *partList) queue(on *cudart.Stream, _ int, mem []byte, off int) error {
 			return err
 		}
 	}
-	copies, device := newBatcher(on, &p.batch, p.down), allocations{dev: on.Device()}
-	err := p.runs(mem, off, &device, func(run Part) error { return copies.add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host)) })
+	copies := newBatcher(on, &p.batch, p.down)
+	err := p.runs(mem, off, &copies.memory, func(run Part) error { return copies.add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host)) })
 	if err == nil {
 		err = copies.flush()
 	}
