@@ -201,7 +201,7 @@ func BenchmarkScattered(b *testing.B) {
 	}
 	run("single", 1, single)
 	run("single", 4, single)
-	if !dev.Runtime().CanCopyBatch() {
+	if !dev.Runtime().Library().CopyBatch {
 		b.Logf("no batches: %v is older than 12.8", dev.Runtime().Library().Path)
 		return
 	}

@@ -143,7 +143,7 @@ func (rt *Runtime) callAnyDevice(fn function, f *frame) Code {
 	// The last error belongs to the thread.
 	runtime.LockOSThread()
 	code := rt.call(fn, &f.cCall)
-	if code != Success && code != codeMissing {
+	if code != success && code != codeMissing {
 		rt.clear(f)
 	}
 	runtime.UnlockOSThread()
@@ -169,19 +169,19 @@ func (d *Device) guard(fn function, f *frame) Code {
 	b := rt.binding
 	f.device, f.own.device = int32(d.ordinal), int32(d.ordinal)
 	runtime.LockOSThread()
-	code := Success
+	code := success
 	if rt.several {
 		code = d.makeCurrent(b, f)
 	}
-	if code == Success {
+	if code == success {
 		code = b.call(fn, &f.cCall)
-		if code != Success && b.wantsContext(fn, code, f) {
-			if code = b.attach(fn, f); code == Success {
+		if code != success && b.wantsContext(fn, code, f) {
+			if code = b.attach(fn, f); code == success {
 				code = b.call(fn, &f.cCall)
 			}
 		}
 	}
-	if code != Success && code != codeMissing {
+	if code != success && code != codeMissing {
 		b.clear(f)
 	}
 	runtime.UnlockOSThread()
@@ -205,7 +205,7 @@ func (d *Device) do(fn function, f *frame, detail func() string) (results, error
 
 // finish ends the frame of a call that returned code.
 func (rt *Runtime) finish(fn function, f *frame, code Code, detail func() string) (out results, err error) {
-	if code == Success {
+	if code == success {
 		out = f.out
 	} else {
 		err = rt.errorf(fn, code, "%s", detail())
@@ -218,7 +218,7 @@ func (rt *Runtime) finish(fn function, f *frame, code Code, detail func() string
 // of libcuda say so: cuMemcpyBatchAsync calls its arguments invalid. So the thread is asked.
 func (b *binding) wantsContext(fn function, code Code, f *frame) bool {
 	switch {
-	case code == ErrDeviceUninitialized:
+	case code == errDeviceUninitialized:
 		return true
 	case b.contexts == nil || code == ErrNotReady:
 		return false
@@ -226,7 +226,7 @@ func (b *binding) wantsContext(fn function, code Code, f *frame) bool {
 		return renewsContext[fn]
 	}
 	f.own.args[0] = f.outPtr(3)
-	return b.call(fnGetDevice, &f.own) == Success && f.out.int(3) < 0
+	return b.call(fnGetDevice, &f.own) == success && f.out.int(3) < 0
 }
 
 // attach attaches the context of the current device to the calling thread, for a function. Before
@@ -247,15 +247,15 @@ func (b *binding) attach(fn function, f *frame) Code {
 // cudaSetDevice is returned as theirs (Code.of).
 func (d *Device) makeCurrent(b *binding, f *frame) Code {
 	f.own.args[0] = f.outPtr(3)
-	if code := b.call(fnGetDevice, &f.own); code != Success {
+	if code := b.call(fnGetDevice, &f.own); code != success {
 		return code.of(fnGetDevice)
 	}
 	if f.out.int(3) == d.ordinal {
-		return Success
+		return success
 	}
 	f.own.args[0] = uintptr(d.ordinal)
-	if code := b.call(fnSetDevice, &f.own); code != Success {
+	if code := b.call(fnSetDevice, &f.own); code != success {
 		return code.of(fnSetDevice)
 	}
-	return Success
+	return success
 }

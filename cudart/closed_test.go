@@ -28,7 +28,7 @@ func TestClosedRuntime(t *testing.T) {
 	require.NoError(t, err)
 	host, err := dev.HostAlloc(64, 0)
 	require.NoError(t, err)
-	managed, err := dev.MallocManaged(64, cudart.ManagedGlobal)
+	managed, err := dev.MallocManaged(64)
 	require.NoError(t, err)
 	require.NoError(t, s.CopyToDevice(mem, host, 64))
 	require.NoError(t, s.Record(e))
@@ -43,7 +43,7 @@ func TestClosedRuntime(t *testing.T) {
 		"device":      func() error { _, err := rt.Device(0); return err },
 		"malloc":      func() error { _, err := dev.Malloc(64); return err },
 		"host alloc":  func() error { _, err := dev.HostAlloc(64, 0); return err },
-		"managed":     func() error { _, err := dev.MallocManaged(64, cudart.ManagedGlobal); return err },
+		"managed":     func() error { _, err := dev.MallocManaged(64); return err },
 		"register":    func() error { return dev.HostRegister(host, 64, 0) },
 		"stream":      func() error { _, err := dev.NewStream(cudart.StreamOptions{}); return err },
 		"event":       func() error { _, err := dev.NewEvent(cudart.EventOptions{}); return err },
@@ -72,7 +72,7 @@ func TestClosedRuntime(t *testing.T) {
 // An event that is made while Close destroys those of the Runtime is destroyed too.
 func TestCloseWhileAnEventIsMade(t *testing.T) {
 	t.Parallel()
-	for name, code := range map[string]cudart.Code{"": cudart.Success, "destroying it reports an error of earlier work": cudart.ErrMemoryAllocation} {
+	for name, code := range map[string]cudart.Code{"": cudart.Code(0), "destroying it reports an error of earlier work": cudart.ErrMemoryAllocation} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sim, rt := testgpu.Sim(t, cudasim.Config{})

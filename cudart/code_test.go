@@ -20,7 +20,7 @@ func TestCodesHaveCUDAsNamesAndTexts(t *testing.T) {
 		code                Code
 		name, text, message string
 	}{
-		{Success, "cudaSuccess", "no error", "cudaSuccess (0): no error"},
+		{success, "cudaSuccess", "no error", "cudaSuccess (0): no error"},
 		{ErrMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory", "cudaErrorMemoryAllocation (2): out of memory"},
 		{ErrInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version",
 			"cudaErrorInsufficientDriver (35): CUDA driver version is insufficient for CUDA runtime version"},
@@ -88,8 +88,8 @@ func TestConstantsHaveTheNamesOfTheirCodes(t *testing.T) {
 		t.Skip("the source is not here")
 	}
 	require.NoError(t, err)
-	constants := regexp.MustCompile(`(?m)^\t(?:Err(\w+)|Success) +Code = (\d+) +// (.*)$`).FindAllSubmatch(source, -1)
-	require.Greater(t, len(constants), 50)
+	constants := regexp.MustCompile(`(?m)^\t(?:[Ee]rr(\w+)|success) +Code = (\d+) +// (.*)$`).FindAllSubmatch(source, -1)
+	require.Greater(t, len(constants), 40)
 	for _, c := range constants {
 		number, err := strconv.Atoi(string(c[2]))
 		require.NoError(t, err)

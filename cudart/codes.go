@@ -7,17 +7,24 @@ import (
 	"sync"
 )
 
-// The codes that callers of this package may test for: Err + the C name without cudaError,
-// and Success, which no method returns as an error. Any other code can be compared as a
+// Codes that this package alone acts on.
+const (
+	success                     Code = 0   // which no method returns as an error
+	errHardwareStackError       Code = 714 // hardware stack error
+	errInvalidAddressSpace      Code = 717 // operation not supported on global/shared address space
+	errInvalidPc                Code = 718 // invalid program counter
+	errDeviceUninitialized      Code = 201 // invalid device context
+	errPeerAccessAlreadyEnabled Code = 704 // peer access is already enabled
+)
+
+// The codes that callers of this package may test for: Err + the C name without cudaError. Any other code can be compared as a
 // number, such as Code(900), and has its name and text as well.
 const (
-	Success                        Code = 0   // no error
 	ErrInvalidValue                Code = 1   // invalid argument
 	ErrMemoryAllocation            Code = 2   // out of memory
 	ErrInitializationError         Code = 3   // initialization error
 	ErrCudartUnloading             Code = 4   // driver shutting down
 	ErrInvalidConfiguration        Code = 9   // invalid configuration argument
-	ErrInvalidMemcpyDirection      Code = 21  // invalid copy direction for memcpy
 	ErrStubLibrary                 Code = 34  // CUDA driver is a stub library
 	ErrInsufficientDriver          Code = 35  // CUDA driver version is insufficient for CUDA runtime version
 	ErrCallRequiresNewerDriver     Code = 36  // API call is not supported in the installed CUDA driver
@@ -25,10 +32,8 @@ const (
 	ErrNoDevice                    Code = 100 // no CUDA-capable device is detected
 	ErrInvalidDevice               Code = 101 // invalid device ordinal
 	ErrInvalidKernelImage          Code = 200 // device kernel image is invalid
-	ErrDeviceUninitialized         Code = 201 // invalid device context
 	ErrNoKernelImageForDevice      Code = 209 // no kernel image is available for execution on the device
 	ErrECCUncorrectable            Code = 214 // uncorrectable ECC error encountered
-	ErrDeviceAlreadyInUse          Code = 216 // exclusive-thread device already in use by a different thread
 	ErrPeerAccessUnsupported       Code = 217 // peer access is not supported between these two devices
 	ErrInvalidPtx                  Code = 218 // a PTX JIT compilation failed
 	ErrNvlinkUncorrectable         Code = 220 // uncorrectable NVLink error detected during the execution
@@ -40,18 +45,13 @@ const (
 	ErrIllegalAddress              Code = 700 // an illegal memory access was encountered
 	ErrLaunchOutOfResources        Code = 701 // too many resources requested for launch
 	ErrLaunchTimeout               Code = 702 // the launch timed out and was terminated
-	ErrPeerAccessAlreadyEnabled    Code = 704 // peer access is already enabled
 	ErrPeerAccessNotEnabled        Code = 705 // peer access has not been enabled
 	ErrContextIsDestroyed          Code = 709 // context is destroyed
 	ErrAssert                      Code = 710 // device-side assert triggered
-	ErrTooManyPeers                Code = 711 // peer mapping resources exhausted
 	ErrHostMemoryAlreadyRegistered Code = 712 // part or all of the requested memory range is already mapped
 	ErrHostMemoryNotRegistered     Code = 713 // pointer does not correspond to a registered memory region
-	ErrHardwareStackError          Code = 714 // hardware stack error
 	ErrIllegalInstruction          Code = 715 // an illegal instruction was encountered
 	ErrMisalignedAddress           Code = 716 // misaligned address
-	ErrInvalidAddressSpace         Code = 717 // operation not supported on global/shared address space
-	ErrInvalidPc                   Code = 718 // invalid program counter
 	ErrLaunchFailure               Code = 719 // unspecified launch failure
 	ErrNotPermitted                Code = 800 // operation not permitted
 	ErrNotSupported                Code = 801 // operation not supported
@@ -59,13 +59,7 @@ const (
 	ErrSystemDriverMismatch        Code = 803 // system has unsupported display driver / cuda driver combination
 	ErrCompatNotSupportedOnDevice  Code = 804 // forward compatibility was attempted on non supported HW
 	ErrMpsConnectionFailed         Code = 805 // MPS client failed to connect to the MPS control daemon or the MPS server
-	ErrMpsRpcFailure               Code = 806 // the remote procedural call between the MPS server and the MPS client failed
 	ErrMpsServerNotReady           Code = 807 // MPS server is not ready to accept new MPS client requests
-	ErrMpsMaxClientsReached        Code = 808 // the hardware resources required to create MPS client have been exhausted
-	ErrMpsMaxConnectionsReached    Code = 809 // the hardware resources required to support device connections have been exhausted
-	ErrMpsClientTerminated         Code = 810 // the MPS client has been terminated by the server
-	ErrStreamCaptureUnsupported    Code = 900 // operation not permitted when stream is capturing
-	ErrTimeout                     Code = 909 // wait operation timed out
 	ErrUnknown                     Code = 999 // unknown error
 )
 

@@ -18,7 +18,7 @@ import (
 // pinned returns n bytes of pinned memory, until the end of the test.
 func pinned(tb testing.TB, dev *cudart.Device, n int) []byte {
 	tb.Helper()
-	p, err := dev.HostAlloc(n, cudart.HostAllocDefault)
+	p, err := dev.HostAlloc(n, 0)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { assert.NoError(tb, dev.FreeHost(p)) })
 	return unsafe.Slice((*byte)(p), n)
@@ -204,7 +204,7 @@ func TestManagedMemory(t *testing.T) {
 	forEachLibrary(t, func(t *testing.T, dev *cudart.Device) {
 		const n = 1 << 20
 		s := stream(t, dev)
-		p, err := dev.MallocManaged(n, cudart.ManagedGlobal)
+		p, err := dev.MallocManaged(n)
 		require.NoError(t, err)
 		mem := cudart.DevPtr(uintptr(p))
 		b := unsafe.Slice((*byte)(p), n)

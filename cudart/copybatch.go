@@ -76,12 +76,6 @@ func (b *CopyBatch) copy(i int) string {
 	return fmt.Sprintf("copy %d of %d: %d bytes from %#x to %#x", i, len(b.sizes), b.sizes[i], b.srcs[i], b.dsts[i])
 }
 
-// CanCopyBatch reports whether [Stream.CopyBatch] works: both library and driver must
-// be of CUDA 12.8 or later.
-func (rt *Runtime) CanCopyBatch() bool {
-	return rt.made() && rt.entry[fnMemcpyBatch] != 0 && rt.lib.Driver >= batchSince
-}
-
 // CopyBatch queues all copies of a list with one call (cudaMemcpyBatchAsync, of CUDA
 // 12.8 or later). An empty list is ignored. The batch as a whole has its place in the
 // stream's order; its copies run in any order, so none may use bytes that another one
@@ -90,7 +84,7 @@ func (rt *Runtime) CanCopyBatch() bool {
 // copies are queued one by one.
 //
 // The error wraps [errors.ErrUnsupported] if the library is older than 12.8,
-// [ErrCallRequiresNewerDriver] if the driver is (see [Runtime.CanCopyBatch]), and
+// [ErrCallRequiresNewerDriver] if the driver is (see [Library]), and
 // [ErrInvalidValue] if a copy has a negative size or runs past its memory; libraries
 // before 13.0 say which copy it is. After an error some copies may have been queued.
 func (s *Stream) CopyBatch(b *CopyBatch) error {

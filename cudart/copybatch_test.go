@@ -54,14 +54,14 @@ func TestCopyBatch(t *testing.T) {
 		require.Zero(t, b.Len(), "a copy of 0 bytes is ignored")
 
 		if v := dev.Runtime().Library().Runtime; v < 12080 {
-			require.False(t, dev.Runtime().CanCopyBatch())
+			require.False(t, dev.Runtime().Library().CopyBatch)
 			b.ToDevice(sc.mem, pointer(sc.host), 1)
 			err := s.CopyBatch(&b)
 			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.ErrorContains(t, err, "CUDA 12.8")
 			return
 		}
-		require.True(t, dev.Runtime().CanCopyBatch())
+		require.True(t, dev.Runtime().Library().CopyBatch)
 
 		fill(sc.host, 6)
 		require.NoError(t, s.Memset(sc.mem, 0xee, size))
@@ -118,7 +118,7 @@ func TestCopyBatchRefusals(t *testing.T) {
 			} else {
 				require.ErrorContains(t, err, "2 copies on")
 			}
-			require.Equal(t, cudart.Success, rt.PendingError())
+			require.Equal(t, cudart.Code(0), rt.PendingError())
 			sim.Fail("cudaMemcpyBatchAsync", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 			err = s.CopyBatch(&b)
 			require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
@@ -151,7 +151,7 @@ func TestCopyBatchRefusals(t *testing.T) {
 func TestCopyBatchNeedsADriverToo(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Version: 12080, DriverVersion: 12040})
-	require.False(t, rt.CanCopyBatch())
+	require.False(t, rt.Library().CopyBatch)
 }
 
 // Batches of several goroutines on one stream and on several.

@@ -76,7 +76,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 	properties := make([]byte, propertiesSize)
 	f.host = unsafe.Pointer(&properties[0])
 	f.args[0], f.args[1] = uintptr(f.host), uintptr(i)
-	if code := rt.callAnyDevice(fnGetDeviceProperties, f); code != Success {
+	if code := rt.callAnyDevice(fnGetDeviceProperties, f); code != success {
 		return nil, rt.errorf(fnGetDeviceProperties, code, "device %d", i)
 	}
 	d.name = cString(properties[:nameSize])
@@ -86,7 +86,7 @@ func (rt *Runtime) newDevice(i int) (*Device, error) {
 	id := make([]byte, 32)
 	f.host = unsafe.Pointer(&id[0])
 	f.args[0], f.args[1], f.args[2] = uintptr(f.host), uintptr(len(id)), uintptr(i)
-	if code := rt.callAnyDevice(fnDeviceGetPCIBusID, f); code != Success {
+	if code := rt.callAnyDevice(fnDeviceGetPCIBusID, f); code != success {
 		return nil, rt.errorf(fnDeviceGetPCIBusID, code, "device %d", i)
 	}
 	d.pciBusID = cString(id)
@@ -160,14 +160,4 @@ func (d *Device) MemInfo() (free, total int, err error) {
 		return 0, 0, fmt.Errorf("cudaMemGetInfo: memory of %v: %d bytes are free of %d", d, out[0], out[1])
 	}
 	return int(out[0]), int(out[1]), err
-}
-
-// StreamPriorities returns the lowest and the highest priority of streams of the
-// device (cudaDeviceGetStreamPriorityRange). A higher priority is a smaller number:
-// 0 and -5, for example. Both are 0 if the device has no priorities.
-func (d *Device) StreamPriorities() (lowest, highest int, err error) {
-	f := d.begin(nil)
-	f.args[0], f.args[1] = f.outPtr(0), f.outPtr(1)
-	out, err := d.do(fnDeviceGetStreamPriorityRange, f, d.String)
-	return out.int(0), out.int(1), err
 }

@@ -62,7 +62,6 @@ var driverSymbols = []symbol{
 	{fn: fnGetDeviceProperties, name: "cuDeviceGetName", required: true, adapt: propertiesByDriver},
 	{fn: fnDeviceGetAttribute, name: "cuDeviceGetAttribute", required: true},
 	{fn: fnDeviceGetPCIBusID, name: "cuDeviceGetPCIBusId", required: true},
-	{fn: fnDeviceGetStreamPriorityRange, name: "cuCtxGetStreamPriorityRange", required: true},
 	{fn: fnDeviceSynchronize, name: "cuCtxSynchronize", required: true},
 	{fn: fnDeviceCanAccessPeer, name: "cuDeviceCanAccessPeer", required: true},
 	{fn: fnDeviceEnablePeerAccess, name: "cuCtxEnablePeerAccess", required: true, adapt: peerAccessByDriver},
@@ -79,8 +78,7 @@ var driverSymbols = []symbol{
 	{fn: fnMemAdvise, name: "cuMemAdvise", until: 12020, abi: abiOrdinal},
 	{fn: fnMemAdvise, name: "cuMemAdvise_v2", since: 12020, abi: abiLocation},
 	{fn: fnMemRangeGetAttribute, name: "cuMemRangeGetAttribute"},
-	{fn: fnMemPrefetchBatch, name: "cuMemPrefetchBatchAsync", since: prefetchBatchSince},
-	{fn: fnMemDiscardBatch, name: "cuMemDiscardBatchAsync", since: prefetchBatchSince},
+	{fn: fnMemDiscardBatch, name: "cuMemDiscardBatchAsync", since: discardSince},
 
 	{fn: fnHostAlloc, name: "cuMemHostAlloc", required: true},
 	{fn: fnFreeHost, name: "cuMemFreeHost", required: true},
@@ -132,7 +130,7 @@ func (rt *Runtime) driverSymbol(s *symbol) uintptr {
 		f.args = [maxCallArgs]uintptr{uintptr(f.host), f.outPtr(0), uintptr(version), legacyStream, f.outPtr(1)}
 		code, address := rt.callAnyDevice(fnGetProcAddress, f), uintptr(f.out[0])
 		rt.end(f)
-		if code == Success && address != 0 {
+		if code == success && address != 0 {
 			return address
 		}
 	}
@@ -188,7 +186,7 @@ func countByDriver(b *binding, c *cCall) Code {
 	code := c.then(b, fnInit, 0)
 	if c.entry, c.args = entry, args; code == ErrNoDevice.of(fnInit) {
 		return ErrNoDevice
-	} else if code != Success {
+	} else if code != success {
 		return code
 	}
 	return c.call()
@@ -200,13 +198,13 @@ func propertiesByDriver(b *binding, c *cCall) Code {
 	args := c.args
 	to, ordinal := args[0], args[1]
 	code := c.then(b, fnDeviceGet, c.driverPtr(0), ordinal)
-	if code == Success && uintptr(uint32(c.driver[0])) != ordinal {
+	if code == success && uintptr(uint32(c.driver[0])) != ordinal {
 		code = ErrInvalidDevice.of(fnDeviceGet)
 	}
-	if code == Success {
+	if code == success {
 		code = c.then(b, fnGetDeviceProperties, to, nameSize, ordinal)
 	}
-	if code == Success {
+	if code == success {
 		code = c.then(b, fnDeviceGetUUID, to+nameSize, ordinal)
 	}
 	c.args = args
@@ -216,7 +214,7 @@ func propertiesByDriver(b *binding, c *cCall) Code {
 // context returns the primary context of a device, retained.
 func (b *binding) context(c *cCall, ordinal int) (uintptr, Code) {
 	if context := b.contexts[ordinal].Load(); context != 0 {
-		return context, Success
+		return context, success
 	}
 	return b.retain(c, ordinal)
 }
@@ -225,17 +223,17 @@ func (b *binding) context(c *cCall, ordinal int) (uintptr, Code) {
 // may do that at once: only the count of its users differs.
 func (b *binding) retain(c *cCall, ordinal int) (uintptr, Code) {
 	code := c.then(b, fnPrimaryContextRetain, c.driverPtr(0), uintptr(ordinal))
-	if code != Success {
+	if code != success {
 		return 0, code
 	}
 	b.contexts[ordinal].Store(uintptr(c.driver[0]))
-	return uintptr(c.driver[0]), Success
+	return uintptr(c.driver[0]), success
 }
 
 func setDeviceByDriver(b *binding, c *cCall) Code {
 	args := c.args
 	context, code := b.context(c, int(int32(args[0])))
-	if code == Success {
+	if code == success {
 		code = c.then(b, fnSetDevice, context)
 	}
 	c.args = args
@@ -245,9 +243,9 @@ func setDeviceByDriver(b *binding, c *cCall) Code {
 // getDeviceByDriver returns device -1 for a thread whose context is none, or lost.
 func getDeviceByDriver(b *binding, c *cCall) Code {
 	code := c.call()
-	if code == ErrDeviceUninitialized || code == ErrContextIsDestroyed {
+	if code == errDeviceUninitialized || code == ErrContextIsDestroyed {
 		*(*(**int32)(unsafe.Pointer(&c.args[0]))) = -1
-		return Success
+		return success
 	}
 	return code
 }
@@ -272,13 +270,13 @@ func (b *binding) attachByDriver(c *cCall, ordinal int, renews bool) Code {
 	}
 	if context != 0 {
 		c.driver[1] = 0
-		if code := c.then(b, fnPrimaryContextGetState, uintptr(ordinal), c.driverPtr(0), c.driverPtr(1)); code != Success {
+		if code := c.then(b, fnPrimaryContextGetState, uintptr(ordinal), c.driverPtr(0), c.driverPtr(1)); code != success {
 			return code
 		}
 	}
 	if active := uint32(c.driver[1]) != 0; context == 0 || !active {
 		var code Code
-		if context, code = b.retain(c, ordinal); code != Success {
+		if context, code = b.retain(c, ordinal); code != success {
 			return code
 		}
 	}
@@ -293,7 +291,7 @@ func peerAccessByDriver(b *binding, c *cCall) Code {
 		return ErrInvalidDevice
 	}
 	context, code := b.context(c, peer)
-	if code == Success {
+	if code == success {
 		c.entry, c.args = entry, args
 		c.args[0] = context
 		code = c.call()
@@ -306,10 +304,10 @@ func memcpyPeerByDriver(b *binding, c *cCall) Code {
 	entry, args := c.entry, c.args
 	to, code := b.context(c, int(int32(args[1])))
 	var from uintptr
-	if code == Success {
+	if code == success {
 		from, code = b.context(c, int(int32(args[3])))
 	}
-	if code == Success {
+	if code == success {
 		c.entry, c.args = entry, args
 		c.args[1], c.args[3] = to, from
 		code = c.call()
@@ -326,7 +324,7 @@ var (
 
 func memcpyByDriver(b *binding, c *cCall) Code {
 	if c.args[2] == 0 {
-		return Success
+		return success
 	}
 	c.entry = b.entry[memcpyKinds[c.args[3]]]
 	return c.call()
@@ -335,7 +333,7 @@ func memcpyByDriver(b *binding, c *cCall) Code {
 func memcpyAsyncByDriver(b *binding, c *cCall) Code {
 	kind := c.args[3]
 	if c.args[2] == 0 {
-		return Success
+		return success
 	}
 	c.entry, c.args[3] = b.entry[memcpyAsyncKinds[kind]], c.args[4]
 	code := c.call()
@@ -345,7 +343,7 @@ func memcpyAsyncByDriver(b *binding, c *cCall) Code {
 
 func memsetByDriver(_ *binding, c *cCall) Code {
 	if c.args[2] == 0 {
-		return Success
+		return success
 	}
 	return c.call()
 }
@@ -373,7 +371,7 @@ var pointerQueries = sync.Pool{New: func() any {
 func pointerAttributesByDriver(b *binding, c *cCall) Code {
 	args := c.args
 	defer func() { c.args = args }()
-	if code := c.then(b, fnGetDevice, c.driverPtr(0)); code != Success {
+	if code := c.then(b, fnGetDevice, c.driverPtr(0)); code != success {
 		_, code = code.call(fnGetDevice)
 		return code
 	}
@@ -381,7 +379,7 @@ func pointerAttributesByDriver(b *binding, c *cCall) Code {
 	defer pointerQueries.Put(q)
 	q.memoryType, q.managed, q.ordinal, q.devicePtr, q.hostPtr = 0, 0, 0, 0, 0
 	code := c.then(b, fnPointerGetAttributes, uintptr(len(q.to)), uintptr(unsafe.Pointer(&q.attributes)), uintptr(unsafe.Pointer(&q.to)), args[1])
-	if code != Success {
+	if code != success {
 		_, code = code.call(fnPointerGetAttributes)
 		return code
 	}
@@ -396,8 +394,8 @@ func pointerAttributesByDriver(b *binding, c *cCall) Code {
 	case q.memoryType == driverDevice:
 		a.kind = int32(MemoryDevice)
 	default:
-		return Success
+		return success
 	}
 	a.device, a.devicePtr, a.hostPtr = int32(q.ordinal), q.devicePtr, q.hostPtr
-	return Success
+	return success
 }

@@ -57,7 +57,7 @@ func (e *Error) Error() string {
 	if name := codeTable()[e.Code].driver; e.API == DriverAPI && name != "" {
 		s += " (the driver's " + name + ")"
 	}
-	if e.Code.sticky() {
+	if e.Code.Fatal() {
 		s += " (the error may come from earlier asynchronous work, and the CUDA context cannot be used any more: restart the process)"
 	}
 	return s
@@ -95,11 +95,12 @@ func (c Code) Is(target error) bool {
 	return target == errors.ErrUnsupported && (c == ErrNotSupported || c == ErrCallRequiresNewerDriver)
 }
 
-// sticky reports whether the code stays with the context until the process ends.
-func (c Code) sticky() bool {
+// Fatal reports whether the code stays with the context until the process ends: the device is of no use
+// to the process any more.
+func (c Code) Fatal() bool {
 	switch c {
-	case ErrIllegalAddress, ErrLaunchFailure, ErrLaunchTimeout, ErrHardwareStackError,
-		ErrIllegalInstruction, ErrMisalignedAddress, ErrInvalidAddressSpace, ErrInvalidPc,
+	case ErrIllegalAddress, ErrLaunchFailure, ErrLaunchTimeout, errHardwareStackError,
+		ErrIllegalInstruction, ErrMisalignedAddress, errInvalidAddressSpace, errInvalidPc,
 		ErrECCUncorrectable, ErrContextIsDestroyed:
 		return true
 	}
@@ -114,10 +115,10 @@ const (
 )
 
 // of adds to a code the function that returned it. Calls that another call needs
-// first return such codes, so that errorf names the function that failed. Success, and a code
+// first return such codes, so that errorf names the function that failed. success, and a code
 // that has its function, stay as they are.
 func (c Code) of(fn function) Code {
-	if c == Success || c>>codeBits != 0 {
+	if c == success || c>>codeBits != 0 {
 		return c
 	}
 	return c | Code(fn+1)<<codeBits
@@ -134,7 +135,7 @@ func (c Code) call(fn function) (function, Code) {
 	return fn, c
 }
 
-// errorf makes the error of a call that returned a code other than Success. The
+// errorf makes the error of a call that returned a code other than success. The
 // format is for the arguments of the call.
 func (rt *Runtime) errorf(fn function, code Code, format string, args ...any) error {
 	detail := fmt.Sprintf(format, args...)

@@ -83,7 +83,7 @@ func ExampleEvent_Since() {
 	end, err := dev.NewEvent(cudart.EventOptions{Timing: true})
 	check(err)
 	const n = 64 << 20
-	host, err := dev.HostAlloc(n, cudart.HostAllocDefault)
+	host, err := dev.HostAlloc(n, 0)
 	check(err)
 	mem, err := dev.Malloc(n)
 	check(err)
@@ -113,7 +113,7 @@ func ExampleStream_Point() {
 	check(err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	check(err)
-	host, err := dev.HostAlloc(4096, cudart.HostAllocDefault)
+	host, err := dev.HostAlloc(4096, 0)
 	check(err)
 	mem, err := dev.Malloc(4096)
 	check(err)
@@ -150,7 +150,7 @@ func ExampleDevice_StreamFromHandle() {
 	check(err)
 	mem, err := dev.Malloc(5)
 	check(err)
-	host, err := dev.HostAlloc(5, cudart.HostAllocDefault)
+	host, err := dev.HostAlloc(5, 0)
 	check(err)
 	theirs, err := dev.NewStream(cudart.StreamOptions{}) // in place of another library
 	check(err)

@@ -15,7 +15,7 @@ func (d *Device) NewBlockingEvent() (*Event, error) {
 	f := d.rt.begin()
 	defer d.rt.end(f)
 	f.args[0], f.args[1] = f.outPtr(0), blockingSync|disableTiming
-	if code := d.guard(fnEventCreate, f); code != Success {
+	if code := d.guard(fnEventCreate, f); code != success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%v", d)
 	}
 	return d.eventOf(d.cEventOf(uintptr(f.out[0])), false), nil
@@ -26,7 +26,7 @@ func (e *Event) WaitInC() error {
 	c, f := e.begin()
 	defer e.dev.rt.end(f)
 	f.args[0] = c.handle.value
-	if code := e.dev.guard(fnEventSynchronize, f); code != Success {
+	if code := e.dev.guard(fnEventSynchronize, f); code != success {
 		return e.dev.rt.errorf(fnEventSynchronize, code, "%v", e)
 	}
 	return nil
@@ -38,7 +38,7 @@ func (p Point) CloseEvent() error { return p.timeline.eventFor(p.n).event.close(
 // PendingError is the calling thread's cudaGetLastError.
 func (rt *Runtime) PendingError() Code {
 	if rt.lib.API == DriverAPI {
-		return Success // libcuda keeps none
+		return success // libcuda keeps none
 	}
 	return rt.call(fnGetLastError, &rt.begin().cCall)
 }

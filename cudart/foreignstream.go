@@ -83,7 +83,7 @@ func (t *Timeline) identify() error {
 	f := t.begin()
 	defer t.dev.rt.end(f)
 	switch code := t.readID(f); code {
-	case Success:
+	case success:
 		t.foreign.id = f.out[0]
 	case codeMissing, ErrCallRequiresNewerDriver:
 	default:
@@ -102,13 +102,13 @@ func (t *Timeline) readID(f *frame) Code {
 // foreign ones are checked.
 func (t *Timeline) sameStream(f *frame) Code {
 	if t.foreign == nil || t.foreign.id == 0 {
-		return Success
+		return success
 	}
 	code := t.readID(f)
-	if code == Success && f.out[0] != t.foreign.id {
+	if code == success && f.out[0] != t.foreign.id {
 		code = ErrInvalidResourceHandle
 	}
-	if code != Success {
+	if code != success {
 		code = code.of(fnStreamGetID)
 	}
 	return code

@@ -60,7 +60,7 @@ func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check(e)
 	mem, e := dev.Malloc(256)
 	check(e)
-	host, e := dev.HostAlloc(256, cudart.HostAllocDefault)
+	host, e := dev.HostAlloc(256, 0)
 	check(e)
 	if err != nil {
 		return err
@@ -94,9 +94,9 @@ func TestErrorsDoNotStayPending(t *testing.T) {
 		rt := dev.Runtime()
 		_, err := dev.Malloc(1 << 50)
 		require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
-		require.Equal(t, cudart.Success, rt.PendingError())
+		require.Equal(t, cudart.Code(0), rt.PendingError())
 		require.Error(t, dev.HostRegister(nil, 0, 0))
-		require.Equal(t, cudart.Success, rt.PendingError())
+		require.Equal(t, cudart.Code(0), rt.PendingError())
 
 		s, e := stream(t, dev), event(t, dev, cudart.EventOptions{})
 		mem, host := device(t, dev, 64<<20), pinned(t, dev, 64<<20)
@@ -111,9 +111,9 @@ func TestErrorsDoNotStayPending(t *testing.T) {
 		done, err := s.Query()
 		require.NoError(t, err)
 		require.False(t, done, "the copies take longer than this")
-		require.Equal(t, cudart.Success, rt.PendingError(), "cudaErrorNotReady does not stay on the thread")
+		require.Equal(t, cudart.Code(0), rt.PendingError(), "cudaErrorNotReady does not stay on the thread")
 		require.NoError(t, s.Synchronize(context.Background()))
-		require.Equal(t, cudart.Success, rt.PendingError())
+		require.Equal(t, cudart.Code(0), rt.PendingError())
 	})
 }
 
@@ -123,13 +123,13 @@ func TestThreadsWithoutContextGetOne(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{Version: 11080})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	p, err := dev.MallocManaged(4096, cudart.ManagedGlobal)
+	p, err := dev.MallocManaged(4096)
 	require.NoError(t, err)
 	mem := cudart.DevPtr(uintptr(p))
-	sim.Fail("cudaMemAdvise", cudasim.Fault{Code: cudart.ErrDeviceUninitialized})
+	sim.Fail("cudaMemAdvise", cudasim.Fault{Code: cudart.Code(201)})
 	require.NoError(t, dev.MemAdvise(mem, 4096, cudart.AdviseReadMostly, dev.Location()))
 	require.Equal(t, 2, sim.Calls("cudaMemAdvise"))
-	sim.Fail("cudaMemAdvise", cudasim.Fault{Times: 2, Code: cudart.ErrDeviceUninitialized})
-	require.ErrorIs(t, dev.MemAdvise(mem, 4096, cudart.AdviseReadMostly, dev.Location()), cudart.ErrDeviceUninitialized, "tried twice, not for ever")
+	sim.Fail("cudaMemAdvise", cudasim.Fault{Times: 2, Code: cudart.Code(201)})
+	require.ErrorIs(t, dev.MemAdvise(mem, 4096, cudart.AdviseReadMostly, dev.Location()), cudart.Code(201), "tried twice, not for ever")
 	require.NoError(t, dev.Free(mem))
 }

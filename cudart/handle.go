@@ -122,7 +122,7 @@ func (h *handle) destroy(fn function) error {
 	f := h.dev.rt.begin()
 	f.args[0] = h.value
 	code := h.dev.guard(fn, f)
-	if code == Success || code.sticky() {
+	if code == success || code.Fatal() {
 		h.destroyed()
 	} else {
 		h.state.And(^uint64(handleDestroying))

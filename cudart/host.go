@@ -10,8 +10,7 @@ type HostAllocFlags uint32
 
 // Flags for [Device.HostAlloc].
 const (
-	HostAllocDefault HostAllocFlags = 0
-	HostAllocMapped  HostAllocFlags = 2 // kernels can access it: see [Device.HostDevicePointer]
+	HostAllocMapped HostAllocFlags = 2 // kernels can access it: see [Device.HostDevicePointer]
 )
 
 // HostRegisterFlags are flags of cudaHostRegister, to be combined with |.
@@ -19,7 +18,6 @@ type HostRegisterFlags uint32
 
 // Flags for [Device.HostRegister].
 const (
-	HostRegisterDefault  HostRegisterFlags = 0
 	HostRegisterPortable HostRegisterFlags = 1 // pinned for all devices
 	HostRegisterReadOnly HostRegisterFlags = 8 // devices only read: for memory that cannot be written
 )

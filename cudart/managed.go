@@ -6,15 +6,6 @@ import (
 	"unsafe"
 )
 
-// ManagedFlags are flags of cudaMallocManaged.
-type ManagedFlags uint32
-
-// Flags for [Device.MallocManaged]. One of them is needed.
-const (
-	ManagedGlobal ManagedFlags = 1 // every stream of every device can access it
-	ManagedHost   ManagedFlags = 2 // no device can, until it is attached to a stream
-)
-
 // A LocationKind is a cudaMemLocationType.
 type LocationKind int
 
@@ -88,15 +79,15 @@ const (
 // MallocManaged allocates n bytes that the host and all devices access at the same
 // address, and that the driver moves between them (cudaMallocManaged). The address
 // for copies is DevPtr(uintptr(p)). Release it with [Device.Free]. The error wraps
-// [ErrInvalidValue] if n <= 0 or if flags are not one of ManagedGlobal and
-// ManagedHost, [ErrMemoryAllocation] if there is not enough memory, and [ErrNotSupported] if
+// [ErrInvalidValue] if n <= 0, [ErrMemoryAllocation] if there is not enough memory, and [ErrNotSupported] if
 // [AttrManagedMemory] is 0.
-func (d *Device) MallocManaged(n int, flags ManagedFlags) (unsafe.Pointer, error) {
+func (d *Device) MallocManaged(n int) (unsafe.Pointer, error) {
 	if n <= 0 {
 		return nil, invalid(fnMallocManaged, "size %d: must be positive", n)
 	}
+	const attachGlobal = 1 // every stream of every device can access it
 	f := d.begin(nil)
-	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), uintptr(flags)
+	f.args[0], f.args[1], f.args[2] = f.outPtr(0), uintptr(n), attachGlobal
 	out, err := d.do(fnMallocManaged, f, func() string { return fmt.Sprintf("%d bytes on %v", n, d) })
 	return *(*unsafe.Pointer)(unsafe.Pointer(&out[0])), err
 }
@@ -211,103 +202,8 @@ func (d *Device) RangeAttributes(p DevPtr, n int) (RangeAttributes, error) {
 	return a, nil
 }
 
-// prefetchBatchSince is the first version of library and driver with batches of
-// prefetches.
-const prefetchBatchSince Version = 13000
-
-// A PrefetchBatch is a list of ranges of managed memory that [Stream.PrefetchBatch] moves
-// with one call. The zero value is an empty list. A list may be queued several times.
-// Only one goroutine may use it at a time.
-type PrefetchBatch struct {
-	// What C reads during the call: one place for each range.
-	ptrs      []uintptr
-	sizes     []int
-	locations []cLocation
-	indexes   []uintptr // of the first range of each location
-
-	err error // of the first range with a size that cannot be
-}
-
-// cLocation is cudaMemLocation.
-type cLocation struct{ kind, id int32 }
-
-// Add adds the move of n bytes at p to a location. If n <= 0, [Stream.PrefetchBatch]
-// returns an error.
-func (b *PrefetchBatch) Add(p DevPtr, n int, to Location) {
-	if b == nil { // queueing it is an error
-		return
-	}
-	if n <= 0 && b.err == nil {
-		b.err = invalid(fnMemPrefetchBatch, "range %d, at %v: size %d: must be positive", len(b.ptrs), p, n)
-	}
-	b.indexes = append(b.indexes, uintptr(len(b.ptrs)))
-	b.ptrs, b.sizes = append(b.ptrs, uintptr(p)), append(b.sizes, n)
-	b.locations = append(b.locations, cLocation{int32(to.Kind), int32(to.ID)})
-}
-
-// Len returns the number of ranges.
-func (b *PrefetchBatch) Len() int {
-	if b == nil {
-		return 0
-	}
-	return len(b.ptrs)
-}
-
-// Reset makes the list empty, and keeps its memory for the next ranges.
-func (b *PrefetchBatch) Reset() {
-	if b == nil {
-		return
-	}
-	b.ptrs, b.sizes, b.locations, b.indexes, b.err = b.ptrs[:0], b.sizes[:0], b.locations[:0], b.indexes[:0], nil
-}
-
-// CanPrefetchBatch reports whether [Stream.PrefetchBatch] makes one call of a list: both
-// library and driver must be of CUDA 13.0 or later.
-func (rt *Runtime) CanPrefetchBatch() bool {
-	return rt.made() && rt.entry[fnMemPrefetchBatch] != 0 && rt.lib.Driver >= prefetchBatchSince
-}
-
-// PrefetchBatch queues the moves of a list: with one call (cudaMemPrefetchBatchAsync)
-// where [Runtime.CanPrefetchBatch] is true and the stream is not a default stream, else
-// one by one (cudaMemPrefetchAsync). An empty list is ignored. The batch has its place in
-// the stream's order; its moves run in any order. The errors are those of
-// [Stream.Prefetch]; a nil batch is an error. After an error some moves may have been
-// queued.
-func (s *Stream) PrefetchBatch(b *PrefetchBatch) error {
-	switch {
-	case !s.made():
-		return notMade(fnMemPrefetchBatch)
-	case b == nil:
-		return fmt.Errorf("cudaMemPrefetchBatchAsync: %v: the batch is nil", s)
-	case b.err != nil:
-		return b.err
-	case b.Len() == 0:
-		return nil
-	}
-	if s.isDefault() || !s.dev.rt.CanPrefetchBatch() {
-		for i, p := range b.ptrs {
-			to := Location{Kind: LocationKind(b.locations[i].kind), ID: int(b.locations[i].id)}
-			if err := s.Prefetch(DevPtr(p), b.sizes[i], to); err != nil {
-				return fmt.Errorf("range %d of %d: %w", i, b.Len(), err)
-			}
-		}
-		return nil
-	}
-	f := s.Device().begin(s)
-	f.host = unsafe.Pointer(b)
-	f.args = [maxCallArgs]uintptr{
-		uintptr(unsafe.Pointer(&b.ptrs[0])), uintptr(unsafe.Pointer(&b.sizes[0])), uintptr(b.Len()),
-		uintptr(unsafe.Pointer(&b.locations[0])), uintptr(unsafe.Pointer(&b.indexes[0])), uintptr(b.Len()), 0, s.arg(),
-	}
-	_, err := s.Device().do(fnMemPrefetchBatch, f, func() string { return fmt.Sprintf("%d ranges on %v", b.Len(), s.dev) })
-	return err
-}
-
-// CanDiscard reports whether [Stream.Discard] works: both library and driver must be of
-// CUDA 13.0 or later.
-func (rt *Runtime) CanDiscard() bool {
-	return rt.made() && rt.entry[fnMemDiscardBatch] != 0 && rt.lib.Driver >= prefetchBatchSince
-}
+// discardSince is the first version of library and driver that discard.
+const discardSince Version = 13000
 
 // Discard declares that the contents of n bytes of managed memory at p do not matter any
 // more (cudaMemDiscardBatchAsync, of CUDA 13.0 or later): what moves later is not copied.

@@ -124,7 +124,7 @@ func (t *Timeline) recordOne(f *frame, c *cEvent) (*cEvent, error) {
 		}
 	}
 	code := t.sameStream(f)
-	if code == Success {
+	if code == success {
 		code = codeClosed
 		if _, ok := c.beginUse(); ok { // Runtime.Close destroys events that are in use, too
 			f.args[0], f.args[1] = c.value, t.value
@@ -132,7 +132,7 @@ func (t *Timeline) recordOne(f *frame, c *cEvent) (*cEvent, error) {
 			c.endUse(0)
 		}
 	}
-	if code != Success {
+	if code != success {
 		return c, t.dev.rt.errorf(fnEventRecord, code, "%v", t)
 	}
 	return c, nil

@@ -260,7 +260,7 @@ func (d *Device) Do(f func()) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	fr.args[0] = 0 // cudaFree of nothing attaches the context
-	if code := d.guard(fnFree, fr); code != Success {
+	if code := d.guard(fnFree, fr); code != success {
 		return d.rt.errorf(fnFree, code, "attach the context of %v", d)
 	}
 	f()

@@ -16,16 +16,16 @@ import (
 	"github.com/gopinned/pinned/internal/findlib"
 )
 
-// LibraryEnv is the environment variable that names the library to load, if
+// libraryEnv is the environment variable that names the library to load, if
 // Options.Library does not.
-const LibraryEnv = "PINNED_CUDART"
+const libraryEnv = "PINNED_CUDART"
 
-// APIEnv is the environment variable that chooses the API of the library, if none of
+// apiEnv is the environment variable that chooses the API of the library, if none of
 // Options.API, Options.Library and Options.Source is set: "runtime" or "driver".
-const APIEnv = "PINNED_CUDA_API"
+const apiEnv = "PINNED_CUDA_API"
 
-// DebugEnv is the environment variable that sets Options.Debug if it is 1.
-const DebugEnv = "PINNED_DEBUG"
+// debugEnv is the environment variable that sets Options.Debug if it is 1.
+const debugEnv = "PINNED_DEBUG"
 
 // Options choose the library. The zero value finds one.
 type Options struct {
@@ -87,8 +87,8 @@ func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
 	case ctx == nil:
 		return nil, fmt.Errorf("cudart: open: %w", errNilContext)
 	}
-	o.Debug = o.Debug || findlib.Getenv(DebugEnv) == "1"
-	if err := o.chooseAPI(findlib.Getenv(APIEnv)); err != nil {
+	o.Debug = o.Debug || findlib.Getenv(debugEnv) == "1"
+	if err := o.chooseAPI(findlib.Getenv(apiEnv)); err != nil {
 		return nil, err
 	}
 	op := &librarySearch{o: o, host: findlib.This()}
@@ -111,7 +111,7 @@ func (o *Options) chooseAPI(env string) error {
 	case env == "driver":
 		o.API = DriverAPI
 	default:
-		return fmt.Errorf("cudart: open: %s=%s: must be runtime or driver: %w", APIEnv, env, ErrInvalidValue)
+		return fmt.Errorf("cudart: open: %s=%s: must be runtime or driver: %w", apiEnv, env, ErrInvalidValue)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (op *librarySearch) search() []Attempt {
 func (o Options) candidates(host findlib.Host) (list []findlib.Candidate, searched []string) {
 	named, by := o.Library, "Options.Library"
 	if named == "" {
-		named, by = findlib.Getenv(LibraryEnv), LibraryEnv
+		named, by = findlib.Getenv(libraryEnv), libraryEnv
 	}
 	if named != "" {
 		return []findlib.Candidate{{Path: named, Found: by, Version: host.Version(libcudart, named)}}, nil
@@ -252,6 +252,8 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 		return nil
 	}
 	rt.lib.Attempts = op.attempts
+	rt.lib.CopyBatch = rt.entry[fnMemcpyBatch] != 0 && rt.lib.Driver >= batchSince
+	rt.lib.Discard = rt.entry[fnMemDiscardBatch] != 0 && rt.lib.Driver >= discardSince
 	if !rt.lib.Simulated {
 		rt.lib.Notes = handlersWithoutStack()
 	}
@@ -334,7 +336,7 @@ func (rt *Runtime) bind(ctx context.Context, api API) error {
 	}
 	switch {
 	case api != AnyAPI && api != rt.lib.API:
-		return fmt.Errorf("it exports the %v, and Options.API or %s asks for the %v: %w", rt.lib.API, APIEnv, api, errors.ErrUnsupported)
+		return fmt.Errorf("it exports the %v, and Options.API or %s asks for the %v: %w", rt.lib.API, apiEnv, api, errors.ErrUnsupported)
 	case rt.lib.API == DriverAPI:
 		return rt.bindDriver(ctx)
 	}

@@ -111,7 +111,7 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 		var open *cudart.OpenError
 		require.ErrorAs(t, err, &open)
 		require.Len(t, open.Attempts, 1, "a library that was named is the only one tried")
-		t.Setenv(cudart.LibraryEnv, named)
+		t.Setenv("PINNED_CUDART", named)
 		_, again := cudart.Open(cudart.Options{})
 		require.EqualError(t, errors.Unwrap(again), errors.Unwrap(err).Error(), what)
 	}

@@ -81,7 +81,7 @@ var remedies = []struct {
 	means, do string
 }{
 	{ErrNoLibrary, "",
-		"install CUDA's runtime library (package cuda-cudart, or pip install nvidia-cuda-runtime), or name one with " + LibraryEnv + "=/path/to/libcudart.so.12"},
+		"install CUDA's runtime library (package cuda-cudart, or pip install nvidia-cuda-runtime), or name one with " + libraryEnv + "=/path/to/libcudart.so.12"},
 	{errNotReturned, "the driver hangs, or needs more time",
 		"see whether nvidia-smi hangs too, and dmesg for lines with NVRM and Xid; reset the GPU (nvidia-smi -r) or reboot"},
 	{ErrNoDriver, "",
@@ -91,7 +91,7 @@ var remedies = []struct {
 	{errIncompleteDriver, "",
 		"see which package its libcuda.so.1 belongs to (readlink -f, then dpkg -S or rpm -qf): install the driver's own, and remove what stands in for it"},
 	{ErrInsufficientDriver, "the driver is older than the library",
-		"update the driver (CUDA 13 needs 580 or later, CUDA 12 525, CUDA 11 450), or name an older libcudart with " + LibraryEnv},
+		"update the driver (CUDA 13 needs 580 or later, CUDA 12 525, CUDA 11 450), or name an older libcudart with " + libraryEnv},
 	{ErrStubLibrary, "the libcuda.so.1 that the dynamic loader found is the toolkit's stub, which is for linking only",
 		"remove the stubs directory from LD_LIBRARY_PATH and /etc/ld.so.conf.d, so that the driver's own libcuda.so.1 is found"},
 	{ErrSystemNotReady, "the driver waits for a part of the system that is not running, on hosts with NVSwitch mostly the fabric manager",

@@ -98,7 +98,7 @@ func (d *Device) EnablePeerAccess(peer *Device) error {
 		f.args[0], f.args[1] = uintptr(peer.ordinal), 0
 		code := d.guard(fnDeviceEnablePeerAccess, f)
 		_, err := d.rt.finish(fnDeviceEnablePeerAccess, f, code, func() string { return fmt.Sprintf("%v to %v", d, peer) })
-		access.foreign = code == ErrPeerAccessAlreadyEnabled
+		access.foreign = code == errPeerAccessAlreadyEnabled
 		if err != nil && !access.foreign {
 			return err
 		}
@@ -127,7 +127,7 @@ func (d *Device) DisablePeerAccess(peer *Device) error {
 		// CUDA's calls may return an error of earlier asynchronous work although they
 		// have done their own.
 		code := d.guard(fnDeviceDisablePeerAccess, f)
-		if code != Success && (code != ErrPeerAccessNotEnabled || !access.tried) {
+		if code != success && (code != ErrPeerAccessNotEnabled || !access.tried) {
 			access.tried = true
 			return d.rt.errorf(fnDeviceDisablePeerAccess, code, "%v to %v", d, peer)
 		}

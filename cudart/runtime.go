@@ -29,6 +29,8 @@ type Library struct {
 	Driver    Version   // the newest that the driver supports (cudaDriverGetVersion)
 	Attempts  []Attempt // every library tried, in order; this one is the last
 	Missing   []string  // optional functions that it does not export
+	CopyBatch bool      // Stream.CopyBatch works: library and driver are of CUDA 12.8 or later
+	Discard   bool      // Stream.Discard works: both are of CUDA 13.0 or later
 
 	// Notes name signals whose handlers, installed by the library or by what it has loaded, end a Go
 	// process.

@@ -114,7 +114,7 @@ func Example_memoryLifetime() {
 	check(err)
 	mem, err := dev.Alloc(4096)
 	check(err)
-	host, err := dev.HostAlloc(4096, cudart.HostAllocDefault)
+	host, err := dev.HostAlloc(4096, 0)
 	check(err)
 
 	check(s.CopyToDevice(mem.Ptr(), host, mem.Len()))

@@ -3,6 +3,7 @@ package cudart
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -17,9 +18,9 @@ type StreamOptions struct {
 	// work of the other. The zero value is a stream that does not
 	// (cudaStreamNonBlocking).
 	Blocking bool
-	// Priority is a number in the range of [Device.StreamPriorities]: smaller is
-	// more urgent, and CUDA replaces numbers out of range by the nearest. It does
-	// not affect copies.
+	// Priority is more urgent the smaller it is: 0 is the least urgent of most devices, -5 the
+	// most. Numbers out of a device's range are replaced by the nearest, so math.MinInt is as urgent as
+	// can be. It does not affect copies.
 	Priority int
 }
 
@@ -46,7 +47,7 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 		flags = 0
 	}
 	f := d.begin(nil)
-	f.args[0], f.args[1], f.args[2] = f.outPtr(0), flags, uintptr(o.Priority)
+	f.args[0], f.args[1], f.args[2] = f.outPtr(0), flags, uintptr(min(max(o.Priority, math.MinInt32), math.MaxInt32))
 	out, err := d.do(fnStreamCreate, f, func() string { return fmt.Sprintf("%+v on %v", o, d) })
 	if err != nil {
 		return nil, err
@@ -136,11 +137,11 @@ func (t *Timeline) query(fn function) (done bool, err error) {
 	}
 	f := t.begin()
 	code := t.sameStream(f)
-	if code == Success {
+	if code == success {
 		f.args[0] = t.value
 		code = t.dev.guard(fn, f)
 	}
-	if pointed && code == Success {
+	if pointed && code == success {
 		t.completed(n, queued)
 	}
 	t.dev.rt.end(f)
@@ -151,7 +152,7 @@ func (t *Timeline) query(fn function) (done bool, err error) {
 // is not an error.
 func (d *Device) queryResult(fn function, code Code, what fmt.Stringer) (done bool, err error) {
 	switch code {
-	case Success:
+	case success:
 		return true, nil
 	case ErrNotReady:
 		return false, nil

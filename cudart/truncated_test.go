@@ -105,7 +105,7 @@ func TestLibraryThatIsCutOffOnTheLoadersPath(t *testing.T) {
 	for _, soname := range libcudart.Sonames {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, soname), contents[:end-4096], 0o644))
 	}
-	startAgain(t, child+"="+dir, "LD_LIBRARY_PATH="+dir, LibraryEnv+"=")
+	startAgain(t, child+"="+dir, "LD_LIBRARY_PATH="+dir, libraryEnv+"=")
 }
 
 // Where no libcudart works the driver's library is tried last, unless libcudart's API is asked
@@ -141,7 +141,7 @@ func TestDriverLibraryIsTriedLast(t *testing.T) {
 	contents, _ := aLibrary(t)
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), contents, 0o644))
-	startAgain(t, child+"="+dir, "LD_LIBRARY_PATH="+dir, LibraryEnv+"=", APIEnv+"=")
+	startAgain(t, child+"="+dir, "LD_LIBRARY_PATH="+dir, libraryEnv+"=", apiEnv+"=")
 }
 
 // startAgain runs the test in a new process, with more in its environment.

@@ -36,8 +36,7 @@ func TestMethodsOfNilAndZeroValuesReturnErrors(t *testing.T) {
 		(*cudart.Timeline)(nil), new(cudart.Timeline),
 		(*cudart.DeviceMemory)(nil), new(cudart.DeviceMemory),
 
-		(*cudart.CopyBatch)(nil), (*cudart.PrefetchBatch)(nil),
-		new(cudart.CopyBatch), new(cudart.PrefetchBatch),
+		(*cudart.CopyBatch)(nil), new(cudart.CopyBatch),
 		cudart.Point{}, cudart.DeviceSlice[float32]{}, cudart.Location{}, cudart.StuckCall{},
 		cudart.Code(0), cudart.Version(0), cudart.DevPtr(0), cudart.MemoryType(0), cudart.DriverFacts{},
 		new(cudart.Error), new(cudart.OpenError),

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
@@ -52,7 +51,7 @@ func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, n, s
 		}
 		var p unsafe.Pointer
 		err := inside(ctx, &b.host.pinning, func() (err error) {
-			p, err = b.dev.HostAlloc(size+extra, cudart.HostAllocDefault)
+			p, err = b.dev.HostAlloc(size+extra, 0)
 			return err
 		})
 		if err != nil {

@@ -100,7 +100,7 @@ func TestTheSimulatorReportsTouchesOfBusyMemoryWithoutConcurrentAccess(t *testin
 	dev := rt.Devices()[0]
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
-	p, err := dev.MallocManaged(mib, cudart.ManagedGlobal)
+	p, err := dev.MallocManaged(mib)
 	require.NoError(t, err)
 	sim.Hold()
 	require.NoError(t, s.Memset(cudart.DevPtr(uintptr(p)), 1, mib))

@@ -229,7 +229,7 @@ func TestDiscard(t *testing.T) {
 	g.needConcurrent()
 	m := g.alloc(4 * mib)
 	m.Bytes()[0] = 1
-	if !g.dev.Runtime().CanDiscard() {
+	if !g.dev.Runtime().Library().Discard {
 		require.ErrorIs(t, m.Range(0, 4*mib).Discard(t.Context(), g.s), errors.ErrUnsupported)
 		return
 	}

@@ -133,7 +133,7 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := newSchedule(steps, o, inPlace, a.dev.Runtime().CanDiscard())
+	s, err := newSchedule(steps, o, inPlace, a.dev.Runtime().Library().Discard)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ type batchedCopy struct {
 // newBatcher returns a batcher that uses batch, whatever is in it.
 func newBatcher(on *cudart.Stream, batch *cudart.CopyBatch, down bool) batcher {
 	batch.Reset()
-	return batcher{on: on, batch: batch, down: down, batches: on.Device().Runtime().CanCopyBatch(), memory: allocations{dev: on.Device()}}
+	return batcher{on: on, batch: batch, down: down, batches: on.Device().Runtime().Library().CopyBatch, memory: allocations{dev: on.Device()}}
 }
 
 // add queues a copy of n bytes, or adds it to the batch. An address that is not known to be the device's is not

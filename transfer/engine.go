@@ -204,7 +204,7 @@ func (e *engine) connect(ctx context.Context, i int, group []int) (bool, error) 
 	before := len(e.peers)
 	for _, p := range pairs {
 		err := e.members[p.from].dev.EnablePeerAccess(e.members[p.to].dev)
-		if errors.Is(err, cudart.ErrTooManyPeers) || errors.Is(err, cudart.ErrPeerAccessUnsupported) {
+		if errors.Is(err, cudart.Code(711)) || errors.Is(err, cudart.ErrPeerAccessUnsupported) {
 			return false, e.disconnect(before)
 		}
 		if err != nil {

@@ -526,7 +526,7 @@ func TestFanoutWorksWhenPeerAccessIsExhausted(t *testing.T) {
 	require.NoError(t, err)
 	rt, err := cudart.Open(cudart.Options{Source: sim})
 	require.NoError(t, err)
-	sim.Fail("cudaDeviceEnablePeerAccess", cudasim.Fault{Nth: 2, Code: cudart.ErrTooManyPeers})
+	sim.Fail("cudaDeviceEnablePeerAccess", cudasim.Fault{Nth: 2, Code: cudart.Code(711)})
 	f, err := NewFanout(t.Context(), rt.Devices(), Options{})
 	require.NoError(t, err)
 	require.Zero(t, sim.Outstanding().PeerAccesses, "the other way's is undone")

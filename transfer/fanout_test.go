@@ -133,7 +133,7 @@ func everySource(t *testing.T, r *fanFixture, sizes []int) {
 	pinned, err := hostmem.Alloc(t.Context(), r.devs[0], maxN, hostmem.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, pinned.Close()) }()
-	theirs, err := r.devs[0].HostAlloc(maxN, cudart.HostAllocDefault)
+	theirs, err := r.devs[0].HostAlloc(maxN, 0)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, r.devs[0].FreeHost(theirs)) }()
 	stream, err := r.devs[len(r.devs)-1].NewStream(cudart.StreamOptions{})

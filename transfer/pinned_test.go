@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
@@ -68,7 +67,7 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 
 	// Not hostmem's: CUDA is asked.
 	const n = 3 * mib
-	p, err := r.dev.HostAlloc(n, cudart.HostAllocDefault)
+	p, err := r.dev.HostAlloc(n, 0)
 	require.NoError(t, err)
 	r.requireCounts(true, unsafe.Slice((*byte)(p), n), "cudaHostAlloc")
 	require.NoError(t, r.dev.FreeHost(p))
@@ -83,7 +82,7 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	defer func() { require.NoError(t, mem.Close()) }()
 	for _, half := range [][]byte{both[:2*mib], both[2*mib:]} {
 		at := unsafe.Pointer(&half[0])
-		require.NoError(t, r.dev.HostRegister(at, len(half), cudart.HostRegisterDefault))
+		require.NoError(t, r.dev.HostRegister(at, len(half), 0))
 		defer func() { require.NoError(t, r.dev.HostUnregister(at)) }()
 	}
 	r.requireCounts(true, both[:2*mib], "one registration")
@@ -111,7 +110,7 @@ func TestPinnedMemoryOfSeveralPieces(t *testing.T) {
 	}
 	require.NoError(t, buf.Close())
 
-	p, err := r.dev.HostAlloc(n, cudart.HostAllocDefault)
+	p, err := r.dev.HostAlloc(n, 0)
 	require.NoError(t, err)
 	foreign := unsafe.Slice((*byte)(p), n)
 	copy(foreign, bytesOf(3, n))
@@ -147,7 +146,7 @@ func TestMemoryThatIsPinnedInPart(t *testing.T) {
 	staged := calls()
 	for name, half := range map[string][]byte{"first": mem[:n/2], "last": mem[n/2:]} {
 		at := unsafe.Pointer(&half[0])
-		require.NoError(t, gpu.HostRegister(at, len(half), cudart.HostRegisterDefault))
+		require.NoError(t, gpu.HostRegister(at, len(half), 0))
 		require.Equal(t, staged, calls(), name)
 		require.NoError(t, gpu.HostUnregister(at))
 	}

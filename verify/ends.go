@@ -75,7 +75,7 @@ func newRegistered(_ context.Context, t *trip) (*end, error) {
 		return nil, err
 	}
 	p := unsafe.Pointer(&mem[0])
-	if err := t.dev.HostRegister(p, t.bytes, cudart.HostRegisterDefault); err != nil {
+	if err := t.dev.HostRegister(p, t.bytes, 0); err != nil {
 		return nil, errors.Join(err, unmap())
 	}
 	registered := true
@@ -91,7 +91,7 @@ func newRegistered(_ context.Context, t *trip) (*end, error) {
 }
 
 func newManaged(_ context.Context, t *trip) (*end, error) {
-	p, err := t.dev.MallocManaged(t.bytes, cudart.ManagedGlobal)
+	p, err := t.dev.MallocManaged(t.bytes)
 	if err != nil {
 		return nil, err
 	}

@@ -91,7 +91,7 @@ var ownOrCallers = []int{0, 1} // streams
 var pathInfos = []pathInfo{
 	{path: PathPinned, open: newPinned, hostCopies: 2},
 	{path: PathRegistered, open: newRegistered, attr: cudart.AttrHostRegisterSupported, lacks: "registering host memory", hostCopies: 2},
-	{path: PathHostAlloc, open: hostAlloc(cudart.HostAllocDefault), hostCopies: 2},
+	{path: PathHostAlloc, open: hostAlloc(0), hostCopies: 2},
 	{path: PathPageable, open: newPageable, hostCopies: 2, streams: []int{0}},
 	{path: PathMapped, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", hostCopies: 2},
 	{path: PathManaged, open: newManaged, attr: cudart.AttrManagedMemory, lacks: "managed memory", managed: true, hostCopies: 2},

@@ -30,21 +30,21 @@ func (c *call) malloc() cudart.Code { return c.reserve(c.dev, c.num(1)) }
 // free waits for the device.
 func (c *call) free() cudart.Code {
 	if c.ptr(0) == 0 {
-		return cudart.Success
+		return success
 	}
 	b, code := c.exact(c.ptr(0), deviceBlock, managedBlock)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	c.on(b.dev, "memory", b.addr)
-	if code := c.drain(b.dev); code != cudart.Success {
+	if code := c.drain(b.dev); code != success {
 		return code
 	}
 	if b.gone {
 		return cudart.ErrInvalidValue // freed by another thread meanwhile
 	}
 	c.blocks.release(b)
-	return cudart.Success
+	return success
 }
 
 // exact returns the block of one of two kinds that starts at addr.
@@ -57,21 +57,21 @@ func (c *call) exact(addr uintptr, kind, or blockKind) (*block, cudart.Code) {
 		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", addr)
 		return nil, cudart.ErrInvalidValue
 	}
-	return b, cudart.Success
+	return b, success
 }
 
 func (c *call) mallocAsync() cudart.Code {
 	st, code := c.stream(c.ptr(2))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
 		return cudart.ErrNotSupported
 	}
-	if code := c.awaitSlot(st); code != cudart.Success { // before there is memory to free again
+	if code := c.awaitSlot(st); code != success { // before there is memory to free again
 		return code
 	}
-	if code := c.reserve(st.dev, c.num(1)); code != cudart.Success {
+	if code := c.reserve(st.dev, c.num(1)); code != success {
 		return code
 	}
 	return c.enqueue(st, &operation{})
@@ -79,14 +79,14 @@ func (c *call) mallocAsync() cudart.Code {
 
 func (c *call) freeAsync() cudart.Code {
 	st, code := c.stream(c.ptr(1))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	if c.ptr(0) == 0 {
-		return cudart.Success
+		return success
 	}
 	b, code := c.exact(c.ptr(0), deviceBlock, deviceBlock)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	code = c.enqueue(st, &operation{finish: func() {
@@ -94,7 +94,7 @@ func (c *call) freeAsync() cudart.Code {
 			c.blocks.release(b)
 		}
 	}})
-	b.freeing = code == cudart.Success
+	b.freeing = code == success
 	return code
 }
 
@@ -130,21 +130,21 @@ const hostJunk = 0xa5
 // freeHost waits for the device.
 func (c *call) freeHost() cudart.Code {
 	if c.ptr(0) == 0 {
-		return cudart.Success
+		return success
 	}
 	b, code := c.exact(c.ptr(0), hostBlock, hostBlock)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	c.on(b.dev, "host memory", b.addr)
-	if code := c.drain(b.dev); code != cudart.Success {
+	if code := c.drain(b.dev); code != success {
 		return code
 	}
 	if b.gone {
 		return cudart.ErrInvalidValue
 	}
 	c.blocks.release(b)
-	return cudart.Success
+	return success
 }
 
 func (c *call) hostGetFlags() cudart.Code {
@@ -192,7 +192,7 @@ func (c *call) memGetAddressRange() cudart.Code {
 	if at := c.ptr(1); at != 0 {
 		*pointer[uintptr](at) = uintptr(b.size)
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) pointerGetAttributes() cudart.Code {
@@ -214,5 +214,5 @@ func (c *call) pointerGetAttributes() cudart.Code {
 	}
 	n := c.StructSize("cudaPointerGetAttributes")
 	copy(bytesAt(c.ptr(0), n), unsafe.Slice((*byte)(unsafe.Pointer(&a)), n))
-	return cudart.Success
+	return success
 }

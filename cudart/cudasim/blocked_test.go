@@ -57,8 +57,8 @@ func TestBlockedCallLetsOthersGoOn(t *testing.T) {
 	assert.Empty(t, second)
 	unblock()
 	unblock()
-	assert.Equal(t, cudart.Success, <-first)
-	assert.Equal(t, cudart.Success, <-second)
+	assert.Equal(t, cudart.Code(0), <-first)
+	assert.Equal(t, cudart.Code(0), <-second)
 	l.ok("cudaStreamQuery", a)
 	assert.Empty(t, l.Blocked())
 }
@@ -91,7 +91,7 @@ func TestBlockBeforeAndAfterTheWork(t *testing.T) {
 			}
 			assert.Equal(t, want, tt.work(), "%s, late %v", tt.fn, late)
 			unblock()
-			assert.Equal(t, cudart.Success, <-done, tt.fn)
+			assert.Equal(t, cudart.Code(0), <-done, tt.fn)
 			assert.Equal(t, 1, tt.work(), tt.fn)
 			l.Release()
 			l.ok("cudaStreamSynchronize", s)
@@ -157,7 +157,7 @@ func TestBlockAllCallsOfOneStream(t *testing.T) {
 		if c.fn == "cudaStreamQuery" && code == cudart.ErrNotReady {
 			continue // the others enqueue meanwhile
 		}
-		assert.Equal(t, cudart.Success, code, c.fn)
+		assert.Equal(t, cudart.Code(0), code, c.fn)
 	}
 	l.ok("cudaDeviceSynchronize")
 }
@@ -193,7 +193,7 @@ func TestResetFaultsUnblocks(t *testing.T) {
 	done := l.begin("cudaDeviceSynchronize")
 	l.awaitBlocked("cudaDeviceSynchronize", 1)
 	l.ResetFaults()
-	assert.Equal(t, cudart.Success, <-done)
+	assert.Equal(t, cudart.Code(0), <-done)
 	unblock()
 	l.ok("cudaDeviceSynchronize")
 }
@@ -245,7 +245,7 @@ func TestAwaitBlockedErrors(t *testing.T) {
 	assert.ErrorContains(t, l.AwaitBlocked(none, "", 1), "no context")
 	assert.NoError(t, l.AwaitBlocked(ctx, "", 1), "what is so already needs no wait")
 	unblock()
-	assert.Equal(t, cudart.Success, <-done)
+	assert.Equal(t, cudart.Code(0), <-done)
 }
 
 // An askedContext sends when it is asked for its error, which is just before a
@@ -288,6 +288,6 @@ func TestManyBlockedCalls(t *testing.T) {
 	l.ok("cudaStreamSynchronize", s)
 	unblock()
 	for _, c := range calls {
-		assert.Equal(t, cudart.Success, <-c)
+		assert.Equal(t, cudart.Code(0), <-c)
 	}
 }

@@ -38,7 +38,7 @@ func put[T any](c *call, i int, v T) cudart.Code {
 		return cudart.ErrInvalidValue
 	}
 	*pointer[T](c.a[i]) = v
-	return cudart.Success
+	return success
 }
 
 // dispatch runs a call of an export.
@@ -53,7 +53,7 @@ func (s *Sim) dispatch(export int, a *arguments) uintptr {
 		return closedResult(export) // an entry of another version
 	}
 	id := s.threads.current()
-	if code := s.unattached(e, id); code != cudart.Success {
+	if code := s.unattached(e, id); code != success {
 		return result(code)
 	}
 	in := s.strike(export, name, a)
@@ -67,7 +67,7 @@ func (s *Sim) dispatch(export int, a *arguments) uintptr {
 	if !s.delay(name, in.late) {
 		return closedResult(export)
 	}
-	if code == cudart.Success && in.late.code != cudart.Success {
+	if code == success && in.late.code != success {
 		code = in.late.code
 		s.mu.Lock()
 		s.thread(id).keep(e, code)
@@ -91,7 +91,7 @@ func (s *Sim) thread(id uint64) *thread {
 
 // keep makes the result of a call the thread's last error, if it is an error.
 func (t *thread) keep(e *export, code cudart.Code) {
-	if code != cudart.Success && e.traits&keepsLast == 0 {
+	if code != success && e.traits&keepsLast == 0 {
 		t.last = code
 	}
 }
@@ -113,11 +113,11 @@ func (s *Sim) run(e *export, name string, a *arguments, id uint64, in injection)
 			Detail: "host functions must not call CUDA"})
 		return cudart.ErrNotPermitted
 	}
-	if in.early.code != cudart.Success {
+	if in.early.code != success {
 		return in.early.code
 	}
 	c := &call{Sim: s, name: name, a: a, thread: t, async: in.async}
-	if code := c.ready(e); code != cudart.Success {
+	if code := c.ready(e); code != success {
 		return code
 	}
 	return e.run(c)
@@ -127,7 +127,7 @@ func (s *Sim) run(e *export, name string, a *arguments, id uint64, in injection)
 func (c *call) ready(e *export) cudart.Code {
 	switch {
 	case e.traits&withoutDriver != 0:
-		return cudart.Success
+		return success
 	case c.cfg.API == cudart.DriverAPI:
 		return c.readyDriver(e)
 	case c.driverTooOld():
@@ -135,7 +135,7 @@ func (c *call) ready(e *export) cudart.Code {
 	case len(c.devices) == 0:
 		return cudart.ErrNoDevice
 	case e.traits&withoutContext != 0:
-		return cudart.Success
+		return success
 	}
 	c.dev = c.devices[c.thread.device]
 	return c.dev.makeContext()
@@ -164,3 +164,5 @@ func (c *call) on(d *device, what string, h uintptr) {
 		c.misuse(WrongDevice, d.ordinal, "%s %#x belongs to device %d", what, h, d.ordinal)
 	}
 }
+
+const success cudart.Code = 0

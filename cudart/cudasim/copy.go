@@ -39,7 +39,7 @@ func (c *call) span(at uintptr, n int) (span, cudart.Code) {
 		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", at)
 		return span{}, cudart.ErrInvalidValue
 	}
-	return span{addr: at, n: n, block: b}, cudart.Success
+	return span{addr: at, n: n, block: b}, success
 }
 
 // device is the device that holds the bytes, nil for the host.
@@ -105,16 +105,16 @@ type copying struct {
 func (c *call) copying(by *device, dst, src uintptr, n, kind int) (*copying, cudart.Code) {
 	switch {
 	case kind < hostToHost || kind > anyDirection:
-		return nil, cudart.ErrInvalidMemcpyDirection
+		return nil, cudart.Code(21)
 	case n == 0:
-		return nil, cudart.Success
+		return nil, success
 	}
 	var m copying
 	var code cudart.Code
-	if m.dst, code = c.span(dst, n); code != cudart.Success {
+	if m.dst, code = c.span(dst, n); code != success {
 		return nil, code
 	}
-	if m.src, code = c.span(src, n); code != cudart.Success {
+	if m.src, code = c.span(src, n); code != success {
 		return nil, code
 	}
 	if kind != anyDirection {
@@ -130,7 +130,7 @@ func (c *call) copying(by *device, dst, src uintptr, n, kind int) (*copying, cud
 			m.src.byDevice(by)
 		}
 	}
-	return &m, cudart.Success
+	return &m, success
 }
 
 // usesHostTables reports whether the device accesses all host memory by the host's
@@ -162,7 +162,7 @@ func (c *call) operation(m *copying) *operation {
 	case to != nil && from != nil && to.peersWith(from):
 		o.engine, o.took = &to.onDevice, to.cfg.Link.Peer.time(n)
 		if c.losesPeerCopies(from, to) {
-			o.move = func() cudart.Code { return cudart.Success }
+			o.move = func() cudart.Code { return success }
 		}
 	case to != nil && from != nil: // staged through the host
 		o.engine = &to.toDevice
@@ -211,7 +211,7 @@ func (s *Sim) move(m *copying) cudart.Code {
 		}
 		copy(m.dst.bytes(), from)
 	}) {
-		return cudart.Success
+		return success
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +220,7 @@ func (s *Sim) move(m *copying) cudart.Code {
 	if m.dst.block == nil || m.src.block == nil {
 		return cudart.ErrInvalidValue
 	}
-	return cudart.Success
+	return success
 }
 
 // elsewhere records a misuse if a call on a default stream is about memory of
@@ -245,7 +245,7 @@ func (c *call) elsewhere(spans ...span) {
 // pageable.
 func (c *call) copy(dst, src uintptr, n, kind int, stream uintptr, async bool) cudart.Code {
 	st, code := c.stream(stream)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	m, code := c.copying(st.dev, dst, src, n, kind)
@@ -287,14 +287,14 @@ func (c *call) memcpyAsync() cudart.Code {
 func (c *call) fill(at uintptr, value byte, n int, stream uintptr, async bool) cudart.Code {
 	st, code := c.stream(stream)
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case n == 0:
-		return cudart.Success
+		return success
 	}
 	d, code := c.span(at, n)
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case d.block == nil:
 		return cudart.ErrInvalidValue
@@ -309,7 +309,7 @@ func (c *call) fill(at uintptr, value byte, n int, stream uintptr, async bool) c
 		uses:   []*block{d.block},
 		move: func() cudart.Code {
 			set(d.bytes(), value)
-			return cudart.Success
+			return success
 		},
 	}
 	o.measure = func() { o.took += d.fault(true) }
@@ -341,7 +341,7 @@ const noIndex = ^uintptr(0)
 // memcpyBatchFailIndex is the form of 12.8, which returns which copy was wrong.
 func (c *call) memcpyBatchFailIndex() cudart.Code {
 	index, code := c.batch(c.ptr(8))
-	if code != cudart.Success && c.ptr(7) != 0 {
+	if code != success && c.ptr(7) != 0 {
 		put(c, 7, index)
 	}
 	return code
@@ -364,7 +364,7 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	count, numAttrs := c.num(3), c.num(6)
 	st, code := c.stream(stream)
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return noIndex, code
 	case stream <= streamLegacy, count <= 0, numAttrs <= 0 || numAttrs > count,
 		c.ptr(0) == 0 || c.ptr(1) == 0 || c.ptr(2) == 0 || c.ptr(4) == 0 || c.ptr(5) == 0:
@@ -380,7 +380,7 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	for i := range copies {
 		m, code := c.copying(st.dev, dsts[i], srcs[i], sizes[i], anyDirection)
 		switch {
-		case code != cudart.Success:
+		case code != success:
 			return uintptr(i), code
 		case m == nil:
 			return uintptr(i), cudart.ErrInvalidValue
@@ -393,9 +393,9 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 		if m.pageable() {
 			run = c.do
 		}
-		if code := run(st, o); code != cudart.Success {
+		if code := run(st, o); code != success {
 			return uintptr(i), code
 		}
 	}
-	return noIndex, cudart.Success
+	return noIndex, success
 }

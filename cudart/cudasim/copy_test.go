@@ -44,7 +44,7 @@ func TestBatch(t *testing.T) {
 				}
 				return l.call("cudaMemcpyBatchAsync", append(args, stream)...)
 			}
-			require.Equal(t, cudart.Success, batch(s))
+			require.Equal(t, cudart.Code(0), batch(s))
 			l.ok("cudaStreamSynchronize", s)
 			clear(h)
 			l.ok("cudaMemcpy", addr(&h[0]), d, 16, d2h)
@@ -93,18 +93,18 @@ func TestManaged(t *testing.T) {
 				return m
 			}
 			assert.Equal(t, cudasim.ManagedState{Bytes: n, Location: -1, PreferredLocation: -2}, state())
-			require.Equal(t, cudart.Success, prefetch(dev1, n))
+			require.Equal(t, cudart.Code(0), prefetch(dev1, n))
 			l.ok("cudaStreamSynchronize", s)
 			assert.Equal(t, 1, state().Location)
-			require.Equal(t, cudart.Success, prefetch(cpu, n))
+			require.Equal(t, cudart.Code(0), prefetch(cpu, n))
 			l.ok("cudaStreamSynchronize", s)
 			assert.Equal(t, -1, state().Location)
 			assert.Equal(t, cudart.ErrInvalidDevice, prefetch(none, n))
 			assert.Equal(t, cudart.ErrInvalidValue, prefetch(dev1, n+1))
 			if !tt.ordinal {
 				assert.Equal(t, cudart.ErrInvalidValue, prefetch(location(0, 0), n))
-				require.Equal(t, cudart.Success, prefetch(location(3, 0), n))
-				require.Equal(t, cudart.Success, prefetch(location(4, 0), n))
+				require.Equal(t, cudart.Code(0), prefetch(location(3, 0), n))
+				require.Equal(t, cudart.Code(0), prefetch(location(4, 0), n))
 			}
 			for advice, place := range map[uintptr]uintptr{1: dev1, 3: cpu, 5: dev1} {
 				l.ok(tt.names.advise, p, n, advice, place)

@@ -34,11 +34,11 @@ func newDevice(s *Sim, ordinal int, cfg *DeviceConfig) *device {
 
 // makeContext makes the device's primary context.
 func (d *device) makeContext() cudart.Code {
-	if d.broken != cudart.Success {
+	if d.broken != success {
 		return d.broken
 	}
 	d.context = true
-	return cudart.Success
+	return success
 }
 
 // Contexts returns the ordinals of the devices that have a context, in order. Most
@@ -81,12 +81,12 @@ func (c *call) setDevice() cudart.Code {
 		return cudart.ErrInvalidDevice
 	}
 	if c.cfg.Version.Major() >= 12 {
-		if code := d.makeContext(); code != cudart.Success {
+		if code := d.makeContext(); code != success {
 			return code
 		}
 	}
 	c.thread.device = d.ordinal
-	return cudart.Success
+	return success
 }
 
 func (c *call) getDevice() cudart.Code { return put(c, 0, int32(c.thread.device)) }
@@ -140,7 +140,7 @@ func (c *call) properties(fn string) cudart.Code {
 	copy(b[propertiesUUID:], d.cfg.UUID[:])
 	binary.NativeEndian.PutUint64(b[propertiesMemory:], uint64(d.cfg.Memory))
 	copy(bytesAt(c.ptr(0), len(b)), b)
-	return cudart.Success
+	return success
 }
 
 func (c *call) deviceGetAttribute() cudart.Code {
@@ -163,7 +163,7 @@ func (c *call) deviceGetPCIBusID() cudart.Code {
 		return cudart.ErrInvalidValue
 	}
 	copy(bytesAt(c.ptr(0), c.i32(1)), append([]byte(d.cfg.PCIBusID), 0))
-	return cudart.Success
+	return success
 }
 
 // Priorities of streams: the lower number is the more urgent.
@@ -179,7 +179,7 @@ func (c *call) deviceGetStreamPriorityRange() cudart.Code {
 	if c.ptr(1) != 0 {
 		put(c, 1, int32(greatestPriority))
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) deviceSynchronize() cudart.Code { return c.report(c.dev.marks()...) }
@@ -187,7 +187,7 @@ func (c *call) deviceSynchronize() cudart.Code { return c.report(c.dev.marks()..
 // deviceReset destroys the current device's context with all that is in it.
 func (c *call) deviceReset() cudart.Code {
 	c.reset(c.devices[c.thread.device])
-	return cudart.Success
+	return success
 }
 
 func (c *call) reset(d *device) {
@@ -215,7 +215,7 @@ func (c *call) reset(d *device) {
 	for _, o := range c.devices {
 		o.disablePeer(d)
 	}
-	d.context, d.broken, d.peers = false, cudart.Success, nil
+	d.context, d.broken, d.peers = false, success, nil
 }
 
 func (c *call) memGetInfo() cudart.Code {

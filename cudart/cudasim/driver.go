@@ -13,17 +13,17 @@ import (
 // applies to such a call, and none counts it: callers make it again.
 func (s *Sim) unattached(e *export, thread uint64) cudart.Code {
 	if s.cfg.API != cudart.DriverAPI || e.traits&(withoutDriver|withoutContext) != 0 {
-		return cudart.Success
+		return success
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.thread(thread).context != nil:
-		return cudart.Success
+		return success
 	case e.traits&blamesArgument != 0:
 		return cudart.ErrInvalidValue
 	}
-	return cudart.ErrDeviceUninitialized
+	return cudart.Code(201)
 }
 
 // readyDriver is ready for libcuda.
@@ -32,16 +32,16 @@ func (c *call) readyDriver(e *export) cudart.Code {
 	case !c.initialized:
 		return cudart.ErrInitializationError
 	case e.traits&withoutContext != 0:
-		return cudart.Success
+		return success
 	}
 	c.dev = c.thread.context
 	switch {
-	case c.dev.broken != cudart.Success:
+	case c.dev.broken != success:
 		return c.dev.broken
 	case !c.dev.context:
 		return cudart.ErrContextIsDestroyed
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) initDriver() cudart.Code {
@@ -52,7 +52,7 @@ func (c *call) initDriver() cudart.Code {
 		return cudart.ErrNoDevice
 	}
 	c.initialized = true
-	return cudart.Success
+	return success
 }
 
 // Results of cuGetProcAddress_v2, besides 0.
@@ -82,7 +82,7 @@ func (c *call) getProcAddress() cudart.Code {
 	if put(c, 1, found); found == 0 {
 		return cudart.ErrSymbolNotFound
 	}
-	return cudart.Success
+	return success
 }
 
 func cStringAt(address uintptr) string {
@@ -110,7 +110,7 @@ func (c *call) deviceGetName() cudart.Code {
 	}
 	to := bytesAt(c.ptr(0), c.i32(1))
 	to[copy(to[:len(to)-1], d.cfg.Name)] = 0
-	return cudart.Success
+	return success
 }
 
 func (c *call) deviceGetUUID() cudart.Code {
@@ -127,7 +127,7 @@ func (c *call) primaryContextRetain() cudart.Code {
 	if d == nil {
 		return cudart.ErrInvalidDevice
 	}
-	if code := d.makeContext(); code != cudart.Success {
+	if code := d.makeContext(); code != success {
 		return code
 	}
 	if d.primary == 0 {
@@ -143,12 +143,12 @@ func (c *call) primaryContextRelease() cudart.Code {
 	case d == nil:
 		return cudart.ErrInvalidDevice
 	case d.retained == 0:
-		return cudart.ErrDeviceUninitialized
+		return cudart.Code(201)
 	}
 	if d.retained--; d.retained == 0 {
 		c.reset(d)
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) primaryContextReset() cudart.Code {
@@ -157,7 +157,7 @@ func (c *call) primaryContextReset() cudart.Code {
 		return cudart.ErrInvalidDevice
 	}
 	c.reset(d)
-	return cudart.Success
+	return success
 }
 
 func (c *call) primaryContextGetState() cudart.Code {
@@ -186,19 +186,19 @@ func (c *call) ofContext(context uintptr) *device {
 func (c *call) contextSetCurrent() cudart.Code {
 	d := c.ofContext(c.ptr(0))
 	if d == nil && c.ptr(0) != 0 {
-		return cudart.ErrDeviceUninitialized
+		return cudart.Code(201)
 	}
 	if c.thread.context = d; d != nil {
 		c.thread.device = d.ordinal
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) contextGetDevice() cudart.Code {
 	d := c.thread.context
 	switch {
 	case d == nil:
-		return cudart.ErrDeviceUninitialized
+		return cudart.Code(201)
 	case !d.context:
 		return cudart.ErrContextIsDestroyed
 	}
@@ -210,17 +210,17 @@ func (c *call) contextGetDevice() cudart.Code {
 func (c *call) peerOf(i int) cudart.Code {
 	d := c.ofContext(c.ptr(i))
 	if d == nil {
-		return cudart.ErrDeviceUninitialized
+		return cudart.Code(201)
 	}
 	c.a[i] = uintptr(d.ordinal)
-	return cudart.Success
+	return success
 }
 
 func (c *call) contextEnablePeerAccess() cudart.Code {
 	if c.ptr(0) == c.dev.primary {
-		return cudart.ErrDeviceUninitialized
+		return cudart.Code(201)
 	}
-	if code := c.peerOf(0); code != cudart.Success {
+	if code := c.peerOf(0); code != success {
 		return code
 	}
 	return c.deviceEnablePeerAccess()
@@ -228,9 +228,9 @@ func (c *call) contextEnablePeerAccess() cudart.Code {
 
 func (c *call) contextDisablePeerAccess() cudart.Code {
 	if c.ptr(0) == c.dev.primary {
-		return cudart.ErrDeviceUninitialized
+		return cudart.Code(201)
 	}
-	if code := c.peerOf(0); code != cudart.Success {
+	if code := c.peerOf(0); code != success {
 		return code
 	}
 	return c.deviceDisablePeerAccess()
@@ -238,7 +238,7 @@ func (c *call) contextDisablePeerAccess() cudart.Code {
 
 func (c *call) memcpyContextsAsync() cudart.Code {
 	for _, i := range [...]int{1, 3} {
-		if code := c.peerOf(i); code != cudart.Success {
+		if code := c.peerOf(i); code != success {
 			return code
 		}
 	}
@@ -308,5 +308,5 @@ func (c *call) pointerAttributesOfDriver() cudart.Code {
 		}
 		copy(bytesAt(to[i], size), unsafe.Slice((*byte)(unsafe.Pointer(&v)), size)) // little-endian
 	}
-	return cudart.Success
+	return success
 }

@@ -58,42 +58,42 @@ func (c *call) eventCreateWithFlags() cudart.Code {
 }
 
 func (c *call) eventDestroy() cudart.Code {
-	if _, code := c.eventHere(c.ptr(0)); code != cudart.Success {
+	if _, code := c.eventHere(c.ptr(0)); code != success {
 		return code
 	}
 	delete(c.events, c.ptr(0))
-	return cudart.Success
+	return success
 }
 
 // eventRecord refuses a stream of another device than the event's.
 func (c *call) eventRecord() cudart.Code {
 	st, code := c.stream(c.ptr(1))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	e, code := c.event(c.ptr(0))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case e.dev != st.dev:
 		return cudart.ErrInvalidResourceHandle
 	}
 	o := &operation{took: eventTime, record: &record{}}
-	if code := c.enqueue(st, o); code != cudart.Success {
+	if code := c.enqueue(st, o); code != success {
 		return code
 	}
 	o.record.mark = mark{st, o.seq}
 	e.record = o.record
-	return cudart.Success
+	return success
 }
 
 func (c *call) eventQuery() cudart.Code {
 	e, code := c.eventHere(c.ptr(0))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case e.record == nil:
-		return cudart.Success
+		return success
 	case !e.record.done:
 		return cudart.ErrNotReady
 	}
@@ -103,7 +103,7 @@ func (c *call) eventQuery() cudart.Code {
 
 func (c *call) eventSynchronize() cudart.Code {
 	e, code := c.eventHere(c.ptr(0))
-	if code != cudart.Success || e.record == nil {
+	if code != success || e.record == nil {
 		return code
 	}
 	return c.report(e.record.mark)
@@ -112,12 +112,12 @@ func (c *call) eventSynchronize() cudart.Code {
 // eventElapsedTime returns milliseconds of the virtual clock.
 func (c *call) eventElapsedTime() cudart.Code {
 	begin, code := c.eventHere(c.ptr(1))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	end, code := c.eventHere(c.ptr(2))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case begin.dev != end.dev, (begin.flags|end.flags)&eventDisableTiming != 0,
 		begin.record == nil, end.record == nil:
@@ -132,12 +132,12 @@ func (c *call) eventElapsedTime() cudart.Code {
 // streamWaitEvent accepts events of any device.
 func (c *call) streamWaitEvent() cudart.Code {
 	st, code := c.stream(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	e, code := c.event(c.ptr(1))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.u32(2) > 1:
 		return cudart.ErrInvalidValue
@@ -146,5 +146,5 @@ func (c *call) streamWaitEvent() cudart.Code {
 	case e.record != nil: // both are done: only the clock goes on
 		st.clock.virtual = max(st.clock.virtual, e.record.at)
 	}
-	return cudart.Success
+	return success
 }

@@ -89,7 +89,6 @@ func init() {
 		{name: "cudaMemAdvise_v2", driver: "cuMemAdvise_v2", args: 4, since: 12020, until: 13000, run: (*call).adviseLocation},
 		{name: "cudaMemAdvise", driver: "cuMemAdvise_v2", args: 4, since: 13000, run: (*call).adviseLocation},
 		{name: "cudaMemRangeGetAttribute", driver: "cuMemRangeGetAttribute", args: 5, run: (*call).memRangeGetAttribute},
-		{name: "cudaMemPrefetchBatchAsync", driver: "cuMemPrefetchBatchAsync", args: 8, stream: 8, since: 13000, run: (*call).prefetchBatch},
 		{name: "cudaMemDiscardBatchAsync", driver: "cuMemDiscardBatchAsync", args: 5, stream: 5, since: 13000, run: (*call).discardBatch},
 
 		{name: "cudaMemcpy", args: 4, run: (*call).memcpy},

@@ -170,7 +170,7 @@ func (s *Sim) arm(method, fn string, f Fault, block chan struct{}) *armedFault {
 	}
 	switch {
 	case problem != "":
-	case f.Async && f.Code == cudart.Success:
+	case f.Async && f.Code == success:
 		problem = "Fault.Async needs a Code"
 	case f.Transient && !f.Async:
 		problem = "Fault.Transient needs Async"
@@ -300,7 +300,7 @@ func (in *injection) add(f *armedFault) {
 	switch {
 	case f.Async:
 		in.async = failure{f.Code, f.Transient}
-	case f.Code != cudart.Success:
+	case f.Code != success:
 		h.code = f.Code
 	}
 	if f.After != nil {

@@ -23,7 +23,7 @@ func TestFail(t *testing.T) {
 	l := open(t, cudasim.Config{})
 	v := new(int32)
 	get := func() cudart.Code { return l.call("cudaGetDevice", addr(v)) }
-	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Code(0), get())
 	var after []string
 	l.Fail("cudaGetDevice", cudasim.Fault{Nth: 2, Times: 2, Code: cudart.ErrLaunchTimeout, After: func() { after = append(after, "x") }})
 	var got []cudart.Code
@@ -41,23 +41,23 @@ func TestFail(t *testing.T) {
 		assert.Equal(t, cudart.ErrUnknown, get())
 	}
 	l.ResetFaults()
-	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Code(0), get())
 
 	l.call("cudaGetLastError") // clears it
 	l.Fail("", cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
-	assert.Equal(t, cudart.Success, get())
-	assert.Equal(t, cudart.Success, l.call("cudaGetLastError"), "it cannot fail, so it is not the second call")
+	assert.Equal(t, cudart.Code(0), get())
+	assert.Equal(t, cudart.Code(0), l.call("cudaGetLastError"), "it cannot fail, so it is not the second call")
 	assert.Equal(t, cudart.ErrUnknown, l.call("cudaDeviceSynchronize"))
 	assert.Equal(t, cudart.ErrUnknown, l.call("cudaGetLastError"))
 
 	l.FailCall(l.TotalCalls()+2, cudart.ErrNotSupported)
-	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Code(0), get())
 	assert.Equal(t, cudart.ErrNotSupported, get())
-	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Code(0), get())
 
 	begin := time.Now()
 	l.Fail("cudaGetDevice", cudasim.Fault{Stall: 20 * time.Millisecond})
-	assert.Equal(t, cudart.Success, get())
+	assert.Equal(t, cudart.Code(0), get())
 	assert.GreaterOrEqual(t, time.Since(begin), 20*time.Millisecond)
 }
 
@@ -222,19 +222,19 @@ func TestFailUnknownFunction(t *testing.T) {
 // work is a small program that releases what it took, also when calls fail.
 func work(l *lib) (failed bool) {
 	p, s := new(uintptr), new(uintptr)
-	if l.call("cudaMalloc", addr(p), 100) != cudart.Success {
+	if l.call("cudaMalloc", addr(p), 100) != cudart.Code(0) {
 		return true
 	}
-	if l.call("cudaStreamCreateWithPriority", addr(s), 1, 0) == cudart.Success {
-		failed = l.call("cudaMemsetAsync", *p, 1, 100, *s) != cudart.Success ||
-			l.call("cudaStreamSynchronize", *s) != cudart.Success
-		for l.call("cudaStreamDestroy", *s) != cudart.Success {
+	if l.call("cudaStreamCreateWithPriority", addr(s), 1, 0) == cudart.Code(0) {
+		failed = l.call("cudaMemsetAsync", *p, 1, 100, *s) != cudart.Code(0) ||
+			l.call("cudaStreamSynchronize", *s) != cudart.Code(0)
+		for l.call("cudaStreamDestroy", *s) != cudart.Code(0) {
 			failed = true
 		}
 	} else {
 		failed = true
 	}
-	for l.call("cudaFree", *p) != cudart.Success {
+	for l.call("cudaFree", *p) != cudart.Code(0) {
 		failed = true
 	}
 	return failed

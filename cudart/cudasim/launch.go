@@ -165,7 +165,7 @@ func (l *Launch) run(f KernelFunc) (code cudart.Code) {
 		s.record(Misuse{Kind: UnmappedMemory, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1,
 			Detail: "host memory was unmapped, or protected, before the kernel ran"})
 	}
-	return cudart.Success
+	return success
 }
 
 // duration is how long the device's accesses to n bytes at p take by the link model. It needs mu.

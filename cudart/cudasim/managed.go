@@ -75,13 +75,13 @@ func (c *call) mallocManaged() cudart.Code {
 // managedRange checks that a range is managed memory.
 func (c *call) managedRange(at uintptr, n int) (span, cudart.Code) {
 	s, code := c.span(at, n)
-	if code != cudart.Success {
+	if code != success {
 		return span{}, code
 	}
 	if n <= 0 || s.block == nil || s.block.kind != managedBlock {
 		return span{}, cudart.ErrInvalidValue
 	}
-	return s, cudart.Success
+	return s, success
 }
 
 // checkOrdinal checks a location that is an ordinal, as the ABI up to 12.1 passes it.
@@ -89,7 +89,7 @@ func (c *call) checkOrdinal(ordinal int) (int, cudart.Code) {
 	if ordinal != hostLocation && c.device(ordinal) == nil {
 		return noLocation, cudart.ErrInvalidDevice
 	}
-	return ordinal, cudart.Success
+	return ordinal, success
 }
 
 // Types of cudaMemLocation.
@@ -114,12 +114,12 @@ func (c *call) ordinalOf(l memLocation) (int, cudart.Code) {
 		if c.device(int(l.id)) == nil {
 			return noLocation, cudart.ErrInvalidDevice
 		}
-		return int(l.id), cudart.Success
+		return int(l.id), success
 	case locationHost, locationHostNUMACurrent:
-		return hostLocation, cudart.Success
+		return hostLocation, success
 	case locationHostNUMA:
 		if l.id >= 0 {
-			return hostLocation, cudart.Success
+			return hostLocation, success
 		}
 	}
 	return noLocation, cudart.ErrInvalidValue
@@ -127,7 +127,7 @@ func (c *call) ordinalOf(l memLocation) (int, cudart.Code) {
 
 func (c *call) prefetchToOrdinal() cudart.Code {
 	location, code := c.checkOrdinal(c.i32(2))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	return c.prefetch(location, c.ptr(3))
@@ -136,7 +136,7 @@ func (c *call) prefetchToOrdinal() cudart.Code {
 func (c *call) prefetchToLocation() cudart.Code {
 	location, code := c.location(2)
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.u32(3) != 0:
 		return cudart.ErrInvalidValue
@@ -146,15 +146,15 @@ func (c *call) prefetchToLocation() cudart.Code {
 
 func (c *call) prefetch(location int, stream uintptr) cudart.Code {
 	st, code := c.stream(stream)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	s, code := c.managedRange(c.ptr(0), c.num(1))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	o, code := c.migration(s, location, st)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	return c.enqueue(st, o)
@@ -200,48 +200,7 @@ func (c *call) migration(s span, location int, st *stream) (*operation, cudart.C
 			p.prefetched = int8(location)
 		}
 	}
-	return o, cudart.Success
-}
-
-// prefetchBatch checks all moves before it queues any.
-func (c *call) prefetchBatch() cudart.Code {
-	count, distinct := c.num(2), c.num(5)
-	st, code := c.stream(c.ptr(7))
-	switch {
-	case code != cudart.Success:
-		return code
-	case c.ptr(7) <= streamLegacy, count <= 0, distinct <= 0 || distinct > count, c.ptr(6) != 0,
-		c.ptr(0) == 0 || c.ptr(1) == 0 || c.ptr(3) == 0 || c.ptr(4) == 0:
-		return cudart.ErrInvalidValue
-	}
-	ptrs, sizes := array[uintptr](c.ptr(0), count), array[int](c.ptr(1), count)
-	locations, from := array[memLocation](c.ptr(3), distinct), array[int](c.ptr(4), distinct)
-	if from[0] != 0 {
-		return cudart.ErrInvalidValue
-	}
-	operations := make([]*operation, count)
-	for i, of := 0, 0; i < count; i++ {
-		for of+1 < distinct && from[of+1] <= i {
-			of++
-		}
-		ordinal, code := c.ordinalOf(locations[of])
-		if code != cudart.Success {
-			return code
-		}
-		s, code := c.managedRange(ptrs[i], sizes[i])
-		if code != cudart.Success {
-			return code
-		}
-		if operations[i], code = c.migration(s, ordinal, st); code != cudart.Success {
-			return code
-		}
-	}
-	for _, o := range operations {
-		if code := c.enqueue(st, o); code != cudart.Success {
-			return code
-		}
-	}
-	return cudart.Success
+	return o, success
 }
 
 // discardJunk fills memory whose contents were discarded.
@@ -252,7 +211,7 @@ func (c *call) discardBatch() cudart.Code {
 	count := c.num(2)
 	st, code := c.stream(c.ptr(4))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.ptr(4) <= streamLegacy, count <= 0, c.ptr(3) != 0, c.ptr(0) == 0 || c.ptr(1) == 0:
 		return cudart.ErrInvalidValue
@@ -262,14 +221,14 @@ func (c *call) discardBatch() cudart.Code {
 	ptrs, sizes := array[uintptr](c.ptr(0), count), array[int](c.ptr(1), count)
 	spans := make([]span, count)
 	for i := range spans {
-		if spans[i], code = c.managedRange(ptrs[i], sizes[i]); code != cudart.Success {
+		if spans[i], code = c.managedRange(ptrs[i], sizes[i]); code != success {
 			return code
 		}
 	}
 	for _, s := range spans {
 		o := &operation{uses: []*block{s.block}, move: func() cudart.Code {
 			set(s.bytes(), discardJunk)
-			return cudart.Success
+			return success
 		}, finish: func() {
 			if s.block.gone {
 				return
@@ -280,11 +239,11 @@ func (c *call) discardBatch() cudart.Code {
 				c.Sim.put(&s.block.pages[i], 0)
 			}
 		}}
-		if code := c.enqueue(st, o); code != cudart.Success {
+		if code := c.enqueue(st, o); code != success {
 			return code
 		}
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) adviseOrdinal() cudart.Code {
@@ -312,12 +271,12 @@ const (
 // on the host if that has it, else on one of the devices.
 func (c *call) advise(location int, placed cudart.Code) cudart.Code {
 	s, code := c.managedRange(c.ptr(0), c.num(1))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	advice := c.i32(2)
 	if advice == setPreferredLocation || advice == setAccessedBy || advice == unsetAccessedBy {
-		if placed != cudart.Success {
+		if placed != success {
 			return placed
 		}
 	}
@@ -351,7 +310,7 @@ func (c *call) advise(location int, placed cudart.Code) cudart.Code {
 			p.accessedBy &^= locationBit(location)
 		}
 	}
-	return cudart.Success
+	return success
 }
 
 // Attributes of cudaMemRangeGetAttribute.
@@ -366,7 +325,7 @@ func (c *call) memRangeGetAttribute() cudart.Code {
 	s, code := c.managedRange(c.ptr(3), c.num(4))
 	size := c.num(1)
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.ptr(0) == 0, size < 4, size%4 != 0:
 		return cudart.ErrInvalidValue
@@ -398,5 +357,5 @@ func (c *call) memRangeGetAttribute() cudart.Code {
 	default:
 		return cudart.ErrInvalidValue
 	}
-	return cudart.Success
+	return success
 }

@@ -52,7 +52,7 @@ func TestDeviceMemory(t *testing.T) {
 		{"nil", p, 0, 1, h2d, 1},
 		{"nothing", 0, 0, 0, h2d, 0},
 		{"wraps around", p, addr(&h[0]), ^uintptr(0) - 5, h2d, 1},
-		{"direction", p, addr(&h[0]), 1, 5, cudart.ErrInvalidMemcpyDirection},
+		{"direction", p, addr(&h[0]), 1, 5, cudart.Code(21)},
 		{"device said to be host", addr(&h[0]), p, 1, h2d, 1},
 		{"host said to be device", p, addr(&h[0]), 1, d2d, 1},
 		{"any", p, addr(&h[0]), 64, 4, 0},
@@ -217,11 +217,11 @@ func TestHostsThatRefuseToPin(t *testing.T) {
 		l := open(t, cudasim.Config{MaxRegistrations: 2})
 		p := addr(&mapped(t, 3*page)[0])
 		h := get[uintptr](l, "cudaHostAlloc", page, 0) // is no registration
-		assert.Equal(t, cudart.Success, register(l, p, page))
-		assert.Equal(t, cudart.Success, register(l, p+page, page))
+		assert.Equal(t, cudart.Code(0), register(l, p, page))
+		assert.Equal(t, cudart.Code(0), register(l, p+page, page))
 		assert.Equal(t, cudart.ErrMemoryAllocation, register(l, p+2*page, 1))
 		l.ok("cudaHostUnregister", p)
-		assert.Equal(t, cudart.Success, register(l, p+2*page, 1))
+		assert.Equal(t, cudart.Code(0), register(l, p+2*page, 1))
 		l.ok("cudaHostUnregister", p+page)
 		l.ok("cudaHostUnregister", p+2*page)
 		l.ok("cudaFreeHost", h)
@@ -232,12 +232,12 @@ func TestHostsThatRefuseToPin(t *testing.T) {
 		p := addr(&mapped(t, 4*page)[0])
 		assert.Equal(t, cudart.ErrInvalidValue, register(l, p, 3*page+1))
 		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), 3*page+1, 0))
-		assert.Equal(t, cudart.Success, register(l, p, 2*page))
+		assert.Equal(t, cudart.Code(0), register(l, p, 2*page))
 		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), page+1, 0))
 		h := get[uintptr](l, "cudaHostAlloc", page, 0)
 		assert.Equal(t, cudart.ErrInvalidValue, register(l, p+3*page, 1))
 		l.ok("cudaFreeHost", h)
-		assert.Equal(t, cudart.Success, register(l, p+3*page, page))
+		assert.Equal(t, cudart.Code(0), register(l, p+3*page, page))
 		l.ok("cudaHostUnregister", p)
 		l.ok("cudaHostUnregister", p+3*page)
 		assert.Zero(t, l.LeakedBytes())
@@ -249,7 +249,7 @@ func TestHostsThatRefuseToPin(t *testing.T) {
 		l := open(t, host)
 		p := addr(&mapped(t, 4*page)[0])
 		assert.Equal(t, cudart.ErrMemoryAllocation, register(l, p, 3*page+1))
-		assert.Equal(t, cudart.Success, register(l, p, 2*page))
+		assert.Equal(t, cudart.Code(0), register(l, p, 2*page))
 		assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cudaHostAlloc", addr(new(uintptr)), page+1, 0), "both count together")
 		h := get[uintptr](l, "cudaHostAlloc", page, 0)
 		assert.Equal(t, cudart.ErrMemoryAllocation, register(l, p+2*page, 1))
@@ -275,7 +275,7 @@ func TestHostsThatRefuseToPin(t *testing.T) {
 		t.Parallel()
 		l := open(t, cudasim.Config{LeakAbove: 2 * page, HostMemory: 8 * page})
 		p := addr(&mapped(t, 4*page)[0])
-		assert.Equal(t, cudart.Success, register(l, p, 2*page))
+		assert.Equal(t, cudart.Code(0), register(l, p, 2*page))
 		l.ok("cudaHostUnregister", p)
 		assert.Zero(t, l.LeakedBytes())
 		assert.Equal(t, cudart.ErrInvalidValue, register(l, p, 2*page+1))
@@ -375,7 +375,7 @@ func TestRegisterMindsProtection(t *testing.T) {
 			for flag, want := range map[uintptr]cudart.Code{0: tt.plain, 8: tt.readOnly} {
 				p := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
 				assert.Equal(t, want, l.call("cudaHostRegister", p, n, flag), "flag %d", flag)
-				if want == cudart.Success {
+				if want == cudart.Code(0) {
 					l.ok("cudaHostUnregister", p)
 				}
 			}

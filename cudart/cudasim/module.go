@@ -134,14 +134,14 @@ func (c *call) module(h uintptr) (*module, cudart.Code) {
 // moduleUnload ends the module's functions, too.
 func (c *call) moduleUnload() cudart.Code {
 	m, code := c.module(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	if m.pending > 0 {
 		c.misuse(BusyModule, -1, "module %#x: unloaded with %d launches pending", c.ptr(0), m.pending)
 	}
 	c.dropModule(c.ptr(0))
-	return cudart.Success
+	return success
 }
 
 func (s *Sim) dropModule(h uintptr) {
@@ -155,7 +155,7 @@ func (c *call) moduleGetFunction() cudart.Code {
 		return cudart.ErrInvalidValue
 	}
 	m, code := c.module(c.ptr(1))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	name := string(text(c.ptr(2)))
@@ -206,7 +206,7 @@ const (
 func (c *call) funcGetAttribute() cudart.Code {
 	f, code := c.function(c.ptr(2))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.u32(1) >= functionAttributes:
 		return cudart.ErrInvalidValue
@@ -219,13 +219,13 @@ func (c *call) funcGetAttribute() cudart.Code {
 func (c *call) funcSetAttribute() cudart.Code {
 	f, code := c.function(c.ptr(0))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.u32(1) != functionDynamicShared, c.i32(2) < 0, c.i32(2) > f.dev.cfg.Attributes[attrSharedAllowed]:
 		return cudart.ErrInvalidValue
 	}
 	f.shared = c.i32(2)
-	return cudart.Success
+	return success
 }
 
 // Limits of the shape of a launch.
@@ -237,11 +237,11 @@ const (
 // launchKernel copies the arguments, and runs the kernel in the order of the stream.
 func (c *call) launchKernel() cudart.Code {
 	f, code := c.function(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	st, code := c.stream(c.ptr(8))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	l := &Launch{
@@ -287,7 +287,7 @@ func (c *call) launchKernel() cudart.Code {
 	}
 	o.finish = func() { f.pending-- }
 	f.pending++ // now: the code may be unloaded while the call waits for room
-	if code = c.enqueue(st, o); code != cudart.Success {
+	if code = c.enqueue(st, o); code != success {
 		f.pending--
 	}
 	return code

@@ -72,7 +72,7 @@ func TestKernelsRunInTheOrderOfTheirStream(t *testing.T) {
 	l.Hold()
 	for i := range uintptr(3) {
 		l.ok("cudaMemsetAsync", p, i+1, 1, s)
-		require.Equal(t, cudart.Success, l.launch(run, s, uint64(p)))
+		require.Equal(t, cudart.Code(0), l.launch(run, s, uint64(p)))
 	}
 	l.ok("cudaMemcpyAsync", addr(&host[0]), p, 2, 2, s)
 	assert.Empty(t, saw)
@@ -144,7 +144,7 @@ func TestIllegalAccessesBreakTheDevice(t *testing.T) {
 				t.Error("the kernel went on")
 			}).Kernels})
 			run, p, s := l.kernel(l.loadDirty(code), "run"), tt.at(l), l.stream2()
-			require.Equal(t, cudart.Success, l.launch(run, s, uint64(p)))
+			require.Equal(t, cudart.Code(0), l.launch(run, s, uint64(p)))
 			assert.Equal(t, tt.code, l.call("cudaStreamSynchronize", s))
 			assert.Equal(t, tt.code, l.call("cudaMalloc", addr(new(uintptr)), 8))
 			require.Len(t, l.Misuses(), 1)
@@ -198,7 +198,7 @@ func TestKernelsAccessMemoryOfAllKinds(t *testing.T) {
 		want[i] = byte(i)
 	}
 	for name, p := range map[string]uintptr{"host": addr(&host[0]), "managed": managed, "peer": peer} {
-		require.Equal(t, cudart.Success, l.launch(run, s, uint64(p)), name)
+		require.Equal(t, cudart.Code(0), l.launch(run, s, uint64(p)), name)
 		l.ok("cudaStreamSynchronize", s)
 		got := mapped(t, 8192)
 		if name == "host" { // copies end at the seams of registrations
@@ -260,14 +260,14 @@ func TestWrongCallsForCodeAreRefused(t *testing.T) {
 		shared uintptr
 		want   cudart.Code
 	}{
-		{run, [6]uintptr{1, 1, 1, 1024, 1, 1}, 49152, cudart.Success},
+		{run, [6]uintptr{1, 1, 1, 1024, 1, 1}, 49152, cudart.Code(0)},
 		{run, [6]uintptr{1, 1, 1, 1025, 1, 1}, 0, cudart.ErrInvalidValue},
 		{run, [6]uintptr{0, 1, 1, 1, 1, 1}, 0, cudart.ErrInvalidValue},
 		{run, [6]uintptr{1, 65536, 1, 1, 1, 1}, 0, cudart.ErrInvalidValue},
 		{run, [6]uintptr{1, 1, 1, 1, 1, 65}, 0, cudart.ErrInvalidValue},
 		{run, [6]uintptr{1, 1, 1, 1 << 31, 1 << 31, 1}, 0, cudart.ErrInvalidValue},
 		{run, [6]uintptr{1, 1, 1, 1, 1, 1}, 49153, cudart.ErrInvalidValue},
-		{narrow, [6]uintptr{1, 1, 1, 64, 1, 1}, 0, cudart.Success},
+		{narrow, [6]uintptr{1, 1, 1, 64, 1, 1}, 0, cudart.Code(0)},
 		{narrow, [6]uintptr{1, 1, 1, 65, 1, 1}, 0, cudart.ErrLaunchOutOfResources},
 	} {
 		assert.Equal(t, tt.want, shape(tt.kernel, tt.dims, tt.shared, s), "%+v", tt)
@@ -275,9 +275,9 @@ func TestWrongCallsForCodeAreRefused(t *testing.T) {
 	assert.Equal(t, cudart.ErrInvalidValue, l.call("cuLaunchKernel", run, 1, 1, 1, 1, 1, 1, 0, s, 0, 0), "no arguments")
 	assert.Equal(t, cudart.ErrInvalidValue, l.call("cuFuncSetAttribute", run, 8, 1<<20))
 	l.ok("cuFuncSetAttribute", run, 8, 100_000)
-	assert.Equal(t, cudart.Success, shape(run, [6]uintptr{1, 1, 1, 1, 1, 1}, 100_000, s))
+	assert.Equal(t, cudart.Code(0), shape(run, [6]uintptr{1, 1, 1, 1, 1, 1}, 100_000, s))
 	assert.Empty(t, l.Misuses())
-	assert.Equal(t, cudart.Success, l.call("cudaGetLastError"), "the driver sets none")
+	assert.Equal(t, cudart.Code(0), l.call("cudaGetLastError"), "the driver sets none")
 
 	l.ok("cudaSetDevice", 1)
 	assert.Equal(t, cudart.ErrInvalidResourceHandle, l.launch(run, l.stream2(), 0))
@@ -305,12 +305,12 @@ func TestMemoryAndCodeOfPendingLaunchesAreInUse(t *testing.T) {
 	m, s, host := l.loadDirty(code), l.stream2(), l.pinnedDirty(4096)
 	run, p := l.kernel(m, "run"), get[uintptr](l, "cudaMalloc", 8)
 	l.Hold()
-	require.Equal(t, cudart.Success, l.launch(run, s, uint64(addr(&host[5]))))
+	require.Equal(t, cudart.Code(0), l.launch(run, s, uint64(addr(&host[5]))))
 	l.ok("cudaHostUnregister", addr(&host[0]))
 	l.ok("cuModuleUnload", m)
 	l.ok("cudaFreeAsync", p, s)
 	run = l.kernel(l.loadDirty(code), "run")
-	require.Equal(t, cudart.Success, l.launch(run, s, uint64(p)))
+	require.Equal(t, cudart.Code(0), l.launch(run, s, uint64(p)))
 	l.Release()
 	l.ok("cudaStreamSynchronize", s)
 	assert.Equal(t, 2, ran)
@@ -328,7 +328,7 @@ func TestLaunchesHaveFaults(t *testing.T) {
 	l := openDirty(t, withRun(func(*cudasim.Launch) {}))
 	run, s, other := l.kernel(l.loadDirty(code), "run"), l.stream2(), l.stream2()
 	l.Fail("cuLaunchKernel", cudasim.Fault{Stream: handle(s), Code: cudart.ErrLaunchOutOfResources})
-	require.Equal(t, cudart.Success, l.launch(run, other, 0))
+	require.Equal(t, cudart.Code(0), l.launch(run, other, 0))
 	require.Equal(t, cudart.ErrLaunchOutOfResources, l.launch(run, s, 0))
 	l.Fail("cuModuleLoadDataEx", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
 	assert.Equal(t, cudart.ErrMemoryAllocation, l.call("cuModuleLoadDataEx", addr(new(uintptr)), addr(&append([]byte(code), 0)[0]), 0, 0, 0))
@@ -337,10 +337,10 @@ func TestLaunchesHaveFaults(t *testing.T) {
 	launched := l.begin("cuLaunchKernel", run, 1, 1, 1, 1, 1, 1, 0, s, addr(&[]uintptr{addr(new(uint64))}[0]), 0)
 	l.awaitBlocked("cuLaunchKernel", 1)
 	unblock()
-	require.Equal(t, cudart.Success, <-launched)
+	require.Equal(t, cudart.Code(0), <-launched)
 
 	l.Fail("cuLaunchKernel", cudasim.Fault{Async: true, Code: cudart.ErrLaunchFailure})
-	require.Equal(t, cudart.Success, l.launch(run, s, 0))
+	require.Equal(t, cudart.Code(0), l.launch(run, s, 0))
 	assert.Equal(t, cudart.ErrLaunchFailure, l.call("cudaStreamSynchronize", s))
 	assert.Equal(t, cudart.ErrLaunchFailure, l.launch(run, s, 0))
 }
@@ -356,7 +356,7 @@ func TestKernelsTakeTheirTime(t *testing.T) {
 	const overhead = 2*time.Microsecond + 500*time.Nanosecond // of a launch and the record after it
 	takes := func(want time.Duration, kernel string, args ...uint64) {
 		t.Helper()
-		got := elapsed(l, s, func() { require.Equal(t, cudart.Success, l.launch(l.kernel(module, kernel), s, args...)) })
+		got := elapsed(l, s, func() { require.Equal(t, cudart.Code(0), l.launch(l.kernel(module, kernel), s, args...)) })
 		assert.InDelta(t, float64(overhead+want), float64(got), 100, kernel) // events have milliseconds in a float
 	}
 	takes(time.Millisecond, "pinned_busy", 1e6, 1e9)

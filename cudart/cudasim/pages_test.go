@@ -183,26 +183,3 @@ func TestManagedRangeAttributes(t *testing.T) {
 	l.ok("cudaMemRangeGetAttribute", addr(v), 8, 3, p, mib)
 	assert.Equal(t, [2]int32{-2, -2}, *v, "not the same for all pages")
 }
-
-func TestManagedPrefetchBatch(t *testing.T) {
-	t.Parallel()
-	l, s, p := managedRig(t, mib)
-	at, size := &[2]uintptr{p, p + mib/2}, &[2]uintptr{mib / 2, mib / 2}
-	where, from := &[2]uintptr{toDevice0, toHost}, &[2]uintptr{0, 1}
-	batch := func(places uintptr) []uintptr {
-		return []uintptr{addr(at), addr(size), 2, addr(where), addr(from), places, 0, s}
-	}
-	l.ok("cudaMemPrefetchBatchAsync", batch(2)...)
-	l.ok("cudaStreamSynchronize", s)
-	assert.Equal(t, map[int]int{0: mib / 2, -1: mib / 2}, l.ManagedResidence(p, mib))
-	l.ok("cudaMemPrefetchBatchAsync", batch(1)...)
-	l.ok("cudaStreamSynchronize", s)
-	assert.Equal(t, map[int]int{0: mib}, l.ManagedResidence(p, mib), "one place for all")
-	for i, bad := range map[int]uintptr{0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 3, 6: 1, 7: 0} {
-		args := batch(2)
-		args[i] = bad
-		assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemPrefetchBatchAsync", args...), "argument %d", i)
-	}
-	size[1]++
-	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaMemPrefetchBatchAsync", batch(2)...))
-}

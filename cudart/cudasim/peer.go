@@ -53,13 +53,13 @@ func (c *call) deviceEnablePeerAccess() cudart.Code {
 	case !c.canAccess(c.dev, peer):
 		return cudart.ErrPeerAccessUnsupported
 	case slices.Contains(c.dev.peers, peer):
-		return cudart.ErrPeerAccessAlreadyEnabled
+		return cudart.Code(704)
 	}
-	if code := peer.makeContext(); code != cudart.Success {
+	if code := peer.makeContext(); code != success {
 		return code
 	}
 	c.dev.peers = append(c.dev.peers, peer)
-	return cudart.Success
+	return success
 }
 
 func (c *call) deviceDisablePeerAccess() cudart.Code {
@@ -70,20 +70,20 @@ func (c *call) deviceDisablePeerAccess() cudart.Code {
 	case !c.dev.disablePeer(peer):
 		return cudart.ErrPeerAccessNotEnabled
 	}
-	return cudart.Success
+	return success
 }
 
 // onDevice checks that a range is memory of a device, or managed memory.
 func (c *call) onDevice(at uintptr, n int, d *device) cudart.Code {
 	s, code := c.span(at, n)
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case s.block == nil, s.block.kind != deviceBlock && s.block.kind != managedBlock,
 		s.block.kind == deviceBlock && s.block.dev != d:
 		return cudart.ErrInvalidValue
 	}
-	return cudart.Success
+	return success
 }
 
 // memcpyPeerAsync is cudaMemcpyAsync between devices that the caller names.
@@ -93,18 +93,18 @@ func (c *call) memcpyPeerAsync() cudart.Code {
 	case to == nil || from == nil:
 		return cudart.ErrInvalidDevice
 	case n == 0:
-		return cudart.Success
+		return success
 	}
 	for _, d := range [...]*device{to, from} {
-		if d.broken != cudart.Success {
+		if d.broken != success {
 			return d.broken
 		}
 	}
 	dst, src := c.ptr(0), c.ptr(2)
-	if code := c.onDevice(dst, n, to); code != cudart.Success {
+	if code := c.onDevice(dst, n, to); code != success {
 		return code
 	}
-	if code := c.onDevice(src, n, from); code != cudart.Success {
+	if code := c.onDevice(src, n, from); code != success {
 		return code
 	}
 	return c.copy(dst, src, n, deviceToDevice, c.ptr(5), true)

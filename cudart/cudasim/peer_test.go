@@ -37,23 +37,23 @@ func TestPeerAccessRules(t *testing.T) {
 			assert.Equal(t, cudart.ErrInvalidDevice, disable(3), "no such device")
 			assert.Zero(t, l.Outstanding())
 
-			assert.Equal(t, cudart.Success, enable(1, 0))
+			assert.Equal(t, cudart.Code(0), enable(1, 0))
 			assert.Equal(t, []int{0, 1}, l.Contexts(), "the peer gets a context")
-			assert.Equal(t, cudart.ErrPeerAccessAlreadyEnabled, enable(1, 0))
-			assert.Equal(t, cudart.ErrPeerAccessAlreadyEnabled, l.call("cudaGetLastError"))
+			assert.Equal(t, cudart.Code(704), enable(1, 0))
+			assert.Equal(t, cudart.Code(704), l.call("cudaGetLastError"))
 			l.ok("cudaSetDevice", 1)
 			assert.Equal(t, cudart.ErrPeerAccessNotEnabled, disable(0), "one direction only")
-			assert.Equal(t, cudart.Success, enable(0, 0))
-			assert.Equal(t, cudart.Success, enable(2, 0))
+			assert.Equal(t, cudart.Code(0), enable(0, 0))
+			assert.Equal(t, cudart.Code(0), enable(2, 0))
 			assert.Equal(t, cudasim.Outstanding{PeerAccesses: 3}, l.Outstanding())
 			assert.ErrorContains(t, l.Check(), "not released: 3 enabled peers")
-			assert.Equal(t, cudart.Success, disable(2))
+			assert.Equal(t, cudart.Code(0), disable(2))
 			assert.Equal(t, cudart.ErrPeerAccessNotEnabled, disable(2))
 			l.ok("cudaDeviceReset") // ends access from the device and to it
 			assert.NoError(t, l.Check())
 			l.ok("cudaSetDevice", 0)
-			assert.Equal(t, cudart.Success, enable(1, 0))
-			assert.Equal(t, cudart.Success, disable(1))
+			assert.Equal(t, cudart.Code(0), enable(1, 0))
+			assert.Equal(t, cudart.Code(0), disable(1))
 			assert.NoError(t, l.Check())
 		})
 	}
@@ -169,9 +169,9 @@ func TestPeerCopyArguments(t *testing.T) {
 		args []uintptr
 		code cudart.Code
 	}{
-		"nothing":             {[]uintptr{0, 0, 0, 1, 0}, cudart.Success},
-		"within a device":     {[]uintptr{here, 0, here + 32, 0, 32}, cudart.Success},
-		"managed":             {[]uintptr{managed, 1, here, 0, 64}, cudart.Success},
+		"nothing":             {[]uintptr{0, 0, 0, 1, 0}, cudart.Code(0)},
+		"within a device":     {[]uintptr{here, 0, here + 32, 0, 32}, cudart.Code(0)},
+		"managed":             {[]uintptr{managed, 1, here, 0, 64}, cudart.Code(0)},
 		"no device to":        {[]uintptr{here, 2, there, 1, 64}, cudart.ErrInvalidDevice},
 		"no device from":      {[]uintptr{here, 0, there, ^uintptr(0), 64}, cudart.ErrInvalidDevice},
 		"swapped":             {[]uintptr{here, 1, there, 0, 64}, cudart.ErrInvalidValue},

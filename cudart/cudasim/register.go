@@ -48,7 +48,7 @@ func (c *call) hostRegister() cudart.Code {
 		return cudart.ErrInvalidValue
 	}
 	c.blocks.insert(&block{addr: addr, size: n, kind: registeredBlock, dev: c.dev, flags: flags})
-	return cudart.Success
+	return success
 }
 
 // canPin reports whether n more bytes can be pinned within a limit, of which 0 is
@@ -97,7 +97,7 @@ func (c *call) hostUnregister() cudart.Code {
 		c.misuse(UnmappedMemory, -1, "%#x, %d bytes: unmapped while registered", addr, b.size)
 	}
 	c.blocks.release(b)
-	return cudart.Success
+	return success
 }
 
 // mappings summarises what the process has mapped in a range.

@@ -42,7 +42,7 @@ func shut(sim *cudasim.Sim, rt *cudart.Runtime, s *cudart.Stream) {
 func Example_versions() {
 	for _, v := range []cudart.Version{11080, 13000} {
 		sim, rt, s := start(cudasim.Config{Version: v})
-		fmt.Println(rt.Library().Runtime, rt.CanCopyBatch(), sim.StructSize("cudaPointerGetAttributes"))
+		fmt.Println(rt.Library().Runtime, rt.Library().CopyBatch, sim.StructSize("cudaPointerGetAttributes"))
 		shut(sim, rt, s)
 	}
 	// Output:
@@ -112,9 +112,9 @@ func Example_memory() {
 func Example_hostsThatRefuseToPin() {
 	sim, rt, s := start(cudasim.Config{NoRegister: true})
 	page := make([]byte, 4096)
-	err := s.Device().HostRegister(unsafe.Pointer(&page[0]), len(page), cudart.HostRegisterDefault)
+	err := s.Device().HostRegister(unsafe.Pointer(&page[0]), len(page), 0)
 	fmt.Println(errors.Is(err, cudart.ErrNotSupported))
-	host, err := s.Device().HostAlloc(4096, cudart.HostAllocDefault)
+	host, err := s.Device().HostAlloc(4096, 0)
 	check(err)
 	check(s.Device().FreeHost(host))
 	shut(sim, rt, s)

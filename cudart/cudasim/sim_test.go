@@ -55,7 +55,7 @@ func (l *lib) call(fn string, args ...uintptr) cudart.Code {
 // ok calls a function that must succeed.
 func (l *lib) ok(fn string, args ...uintptr) {
 	l.t.Helper()
-	require.Equal(l.t, cudart.Success, l.call(fn, args...), fn)
+	require.Equal(l.t, cudart.Code(0), l.call(fn, args...), fn)
 }
 
 // get calls a function whose first argument is where its result goes.

@@ -100,14 +100,14 @@ func (c *call) stream(h uintptr) (*stream, cudart.Code) {
 		if c.dev.legacy == nil {
 			c.dev.legacy = c.dev.newStream(streamLegacy, 0, leastPriority)
 		}
-		return c.dev.legacy, cudart.Success
+		return c.dev.legacy, success
 	case streamPerThread:
 		st := c.dev.perThread[c.thread.id]
 		if st == nil {
 			st = c.dev.newStream(streamPerThread, 0, leastPriority)
 			c.dev.perThread[c.thread.id] = st
 		}
-		return st, cudart.Success
+		return st, success
 	}
 	st := c.streams[h]
 	if st == nil {
@@ -123,7 +123,7 @@ func (c *call) add(st *stream, o *operation) cudart.Code {
 	for _, b := range o.uses {
 		b.uses++ // now: the memory may be freed while the call waits for room
 	}
-	if code := c.awaitSlot(st); code != cudart.Success {
+	if code := c.awaitSlot(st); code != success {
 		c.unuse(o)
 		return code
 	}
@@ -133,7 +133,7 @@ func (c *call) add(st *stream, o *operation) cudart.Code {
 	o.fail, c.async = c.async, failure{}
 	o.after = st.mustFollow()
 	st.queue = append(st.queue, o)
-	return cudart.Success
+	return success
 }
 
 // unuse ends an operation's use of its memory.
@@ -156,19 +156,19 @@ func (c *call) awaitSlot(st *stream) cudart.Code {
 	switch {
 	case c.life.Sealed():
 		return cudart.ErrCudartUnloading
-	case st.dev.broken != cudart.Success:
+	case st.dev.broken != success:
 		return st.dev.broken
 	case st.destroyed:
 		return cudart.ErrInvalidResourceHandle
 	}
-	return cudart.Success
+	return success
 }
 
 // full reports whether a call that enqueues must wait for room.
 func (st *stream) full() bool {
 	s := st.dev.sim
 	return s.cfg.QueueDepth > 0 && len(st.queue) >= s.cfg.QueueDepth &&
-		!st.destroyed && st.dev.broken == cudart.Success && !s.life.Sealed()
+		!st.destroyed && st.dev.broken == success && !s.life.Sealed()
 }
 
 // enqueue appends an operation, which runs later.
@@ -181,7 +181,7 @@ func (c *call) enqueue(st *stream, o *operation) cudart.Code {
 // do appends an operation, waits for it, and returns how it ended. An idle
 // stream works on the calling thread, which saves two switches.
 func (c *call) do(st *stream, o *operation) cudart.Code {
-	if code := c.add(st, o); code != cudart.Success {
+	if code := c.add(st, o); code != success {
 		return code
 	}
 	if !st.working {
@@ -190,7 +190,7 @@ func (c *call) do(st *stream, o *operation) cudart.Code {
 	}
 	st.wake() // for what other threads added meanwhile
 	m := mark{st, o.seq}
-	if code := c.wait(m); code != cudart.Success {
+	if code := c.wait(m); code != success {
 		return code
 	}
 	if o.fail.transient {
@@ -240,7 +240,7 @@ func (st *stream) pending() bool  { return st.done < st.issued }
 // waiting reports whether a call that waits for a place in the stream must go on
 // waiting.
 func (st *stream) waiting(seq uint64) bool {
-	return st.done < seq && st.dev.broken == cudart.Success && !st.dev.sim.life.Sealed()
+	return st.done < seq && st.dev.broken == success && !st.dev.sim.life.Sealed()
 }
 
 // work runs the queue until it is empty, or up to a place.
@@ -322,18 +322,18 @@ func (st *stream) run(o *operation) bool {
 			return false
 		}
 	}
-	if code := o.lost(); code != cudart.Success && st.dev.broken == cudart.Success {
+	if code := o.lost(); code != success && st.dev.broken == success {
 		o.fail = failure{code, true} // the device of the stream is not lost
 	}
 	switch {
-	case st.dev.broken != cudart.Success:
+	case st.dev.broken != success:
 		o.code = st.dev.broken
 	case o.fail.transient:
 		o.code = o.fail.code
-		if st.lost == cudart.Success {
+		if st.lost == success {
 			st.lost, st.lostAt = o.code, o.seq
 		}
-	case o.fail.code != cudart.Success:
+	case o.fail.code != success:
 		o.code = o.fail.code
 		st.dev.broken = o.code
 		s.wakeAll()
@@ -348,11 +348,11 @@ func (st *stream) run(o *operation) bool {
 // lost returns what is wrong with a device that is copied to or from.
 func (o *operation) lost() cudart.Code {
 	for _, d := range o.between {
-		if d != nil && d.broken != cudart.Success {
+		if d != nil && d.broken != success {
 			return d.broken
 		}
 	}
-	return cudart.Success
+	return success
 }
 
 // runMove moves the data of an operation, without mu.
@@ -376,7 +376,7 @@ func (s *Sim) runMove(o *operation) {
 // unheld waits for [Sim.Release]. It is false when the Sim was closed.
 func (st *stream) unheld() bool {
 	s := st.dev.sim
-	for s.held && st.dev.broken == cudart.Success && !s.life.Sealed() {
+	for s.held && st.dev.broken == success && !s.life.Sealed() {
 		s.gate.Wait()
 	}
 	return !s.life.Sealed()
@@ -414,38 +414,38 @@ func (c *call) wait(m mark) cudart.Code {
 		m.stream.changed.Wait()
 	}
 	switch {
-	case m.stream.dev.broken != cudart.Success:
+	case m.stream.dev.broken != success:
 		return m.stream.dev.broken
 	case m.stream.done < m.seq:
 		return cudart.ErrCudartUnloading
 	}
 	c.hostClock = max(c.hostClock, m.stream.reached)
-	return cudart.Success
+	return success
 }
 
 // takeError returns the transient error of the operations up to a place in a
 // stream, and forgets it.
 func (m mark) takeError() cudart.Code {
 	st := m.stream
-	if st.lost == cudart.Success || st.lostAt > m.seq {
-		return cudart.Success
+	if st.lost == success || st.lostAt > m.seq {
+		return success
 	}
 	code := st.lost
-	st.lost = cudart.Success
+	st.lost = success
 	return code
 }
 
 // report waits for positions in streams and returns how the work before them ended.
 func (c *call) report(marks ...mark) cudart.Code {
-	if code := c.waitAll(marks); code != cudart.Success {
+	if code := c.waitAll(marks); code != success {
 		return code
 	}
 	for _, m := range marks {
-		if code := m.takeError(); code != cudart.Success {
+		if code := m.takeError(); code != success {
 			return code
 		}
 	}
-	return cudart.Success
+	return success
 }
 
 // marks returns the ends of all streams of a device.
@@ -463,11 +463,11 @@ func (c *call) drain(d *device) cudart.Code { return c.waitAll(d.marks()) }
 
 func (c *call) waitAll(marks []mark) cudart.Code {
 	for _, m := range marks {
-		if code := c.wait(m); code != cudart.Success {
+		if code := c.wait(m); code != success {
 			return code
 		}
 	}
-	return cudart.Success
+	return success
 }
 
 // marks returns what cudaStreamSynchronize waits for: the end of the stream and,
@@ -508,7 +508,7 @@ func (c *call) streamDestroy() cudart.Code {
 		return cudart.ErrInvalidResourceHandle
 	}
 	st, code := c.stream(h)
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	delete(c.streams, h)
@@ -516,12 +516,12 @@ func (c *call) streamDestroy() cudart.Code {
 	if c.cfg.ReuseHandles {
 		c.freeHandles = append(c.freeHandles, h)
 	}
-	return cudart.Success
+	return success
 }
 
 func (c *call) streamQuery() cudart.Code {
 	st, code := c.stream(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	for _, m := range st.marks() {
@@ -534,7 +534,7 @@ func (c *call) streamQuery() cudart.Code {
 
 func (c *call) streamSynchronize() cudart.Code {
 	st, code := c.stream(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	return c.report(st.marks()...)
@@ -542,7 +542,7 @@ func (c *call) streamSynchronize() cudart.Code {
 
 func (c *call) streamGetPriority() cudart.Code {
 	st, code := c.stream(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	return put(c, 1, int32(st.priority))
@@ -550,7 +550,7 @@ func (c *call) streamGetPriority() cudart.Code {
 
 func (c *call) streamGetFlags() cudart.Code {
 	st, code := c.stream(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	return put(c, 1, st.flags)
@@ -560,7 +560,7 @@ func (c *call) streamGetFlags() cudart.Code {
 // handle later.
 func (c *call) streamGetID() cudart.Code {
 	st, code := c.stream(c.ptr(0))
-	if code != cudart.Success {
+	if code != success {
 		return code
 	}
 	return put(c, 1, st.number)
@@ -569,7 +569,7 @@ func (c *call) streamGetID() cudart.Code {
 func (c *call) launchHostFunc() cudart.Code {
 	st, code := c.stream(c.ptr(0))
 	switch {
-	case code != cudart.Success:
+	case code != success:
 		return code
 	case c.ptr(1) == 0:
 		return cudart.ErrInvalidValue

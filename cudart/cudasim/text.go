@@ -47,7 +47,7 @@ func errorText(c cudart.Code) uintptr { return cString(c.Text()) }
 
 func (c *call) getLastError() cudart.Code {
 	last := c.peekAtLastError()
-	c.thread.last = cudart.Success
+	c.thread.last = success
 	return last
 }
 

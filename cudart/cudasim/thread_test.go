@@ -23,17 +23,17 @@ func TestThreadsHaveTheirOwnDeviceAndError(t *testing.T) {
 	for range 50 { // thread ids of the kernel repeat
 		onFreshThread(func() {
 			assert.EqualValues(t, 0, get[int32](l, "cudaGetDevice"))
-			assert.Equal(t, cudart.Success, l.call("cudaPeekAtLastError"))
+			assert.Equal(t, cudart.Code(0), l.call("cudaPeekAtLastError"))
 			assert.Equal(t, cudart.ErrInvalidDevice, l.call("cudaSetDevice", 6))
 			l.ok("cudaSetDevice", 1)
 			assert.Equal(t, cudart.ErrInvalidDevice, l.call("cudaGetLastError"))
-			assert.Equal(t, cudart.Success, l.call("cudaGetLastError"))
+			assert.Equal(t, cudart.Code(0), l.call("cudaGetLastError"))
 		})
 	}
 	assert.EqualValues(t, 1, get[int32](l, "cudaGetDevice"))
 	assert.Equal(t, cudart.ErrInvalidDevice, l.call("cudaPeekAtLastError"))
 	assert.Equal(t, cudart.ErrInvalidDevice, l.call("cudaGetLastError"))
-	assert.Equal(t, cudart.Success, l.call("cudaGetLastError"))
+	assert.Equal(t, cudart.Code(0), l.call("cudaGetLastError"))
 }
 
 func TestSetDeviceMakesAContextFrom12(t *testing.T) {

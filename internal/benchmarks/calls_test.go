@@ -103,7 +103,7 @@ func callRow(r row) row {
 
 // pinnedSource allocates pinned memory by cudaHostAlloc, with bytes of the source.
 func pinnedSource(f *fixture, dev *cudart.Device, n int) []byte {
-	p := must(dev.HostAlloc(n, cudart.HostAllocDefault))(f)
+	p := must(dev.HostAlloc(n, 0))(f)
 	f.later(func() error { return dev.FreeHost(p) })
 	mem := bytesAt(p, n)
 	copy(mem, f.source())

@@ -20,7 +20,7 @@ const Env = "PINNED_TEST_GPU"
 func Real() bool { return os.Getenv(Env) == "1" }
 
 // Driver reports whether tests are to use the driver API.
-func Driver() bool { return os.Getenv(cudart.APIEnv) == "driver" }
+func Driver() bool { return os.Getenv("PINNED_CUDA_API") == "driver" }
 
 // Config returns cfg with the API that tests are to use, unless it names one.
 func Config(cfg cudasim.Config) cudasim.Config {

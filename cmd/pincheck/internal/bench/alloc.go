@@ -325,7 +325,7 @@ func pinOurs(ctx context.Context, p *pinner, n int) (hostMemory, func() error, e
 
 // pinByCUDA is cudaHostAlloc, of the rounded size where the method rounds.
 func pinByCUDA(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
-	memory, err := p.dev.HostAlloc(takes(p.method.allocator(), n), cudart.HostAllocDefault)
+	memory, err := p.dev.HostAlloc(takes(p.method.allocator(), n), 0)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -156,14 +156,14 @@ func (r *callFixture) calls() []call {
 			return r.stream.Free(p)
 		}},
 		{name: "cudaHostAlloc + FreeHost, 4 KiB", slow: true, do: func() error {
-			p, err := r.dev.HostAlloc(pageBytes, cudart.HostAllocDefault)
+			p, err := r.dev.HostAlloc(pageBytes, 0)
 			if err != nil {
 				return err
 			}
 			return r.dev.FreeHost(p)
 		}},
 		{name: "cudaHostRegister + Unregister", slow: true, do: func() error {
-			if err := r.dev.HostRegister(r.page, pageBytes, cudart.HostRegisterDefault); err != nil {
+			if err := r.dev.HostRegister(r.page, pageBytes, 0); err != nil {
 				return err
 			}
 			return r.dev.HostUnregister(r.page)

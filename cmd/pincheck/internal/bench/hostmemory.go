@@ -65,7 +65,7 @@ var (
 func hostKinds() []hostKind {
 	return []hostKind{
 		registered,
-		{name: memoryHostAlloc, pinned: true, open: openHostAlloc(cudart.HostAllocDefault)},
+		{name: memoryHostAlloc, pinned: true, open: openHostAlloc(0)},
 		{name: memoryWriteCombined, pinned: true, slowToRead: true, open: openHostAlloc(writeCombined)},
 		unpinned,
 		{name: memoryStaged, wall: true, open: openStaged},
@@ -202,7 +202,7 @@ func openManaged(_ context.Context, w *resources, n int) (hostMemory, error) {
 			return nil, fmt.Errorf("%v %s: %w", w.dev, footprint.what, errors.ErrUnsupported)
 		}
 	}
-	p, err := w.dev.MallocManaged(n, cudart.ManagedGlobal)
+	p, err := w.dev.MallocManaged(n)
 	if err != nil {
 		return nil, err
 	}

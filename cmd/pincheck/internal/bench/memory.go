@@ -350,7 +350,7 @@ func (a *allocation) alloc(ctx context.Context) (block hostMemory, release func(
 		return leaseMemory{l}, func() error { return l.Release() }, nil
 	case cudas, powerOfTwo:
 		n := takes(a.allocator, a.size)
-		p, err := a.dev.HostAlloc(n, cudart.HostAllocDefault)
+		p, err := a.dev.HostAlloc(n, 0)
 		if err != nil {
 			return nil, nil, err
 		}

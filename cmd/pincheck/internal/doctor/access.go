@@ -14,7 +14,7 @@ import (
 
 // What CUDA fails with where it cannot reach a GPU at all: with no code if its library finds no driver.
 var (
-	notReached = []cudart.Code{cudart.Success, cudart.ErrNoDevice, cudart.ErrInvalidDevice, cudart.ErrUnknown,
+	notReached = []cudart.Code{0, cudart.ErrNoDevice, cudart.ErrInvalidDevice, cudart.ErrUnknown,
 		cudart.ErrInitializationError, cudart.ErrOperatingSystem, cudart.ErrDevicesUnavailable, cudart.ErrNotPermitted}
 	// withoutDriver are those of a host without a driver: an old libcuda may say that it is too old.
 	withoutDriver = slices.Concat(notReached, []cudart.Code{cudart.ErrInsufficientDriver, cudart.ErrSystemDriverMismatch,

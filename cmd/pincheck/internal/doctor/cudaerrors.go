@@ -24,8 +24,8 @@ var meanings = []struct {
 }{
 	{[]cudart.Code{cudart.ErrECCUncorrectable}, meaning{page: "uncorrectable_ecc"}, true},
 	{[]cudart.Code{cudart.ErrNvlinkUncorrectable}, meaning{page: "nvlink_error"}, true},
-	{[]cudart.Code{cudart.ErrIllegalAddress, cudart.ErrLaunchTimeout, cudart.ErrHardwareStackError, cudart.ErrIllegalInstruction,
-		cudart.ErrMisalignedAddress, cudart.ErrInvalidAddressSpace, cudart.ErrInvalidPc, cudart.ErrLaunchFailure, cudart.ErrContextIsDestroyed}, meaning{page: "gpu_fault"}, true},
+	{[]cudart.Code{cudart.ErrIllegalAddress, cudart.ErrLaunchTimeout, cudart.Code(714), cudart.ErrIllegalInstruction,
+		cudart.ErrMisalignedAddress, cudart.Code(717), cudart.Code(718), cudart.ErrLaunchFailure, cudart.ErrContextIsDestroyed}, meaning{page: "gpu_fault"}, true},
 	{[]cudart.Code{cudart.ErrNotSupported, cudart.ErrCallRequiresNewerDriver}, meaning{"failed_call", "not_supported"}, false},
 	{[]cudart.Code{cudart.ErrInsufficientDriver}, meaning{page: "driver_too_old"}, false},
 	{[]cudart.Code{cudart.ErrSystemDriverMismatch}, meaning{page: "driver_mismatch"}, false},
@@ -37,14 +37,14 @@ var meanings = []struct {
 	{[]cudart.Code{cudart.ErrMemoryAllocation}, meaning{page: "open_out_of_memory"}, false},
 	{[]cudart.Code{cudart.ErrNoDevice}, meaning{"failed_call", "no_device"}, false},
 	{[]cudart.Code{cudart.ErrInvalidDevice}, meaning{"failed_call", "invalid_device"}, false},
-	{[]cudart.Code{cudart.ErrDevicesUnavailable, cudart.ErrDeviceAlreadyInUse}, meaning{"failed_call", "unavailable"}, false},
+	{[]cudart.Code{cudart.ErrDevicesUnavailable, cudart.Code(216)}, meaning{"failed_call", "unavailable"}, false},
 	{[]cudart.Code{cudart.ErrInvalidValue}, meaning{"failed_call", "invalid_value"}, false},
 	{[]cudart.Code{cudart.ErrNotPermitted}, meaning{"failed_call", "not_permitted"}, false},
 	{[]cudart.Code{cudart.ErrHostMemoryAlreadyRegistered}, meaning{"failed_call", "already_registered"}, false},
 	{[]cudart.Code{cudart.ErrHostMemoryNotRegistered}, meaning{"failed_call", "not_registered"}, false},
 	{[]cudart.Code{cudart.ErrOperatingSystem}, meaning{"failed_call", "operating_system"}, false},
 	{[]cudart.Code{cudart.ErrInvalidResourceHandle}, meaning{"failed_call", "invalid_handle"}, false},
-	{[]cudart.Code{cudart.ErrDeviceUninitialized}, meaning{"failed_call", "no_context"}, false},
+	{[]cudart.Code{cudart.Code(201)}, meaning{"failed_call", "no_context"}, false},
 	{[]cudart.Code{cudart.ErrNoKernelImageForDevice}, meaning{"failed_call", "no_kernel_image"}, false},
 }
 
@@ -67,11 +67,11 @@ var failedCode = regexp.MustCompile(`cudaError\w* \((\d+)\)`)
 func codeIn(text string) cudart.Code {
 	m := failedCode.FindStringSubmatch(text)
 	if m == nil {
-		return cudart.Success
+		return 0
 	}
 	n, err := strconv.ParseInt(m[1], 10, 32)
 	if err != nil {
-		return cudart.Success
+		return 0
 	}
 	return cudart.Code(n)
 }
@@ -95,7 +95,7 @@ func classify(f *Facts, d *Device, text string) string {
 		return "confidential_computing"
 	case pins && (code == cudart.ErrMemoryAllocation || code == cudart.ErrInvalidValue) && f.hostShort():
 		return "host_memory_short"
-	case pins && code != cudart.Success:
+	case pins && code != 0:
 		return "pin_refused"
 	case code == cudart.ErrMemoryAllocation && d.full():
 		return "gpu_full"
@@ -233,7 +233,7 @@ func failedCall(f *Facts, d *Device) (out []Finding) {
 	for _, text := range errorsOf(f, d, "failed_call") {
 		c := cause{meaning: meaningIn(text)}
 		if c.meaning == (meaning{}) {
-			if c.code = codeIn(text); c.code == cudart.Success {
+			if c.code = codeIn(text); c.code == 0 {
 				c.text = text
 			}
 		}

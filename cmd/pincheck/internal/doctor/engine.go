@@ -159,13 +159,13 @@ func compete(f *Facts, all []Finding) []Finding {
 func (f *Facts) startCode() (code cudart.Code, failed bool) {
 	switch {
 	case len(f.Devices) > 0:
-		return cudart.Success, false
+		return 0, false
 	case f.Opening != nil:
 		return cudart.Code(f.Opening.Code), true
 	case f.CUDADevices != nil:
 		return cudart.ErrNoDevice, true
 	}
-	return cudart.Success, f.Requirements != nil
+	return 0, f.Requirements != nil
 }
 
 // findAll runs all checks on the facts.

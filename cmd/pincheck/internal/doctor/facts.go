@@ -327,7 +327,7 @@ func WithoutLibrary(failed *cudart.OpenError, host *hostinfo.Host) *Facts {
 
 func newOpening(failed *cudart.OpenError) *Opening {
 	o := &Opening{Error: failed.Err.Error(), DriverLibrary: failed.Driver.LibPath}
-	if code := cudart.Success; errors.As(failed.Err, &code) {
+	if code := cudart.Code(0); errors.As(failed.Err, &code) {
 		o.Code = int(code)
 	}
 	return o

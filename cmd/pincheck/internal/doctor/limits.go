@@ -11,7 +11,7 @@ import (
 
 // shortOf are the codes of a process that is short of something that the kernel gives: which, the codes do
 // not say.
-var shortOf = []cudart.Code{cudart.Success, cudart.ErrMemoryAllocation, cudart.ErrInitializationError, cudart.ErrNoDevice,
+var shortOf = []cudart.Code{0, cudart.ErrMemoryAllocation, cudart.ErrInitializationError, cudart.ErrNoDevice,
 	cudart.ErrOperatingSystem, cudart.ErrDevicesUnavailable, cudart.ErrUnknown}
 
 // failedOnGPU are findings of calls that fail for want of what limitChecks look at.
@@ -46,7 +46,7 @@ func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) 
 	}
 	for _, text := range all {
 		named := slices.ContainsFunc(words, func(word string) bool { return strings.Contains(strings.ToLower(text), word) })
-		if code := codeIn(text); named || code != cudart.Success && slices.Contains(codes, code) {
+		if code := codeIn(text); named || code != 0 && slices.Contains(codes, code) {
 			texts = append(texts, text)
 		}
 	}

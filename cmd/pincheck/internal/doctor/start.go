@@ -34,16 +34,16 @@ var startCodes = []startCode{
 	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, examine: fabric},
 	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, examine: unavailable},
 	{id: "open_out_of_memory", codes: []cudart.Code{cudart.ErrMemoryAllocation}},
-	{id: "mps_unavailable", codes: []cudart.Code{cudart.ErrMpsConnectionFailed, cudart.ErrMpsRpcFailure,
-		cudart.ErrMpsServerNotReady, cudart.ErrMpsMaxClientsReached, cudart.ErrMpsMaxConnectionsReached, cudart.ErrMpsClientTerminated}},
+	{id: "mps_unavailable", codes: []cudart.Code{cudart.ErrMpsConnectionFailed, cudart.Code(806),
+		cudart.ErrMpsServerNotReady, cudart.Code(808), cudart.Code(809), cudart.Code(810)}},
 	{id: "driver_init_failed", codes: []cudart.Code{cudart.ErrInitializationError}},
 	{id: "driver_unknown_error", codes: []cudart.Code{cudart.ErrUnknown}},
 }
 
 // otherCodes are those without a page of their own with which CUDA fails to start; 127 is a failure of the
 // runtime itself.
-var otherCodes = []cudart.Code{cudart.Success, cudart.ErrOperatingSystem, cudart.ErrNotPermitted, cudart.ErrNotSupported,
-	cudart.ErrInvalidValue, cudart.ErrDeviceAlreadyInUse, cudart.Code(127), cudart.ErrCallRequiresNewerDriver}
+var otherCodes = []cudart.Code{0, cudart.ErrOperatingSystem, cudart.ErrNotPermitted, cudart.ErrNotSupported,
+	cudart.ErrInvalidValue, cudart.Code(216), cudart.Code(127), cudart.ErrCallRequiresNewerDriver}
 
 // codeChecks are those of startCodes.
 func codeChecks() (all []Check) {
@@ -73,7 +73,7 @@ var startChecks = slices.Concat(
 	limitChecks,
 	guestChecks,
 	[]Check{
-		{ID: "hmm_breaks_start", Explains: []cudart.Code{cudart.Success, cudart.ErrInitializationError, cudart.ErrUnknown, cudart.ErrSystemNotReady},
+		{ID: "hmm_breaks_start", Explains: []cudart.Code{0, cudart.ErrInitializationError, cudart.ErrUnknown, cudart.ErrSystemNotReady},
 			Suppresses: []string{"driver_hangs"}, Host: unlessUsable(hmm)},
 		{ID: "uvm_after_suspend", Explains: []cudart.Code{cudart.ErrInitializationError, cudart.ErrUnknown, cudart.ErrOperatingSystem}, Host: unlessUsable(afterSuspend)},
 	},
