@@ -9,7 +9,7 @@ import (
 
 // Codes that this package alone acts on.
 const (
-	success                     Code = 0   // which no method returns as an error
+	success                     Code = 0   // no error
 	errHardwareStackError       Code = 714 // hardware stack error
 	errInvalidAddressSpace      Code = 717 // operation not supported on global/shared address space
 	errInvalidPc                Code = 718 // invalid program counter
