@@ -119,7 +119,7 @@ func BenchmarkAPIs(b *testing.B) {
 			o.Source = sim
 		}
 		calls[i] = append(calls[i], namedCall{"open", func() error {
-			rt, err := cudart.Open(o)
+			rt, err := cudart.Open(context.Background(), o)
 			if err != nil {
 				return err
 			}

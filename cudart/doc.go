@@ -2,7 +2,7 @@
 // cgo. It finds the library on the host, loads it and calls its functions. It can call the
 // driver's library, libcuda, in its place.
 //
-//	rt, err := cudart.Open(cudart.Options{})
+//	rt, err := cudart.Open(ctx, cudart.Options{})
 //	dev, err := rt.Device(0)
 //	s, err := dev.NewStream(cudart.StreamOptions{})
 //	err = s.CopyToDevice(dst, src, n)

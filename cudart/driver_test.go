@@ -73,21 +73,21 @@ func TestLibraryNamesItsAPI(t *testing.T) {
 // A library of the other API is refused, by a name in Options as by one in the environment.
 func TestAPIThatIsAskedForIsRequired(t *testing.T) {
 	sim := newSim(t, cudasim.Config{API: cudart.DriverAPI})
-	_, err := cudart.Open(cudart.Options{Source: sim, API: cudart.RuntimeAPI})
+	_, err := cudart.Open(context.Background(), cudart.Options{Source: sim, API: cudart.RuntimeAPI})
 	require.ErrorContains(t, err, "it exports the driver API, and Options.API or PINNED_CUDA_API asks for the runtime API")
-	rt, err := cudart.Open(cudart.Options{Source: sim, API: cudart.DriverAPI})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim, API: cudart.DriverAPI})
 	require.NoError(t, err)
 	require.NoError(t, rt.Close())
 
 	t.Setenv("PINNED_CUDA_API", "runtime")
-	rt, err = cudart.Open(cudart.Options{Source: sim})
+	rt, err = cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err, "a Source needs no environment")
 	require.NoError(t, rt.Close())
 
-	_, err = cudart.Open(cudart.Options{API: 3})
+	_, err = cudart.Open(context.Background(), cudart.Options{API: 3})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	t.Setenv("PINNED_CUDA_API", "nvidia")
-	_, err = cudart.Open(cudart.Options{})
+	_, err = cudart.Open(context.Background(), cudart.Options{})
 	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 	require.ErrorContains(t, err, "PINNED_CUDA_API=nvidia: must be runtime or driver")
 }
@@ -97,7 +97,7 @@ func TestFunctionsAreFoundByNameWithoutProcAddress(t *testing.T) {
 	t.Parallel()
 	for _, version := range []cudart.Version{11080, 13000} {
 		sim := newSim(t, cudasim.Config{API: cudart.DriverAPI, Version: version})
-		rt, err := cudart.Open(cudart.Options{Source: partialLibrary{sim, []string{"cuGetProcAddress", "cuGetProcAddress_v2"}}})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: partialLibrary{sim, []string{"cuGetProcAddress", "cuGetProcAddress_v2"}}})
 		require.NoError(t, err)
 		assert.Empty(t, rt.Library().Missing)
 		dev, err := rt.Device(0)
@@ -112,7 +112,7 @@ func TestDriverWithoutAFunctionIsRefusedOrReported(t *testing.T) {
 	sim := newSim(t, cudasim.Config{API: cudart.DriverAPI})
 	open := func(lacks ...string) (*cudart.Runtime, error) {
 		lacks = append(lacks, "cuGetProcAddress_v2")
-		return cudart.Open(cudart.Options{Source: partialLibrary{sim, lacks}})
+		return cudart.Open(context.Background(), cudart.Options{Source: partialLibrary{sim, lacks}})
 	}
 	_, err := open("cuLaunchHostFunc")
 	require.NotErrorIs(t, err, cudart.ErrInsufficientDriver)
@@ -153,7 +153,7 @@ func TestDriverThatRefusesIsExplained(t *testing.T) {
 	} {
 		sim := newSim(t, cudasim.Config{API: cudart.DriverAPI})
 		sim.Fail(tt.fn, cudasim.Fault{Code: tt.code, Times: -1})
-		_, err := cudart.Open(cudart.Options{Source: sim})
+		_, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.ErrorIs(t, err, tt.code)
 		assert.ErrorContains(t, err, tt.text)
 		var open *cudart.OpenError
@@ -162,7 +162,7 @@ func TestDriverThatRefusesIsExplained(t *testing.T) {
 	}
 
 	sim := newSim(t, cudasim.Config{API: cudart.DriverAPI, Devices: []cudasim.DeviceConfig{}})
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err, "a host without devices")
 	assert.Zero(t, rt.DeviceCount())
 	require.NoError(t, rt.Close())
@@ -174,7 +174,7 @@ func TestMissingDriverLibraryIsNoDriver(t *testing.T) {
 	if testgpu.Real() {
 		t.Skip("this machine has a driver")
 	}
-	_, err := cudart.Open(cudart.Options{API: cudart.DriverAPI})
+	_, err := cudart.Open(context.Background(), cudart.Options{API: cudart.DriverAPI})
 	require.ErrorIs(t, err, cudart.ErrNoDriver)
 	assert.NotContains(t, err.Error(), "libcudart")
 }
@@ -271,7 +271,7 @@ func TestDeviceThatIsResetBeneath(t *testing.T) {
 	t.Parallel()
 	for _, devices := range []int{1, 2} {
 		sim := newSim(t, cudasim.Config{API: cudart.DriverAPI, Devices: make([]cudasim.DeviceConfig, devices)})
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.NoError(t, err)
 		dev, err := rt.Device(devices - 1)
 		require.NoError(t, err)

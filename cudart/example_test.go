@@ -26,7 +26,7 @@ func check(err error) {
 func Example() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	fmt.Println(rt.Library().Path, "with", len(rt.Devices()), "device")
 
@@ -45,8 +45,8 @@ func Example() {
 	// hello from device 0 (Simulated GPU)
 }
 
-// OpenContext bounds the time that a broken GPU or driver may take.
-func ExampleOpenContext() {
+// Open bounds the time that a broken GPU or driver may take.
+func ExampleOpen_deadline() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
 	unblock := sim.Block("cudaGetDeviceCount", cudasim.Fault{}) // as a driver that hangs
@@ -56,7 +56,7 @@ func ExampleOpenContext() {
 		check(sim.AwaitBlocked(ctx, "cudaGetDeviceCount", 1))
 		cancel()
 	}()
-	_, err = cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	_, err = cudart.Open(ctx, cudart.Options{Source: sim})
 	var open *cudart.OpenError
 	if errors.As(err, &open) {
 		fmt.Println(open.Err)
@@ -72,7 +72,7 @@ func ExampleOpenContext() {
 func ExampleEvent_Since() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -107,7 +107,7 @@ func ExampleEvent_Since() {
 func ExampleStream_Point() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -144,7 +144,7 @@ func ExampleStream_Point() {
 func ExampleDevice_StreamFromHandle() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -176,7 +176,7 @@ func ExampleDevice_StreamFromHandle() {
 func ExampleCode() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -198,7 +198,7 @@ func ExampleCode() {
 func ExampleRuntime_Stuck() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)

@@ -64,7 +64,7 @@ func (rt *Runtime) Waiting() int {
 	return n
 }
 
-// OpenHere is OpenContext on the caller's goroutine: it returns when the call does.
+// OpenHere is Open on the caller's goroutine: it returns when the call does.
 func OpenHere(ctx context.Context, o Options) (*Runtime, error) {
 	return (&librarySearch{o: o, host: findlib.This()}).run(ctx)
 }

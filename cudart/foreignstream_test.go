@@ -38,7 +38,7 @@ func careless(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) 
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = sim.Close() })
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	return sim, rt

@@ -305,7 +305,7 @@ func TestCloseDestroysEventsAlthoughCallsFail(t *testing.T) {
 	for _, failures := range []int{1, 2, 7} {
 		sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 		require.NoError(t, err)
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.NoError(t, err)
 		dev, err := rt.Device(0)
 		require.NoError(t, err)

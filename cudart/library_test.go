@@ -3,6 +3,7 @@
 package cudart
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -67,7 +68,7 @@ func TestRealLibrariesExportWhatWeBind(t *testing.T) {
 func TestRealLibrariesOpen(t *testing.T) {
 	for _, file := range realLibraries(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			rt, err := Open(Options{Library: file})
+			rt, err := Open(context.Background(), Options{Library: file})
 			if err == nil {
 				assert.Equal(t, versionOfFile(file), rt.Library().Runtime)
 				require.NoError(t, rt.Close())

@@ -73,14 +73,10 @@ func (a API) String() string {
 //
 // The error is an [*OpenError], or wraps [errors.ErrUnsupported] on platforms other than
 // Linux on amd64 and arm64, and [ErrInvalidValue] if Options.API or PINNED_CUDA_API is none
-// of the APIs.
-func Open(o Options) (*Runtime, error) { return OpenContext(context.Background(), o) }
-
-// OpenContext is [Open] that ends with ctx even if a call into the library does not
-// return, as with a GPU or a driver that hangs. The error then is an [*OpenError]
-// that wraps ctx's error and names the library and the call. The call keeps a goroutine
-// and one thread until it returns; no other call follows it.
-func OpenContext(ctx context.Context, o Options) (*Runtime, error) {
+// of the APIs. Open returns when ctx ends even if a call into the library does not, as with a
+// GPU or a driver that hangs: the error then wraps ctx's error and names the library and the
+// call. The call keeps a goroutine and one thread until it returns; no other call follows it.
+func Open(ctx context.Context, o Options) (*Runtime, error) {
 	switch {
 	case !platformSupported:
 		return nil, fmt.Errorf("cudart: open: CUDA's runtime library is for Linux on amd64 and arm64: %w", errors.ErrUnsupported)

@@ -2,6 +2,7 @@ package cudart_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"path/filepath"
 	"testing"
@@ -68,7 +69,7 @@ func TestOpenReportsLibraryAndDevices(t *testing.T) {
 func TestNoDriver(t *testing.T) {
 	t.Parallel()
 	for _, v := range []cudart.Version{11080, 12040, 13000} {
-		_, err := cudart.Open(cudart.Options{Source: newSim(t, cudasim.Config{Version: v, NoDriver: true})})
+		_, err := cudart.Open(context.Background(), cudart.Options{Source: newSim(t, cudasim.Config{Version: v, NoDriver: true})})
 		require.ErrorIs(t, err, cudart.ErrNoDriver, "%v", v)
 		var open *cudart.OpenError
 		require.ErrorAs(t, err, &open)
@@ -78,7 +79,7 @@ func TestNoDriver(t *testing.T) {
 
 func TestDriverTooOld(t *testing.T) {
 	t.Parallel()
-	_, err := cudart.Open(cudart.Options{Source: newSim(t, cudasim.Config{Version: 13000, DriverVersion: 12040})})
+	_, err := cudart.Open(context.Background(), cudart.Options{Source: newSim(t, cudasim.Config{Version: 13000, DriverVersion: 12040})})
 	require.ErrorIs(t, err, cudart.ErrInsufficientDriver)
 	require.ErrorContains(t, err, "runtime 13.0")
 	require.ErrorContains(t, err, "12.4", "what the driver supports")
@@ -89,7 +90,7 @@ func TestDriverTooOld(t *testing.T) {
 
 func TestNoDevices(t *testing.T) {
 	t.Parallel()
-	rt, err := cudart.Open(cudart.Options{Source: newSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: newSim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{}})})
 	require.NoError(t, err, "no device is an answer")
 	assert.Empty(t, rt.Devices())
 	_, err = rt.Device(0)
@@ -102,7 +103,7 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 		"absent":          filepath.Join(t.TempDir(), "libcudart.so.12"),
 		"another library": "libc.so.6",
 	} {
-		_, err := cudart.Open(cudart.Options{Library: named})
+		_, err := cudart.Open(context.Background(), cudart.Options{Library: named})
 		if errors.Is(err, errors.ErrUnsupported) {
 			t.Skip(err)
 		}
@@ -112,7 +113,7 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 		require.ErrorAs(t, err, &open)
 		require.Len(t, open.Attempts, 1, "a library that was named is the only one tried")
 		t.Setenv("PINNED_CUDART", named)
-		_, again := cudart.Open(cudart.Options{})
+		_, again := cudart.Open(context.Background(), cudart.Options{})
 		require.EqualError(t, errors.Unwrap(again), errors.Unwrap(err).Error(), what)
 	}
 }
@@ -121,14 +122,14 @@ func TestNamedLibraryThatIsNone(t *testing.T) {
 func TestOpenWithEveryCallFailing(t *testing.T) {
 	t.Parallel()
 	ok := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	_, err := cudart.Open(cudart.Options{Source: ok})
+	_, err := cudart.Open(context.Background(), cudart.Options{Source: ok})
 	require.NoError(t, err)
 	calls := ok.TotalCalls()
 	require.Greater(t, calls, 5)
 	for k := 1; k <= calls; k++ {
 		sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 		sim.FailCall(k, cudart.ErrUnknown)
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		if err == nil {
 			_, first := rt.Device(0)
 			_, second := rt.Device(1)
@@ -155,7 +156,7 @@ func (l lacking) Symbol(name string) uintptr {
 func TestMissingFunctions(t *testing.T) {
 	t.Parallel()
 	sim := newSim(t, cudasim.Config{Version: 12040})
-	rt, err := cudart.Open(cudart.Options{Source: lacking{sim, map[string]bool{"cudaMallocAsync": true, "cudaMemAdvise_v2": true}}})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: lacking{sim, map[string]bool{"cudaMallocAsync": true, "cudaMemAdvise_v2": true}}})
 	require.NoError(t, err, "optional ones are missed at the call that needs them")
 	assert.ElementsMatch(t, []string{"cudaMallocAsync", "cudaMemAdvise_v2"}, rt.Library().Missing)
 	dev, err := rt.Device(0)
@@ -169,7 +170,7 @@ func TestMissingFunctions(t *testing.T) {
 	require.ErrorIs(t, err, errors.ErrUnsupported, "never the old signature in its place")
 	require.ErrorContains(t, err, "cudaMemAdvise_v2: not exported", "the name that 12.4 has")
 
-	_, err = cudart.Open(cudart.Options{Source: lacking{sim, map[string]bool{"cudaHostRegister": true}}})
+	_, err = cudart.Open(context.Background(), cudart.Options{Source: lacking{sim, map[string]bool{"cudaHostRegister": true}}})
 	require.ErrorIs(t, err, cudart.ErrNoLibrary)
 	require.ErrorContains(t, err, "cudaHostRegister")
 }
@@ -177,7 +178,7 @@ func TestMissingFunctions(t *testing.T) {
 func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	t.Parallel()
 	sim := newSim(t, cudasim.Config{})
-	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim, Debug: true})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
@@ -234,7 +235,7 @@ func TestOneDeviceThatFails(t *testing.T) {
 	for _, fn := range []string{"cudaGetDeviceProperties", "cudaDeviceGetPCIBusId"} {
 		sim := newSim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 3)})
 		sim.Fail(fn, cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.NoError(t, err, fn)
 		assert.Equal(t, 3, rt.DeviceCount())
 		var ordinals []int
@@ -251,7 +252,7 @@ func TestOneDeviceThatFails(t *testing.T) {
 		require.NoError(t, rt.Close())
 
 		sim.Fail(fn, cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-		_, err = cudart.Open(cudart.Options{Source: sim})
+		_, err = cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.ErrorIs(t, err, cudart.ErrUnknown, "all of them fail")
 		sim.ResetFaults()
 	}

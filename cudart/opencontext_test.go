@@ -16,7 +16,7 @@ import (
 // openingCalls are the calls of Open that hang on hosts with a broken GPU or driver.
 var openingCalls = []string{"cudaDriverGetVersion", "cudaGetDeviceCount", "cudaGetDeviceProperties"}
 
-// OpenContext ends with its context and names the call and the library, although the
+// Open ends with its context and names the call and the library, although the
 // call has not returned.
 func TestOpenEndsWithItsContextDuringACallThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
@@ -29,7 +29,7 @@ func TestOpenEndsWithItsContextDuringACallThatDoesNotReturn(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			opened := make(chan error, 1)
 			go func() {
-				_, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+				_, err := cudart.Open(ctx, cudart.Options{Source: sim})
 				opened <- err
 			}()
 			require.NoError(t, sim.AwaitBlocked(t.Context(), fn, 1))
@@ -59,7 +59,7 @@ func TestOpenNamesTheCallOfTheDriverThatDoesNotReturn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	opened := make(chan error, 1)
 	go func() {
-		_, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		_, err := cudart.Open(ctx, cudart.Options{Source: sim})
 		opened <- err
 	}()
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "cuInit", 1))
@@ -104,7 +104,7 @@ func TestOpenWithAContext(t *testing.T) {
 	t.Parallel()
 	sim := newSim(t, cudasim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
-	rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	rt, err := cudart.Open(ctx, cudart.Options{Source: sim})
 	require.NoError(t, err)
 	cancel()
 	dev, err := rt.Device(0)
@@ -115,16 +115,16 @@ func TestOpenWithAContext(t *testing.T) {
 
 	calls := sim.TotalCalls()
 	var open *cudart.OpenError
-	_, err = cudart.OpenContext(ctx, cudart.Options{Source: sim})
+	_, err = cudart.Open(ctx, cudart.Options{Source: sim})
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorAs(t, err, &open)
 	assert.Empty(t, open.Attempts)
 	assert.Equal(t, calls, sim.TotalCalls(), "a context that has ended: no library is called")
 
 	var none context.Context
-	_, err = cudart.OpenContext(none, cudart.Options{Source: sim})
+	_, err = cudart.Open(none, cudart.Options{Source: sim})
 	require.EqualError(t, err, "cudart: open: the context is nil")
-	_, err = cudart.OpenContext(t.Context(), cudart.Options{Library: filepath.Join(t.TempDir(), "libcudart.so.12")})
+	_, err = cudart.Open(t.Context(), cudart.Options{Library: filepath.Join(t.TempDir(), "libcudart.so.12")})
 	require.ErrorIs(t, err, cudart.ErrNoLibrary, "errors are those of Open")
 	require.ErrorAs(t, err, &open)
 	require.Len(t, open.Attempts, 1)

@@ -9,14 +9,14 @@ import (
 
 // An OpenError is the reason why [Open] returned no Runtime. It unwraps to
 // [ErrNoLibrary], to [ErrNoDriver], to the failed call of the library that got
-// furthest, so that errors.Is finds its [Code], or to the error of OpenContext's
+// furthest, so that errors.Is finds its [Code], or to the error of [Open]'s
 // context.
 type OpenError struct {
 	Err      error       // the reason that matters most among Attempts
 	Attempts []Attempt   // libraries that were tried
 	Searched []string    // places that were searched, none if a library was named
 	Driver   DriverFacts // parts of the driver on this host, none for an Options.Source
-	// Stuck is the call that had not returned when OpenContext's context ended, such as
+	// Stuck is the call that had not returned when the context of [Open] ended, such as
 	// "cudaGetDeviceCount". Empty if there was none.
 	Stuck  string
 	source bool // the library was an Options.Source

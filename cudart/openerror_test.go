@@ -1,6 +1,7 @@
 package cudart_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -33,7 +34,7 @@ func TestOpenExplainsWhatCUDAReturns(t *testing.T) {
 		var open *cudart.OpenError
 		for _, function := range []string{"cudaDriverGetVersion", "cudaRuntimeGetVersion", "cudaGetDeviceCount"} {
 			sim.Fail(function, cudasim.Fault{Code: code})
-			_, err := cudart.Open(cudart.Options{Source: sim})
+			_, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 			require.ErrorIs(t, err, code)
 			require.ErrorContains(t, err, function)
 			require.ErrorContains(t, err, code.Error())
@@ -54,13 +55,13 @@ func TestOpenWithoutDevices(t *testing.T) {
 	t.Parallel()
 	sim := newSim(t, cudasim.Config{})
 	sim.Fail("cudaGetDeviceCount", cudasim.Fault{Code: cudart.ErrNoDevice})
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	assert.Empty(t, rt.Devices())
 	require.NoError(t, rt.Close())
 
 	sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Code: cudart.ErrNoDevice})
-	_, err = cudart.Open(cudart.Options{Source: sim})
+	_, err = cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.ErrorIs(t, err, cudart.ErrNoDevice)
 	require.ErrorContains(t, err, "what helps: CUDA shows this process no GPU: see CUDA_VISIBLE_DEVICES")
 }

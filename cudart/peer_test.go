@@ -90,7 +90,7 @@ func TestPeerAccessIsCounted(t *testing.T) {
 func TestRuntimesCountPeerAccessTogether(t *testing.T) {
 	t.Parallel()
 	sim, one := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	two, err := cudart.Open(cudart.Options{Source: sim})
+	two, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, two.Close()) })
 	enable := func(rt *cudart.Runtime) error { return rt.Devices()[0].EnablePeerAccess(rt.Devices()[1]) }

@@ -17,7 +17,7 @@ import (
 func Example_loading() {
 	sim, err := cudasim.New(cudasim.Config{Version: 12040})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim}) // or Library: "/path/to/libcudart.so.12"
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim}) // or Library: "/path/to/libcudart.so.12"
 	check(err)
 	lib := rt.Library()
 	fmt.Printf("%s: runtime %v, driver for up to %v, tried: %d\n", lib.Path, lib.Runtime, lib.Driver, len(lib.Attempts))
@@ -25,7 +25,7 @@ func Example_loading() {
 
 	without, err := cudasim.New(cudasim.Config{NoDriver: true})
 	check(err)
-	_, err = cudart.Open(cudart.Options{Source: without})
+	_, err = cudart.Open(context.Background(), cudart.Options{Source: without})
 	var open *cudart.OpenError
 	if errors.As(err, &open) {
 		fmt.Println(open.Remedy())
@@ -40,7 +40,7 @@ func Example_loading() {
 func Example_threads() {
 	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	var users sync.WaitGroup
 	for _, dev := range rt.Devices() {
@@ -62,7 +62,7 @@ func Example_threads() {
 func ExampleDevice_Alloc() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -83,7 +83,7 @@ func ExampleDevice_Alloc() {
 func ExampleViewOf() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -106,7 +106,7 @@ func ExampleViewOf() {
 func Example_memoryLifetime() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -132,7 +132,7 @@ func Example_memoryLifetime() {
 func Example_sizes() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)
@@ -151,7 +151,7 @@ func Example_sizes() {
 func Example_debugging() {
 	sim, err := cudasim.New(cudasim.Config{})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true}) // as PINNED_DEBUG=1
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim, Debug: true}) // as PINNED_DEBUG=1
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)

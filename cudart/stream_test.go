@@ -195,7 +195,7 @@ func TestAsynchronousErrors(t *testing.T) {
 	}
 	require.NoError(t, err)
 	defer func() { _ = sim.Close() }() // the device is lost, so nothing can be released
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	defer func() { _ = rt.Close() }()
 	dev, err := rt.Device(0)

@@ -226,7 +226,7 @@ func TestPointsOfALostDevice(t *testing.T) {
 	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	defer func() { _ = sim.Close() }() // what the device held stays
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	defer func() { _ = rt.Close() }()
 	dev, err := rt.Device(0)

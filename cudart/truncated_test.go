@@ -3,6 +3,7 @@
 package cudart
 
 import (
+	"context"
 	"debug/elf"
 	"os"
 	"os/exec"
@@ -73,7 +74,7 @@ func requireRefused(t *testing.T, contents []byte, want string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "libcudart.so.12.4.127")
 	require.NoError(t, os.WriteFile(file, contents, 0o644))
-	_, err := Open(Options{Library: file})
+	_, err := Open(context.Background(), Options{Library: file})
 	require.ErrorIs(t, err, ErrNoLibrary, "%d bytes", len(contents))
 	var open *OpenError
 	require.ErrorAs(t, err, &open)
@@ -88,11 +89,11 @@ func TestLibraryThatIsCutOffOnTheLoadersPath(t *testing.T) {
 	const child = "PINNED_TEST_CUT_OFF"
 	if dir := os.Getenv(child); dir != "" {
 		for _, soname := range libcudart.Sonames {
-			_, err := Open(Options{Library: soname})
+			_, err := Open(context.Background(), Options{Library: soname})
 			require.ErrorIs(t, err, ErrNoLibrary)
 			require.ErrorContains(t, err, "tried "+soname+" (Options.Library): "+filepath.Join(dir, soname)+": truncated: ")
 		}
-		if rt, err := Open(Options{API: RuntimeAPI}); err == nil { // of another directory, on a host with a GPU
+		if rt, err := Open(context.Background(), Options{API: RuntimeAPI}); err == nil { // of another directory, on a host with a GPU
 			require.NoError(t, rt.Close())
 		} else {
 			require.ErrorContains(t, err, "truncated: ")
@@ -114,7 +115,7 @@ func TestDriverLibraryIsTriedLast(t *testing.T) {
 	const child = "PINNED_TEST_DRIVER_LAST"
 	if dir := os.Getenv(child); dir != "" {
 		file := filepath.Join(dir, "libcuda.so.1")
-		_, err := Open(Options{})
+		_, err := Open(context.Background(), Options{})
 		var open *OpenError
 		require.ErrorAs(t, err, &open)
 		last := open.Attempts[len(open.Attempts)-1]
@@ -124,12 +125,12 @@ func TestDriverLibraryIsTriedLast(t *testing.T) {
 		require.Contains(t, open.Searched, "the driver's library: "+file)
 		require.ErrorIs(t, err, ErrNoLibrary)
 
-		_, err = Open(Options{API: RuntimeAPI})
+		_, err = Open(context.Background(), Options{API: RuntimeAPI})
 		require.ErrorAs(t, err, &open)
 		for _, a := range open.Attempts {
 			require.NotEqual(t, file, a.Path)
 		}
-		_, err = Open(Options{API: DriverAPI})
+		_, err = Open(context.Background(), Options{API: DriverAPI})
 		require.ErrorAs(t, err, &open)
 		require.Len(t, open.Attempts, 1)
 		require.Equal(t, file, open.Attempts[0].Path)

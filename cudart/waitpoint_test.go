@@ -150,7 +150,7 @@ func TestAStreamOfAClosedRuntimeCannotWaitAgain(t *testing.T) {
 	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	defer sim.Close()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)

@@ -3,6 +3,7 @@
 package hostmem
 
 import (
+	"context"
 	"runtime"
 	"slices"
 	"testing"
@@ -75,7 +76,7 @@ func TestFindForgets(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)

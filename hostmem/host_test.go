@@ -3,6 +3,7 @@
 package hostmem
 
 import (
+	"context"
 	"math"
 	"runtime"
 	"testing"
@@ -53,7 +54,7 @@ func TestADeviceIsForgottenWithItsRuntime(t *testing.T) {
 	use := func() weak.Pointer[cudart.Device] {
 		sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 		require.NoError(t, err)
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.NoError(t, err)
 		dev, err := rt.Device(0)
 		require.NoError(t, err)

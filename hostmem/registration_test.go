@@ -4,6 +4,7 @@ package hostmem
 
 import (
 	"bytes"
+	"context"
 	"slices"
 	"testing"
 	"testing/fstest"
@@ -105,7 +106,7 @@ func TestOutstandingListsOpenMemory(t *testing.T) {
 	sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
 	t.Cleanup(func() { testgpu.End(t, sim) })
-	rt, err := cudart.Open(cudart.Options{Source: sim, Debug: true})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim, Debug: true})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)

@@ -50,7 +50,7 @@ func ExampleLoad() {
 		log.Fatal(err)
 	}
 	defer sim.Close()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}

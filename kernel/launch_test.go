@@ -98,7 +98,7 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		k, _ := testgpu.NewKernels(t, cudasim.Config{Version: v})
 		k.Names, k.Quick = names, true
-		rt, err := cudart.Open(cudart.Options{Source: k}) // anew: it binds what Quick changes
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: k}) // anew: it binds what Quick changes
 		require.NoError(t, err)
 		defer rt.Close()
 		dev, err := rt.Device(0)
@@ -380,7 +380,7 @@ func BenchmarkLaunchOwnCost(b *testing.B) {
 		b.Run(v.String(), func(b *testing.B) {
 			k, _ := testgpu.NewKernels(b, cudasim.Config{Version: v})
 			k.Names, k.Quick = names, true
-			rt, err := cudart.Open(cudart.Options{Source: k})
+			rt, err := cudart.Open(context.Background(), cudart.Options{Source: k})
 			require.NoError(b, err)
 			defer rt.Close()
 			dev, err := rt.Device(0)

@@ -19,7 +19,7 @@ import (
 )
 
 // openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
-// cudart.Open(cudart.Options{}).
+// cudart.Open(context.Background(), cudart.Options{}).
 func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
 	return openGPUWith(nil)
 }
@@ -30,7 +30,7 @@ func openGPUWith(kernels map[string]cudasim.KernelFunc) (dev *cudart.Device, s *
 	if err != nil {
 		log.Fatal(err)
 	}
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -441,7 +441,7 @@ func TestLostDevice(t *testing.T) {
 	}
 	require.NoError(t, err)
 	defer sim.Close() // says what a lost device keeps
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	defer rt.Close()
 	dev, err := rt.Device(0)

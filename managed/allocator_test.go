@@ -95,7 +95,7 @@ func TestTheSimulatorReportsTouchesOfBusyMemoryWithoutConcurrentAccess(t *testin
 	}
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, sim.Close()) }()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	dev := rt.Devices()[0]
 	s, err := dev.NewStream(cudart.StreamOptions{})

@@ -25,7 +25,7 @@ func open(o managed.Options) (dev *cudart.Device, s *cudart.Stream, a *managed.A
 func openDevice(cfg cudasim.DeviceConfig, o managed.Options) (dev *cudart.Device, s *cudart.Stream, a *managed.Allocator, done func()) {
 	sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{cfg}})
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim}) // cudart.Options{} for a real one
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim}) // cudart.Options{} for a real one
 	check(err)
 	dev, err = rt.Device(0)
 	check(err)

@@ -13,13 +13,13 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// device is a simulated one; cudart.Open(cudart.Options{}) opens real ones.
+// device is a simulated one; cudart.Open(context.Background(), cudart.Options{}) opens real ones.
 func device() (dev *cudart.Device, close func()) {
 	sim, err := cudasim.New(cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func ExampleFanout() {
 		log.Fatal(err)
 	}
 	defer sim.Close()
-	rt, err := cudart.Open(cudart.Options{Source: sim}) // cudart.Options{} for real ones
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim}) // cudart.Options{} for real ones
 	if err != nil {
 		log.Fatal(err)
 	}

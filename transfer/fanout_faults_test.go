@@ -86,7 +86,7 @@ func newFanTrial(t testing.TB, cfg cudasim.Config, file string, want []byte) *fa
 	var err error
 	b.sim, err = cudasim.New(testgpu.Config(cfg))
 	require.NoError(t, err)
-	b.rt, err = cudart.Open(cudart.Options{Source: b.sim})
+	b.rt, err = cudart.Open(context.Background(), cudart.Options{Source: b.sim})
 	require.NoError(t, err)
 	b.f, err = NewFanout(t.Context(), b.rt.Devices(), Options{Workers: 2})
 	require.NoError(t, err)
@@ -488,7 +488,7 @@ func makingAndClosingCanFail(t *testing.T, lost [][2]int) {
 	for nth := 1; ; nth++ {
 		sim, err := cudasim.New(testgpu.Config(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2), LostPeerCopies: lost}))
 		require.NoError(t, err)
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.NoError(t, err)
 		start := sim.TotalCalls()
 		sim.FailCall(start+nth, cudart.ErrInvalidResourceHandle)
@@ -524,7 +524,7 @@ func TestFanoutWorksWhenPeerAccessIsExhausted(t *testing.T) {
 	t.Parallel()
 	sim, err := cudasim.New(testgpu.Config(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}))
 	require.NoError(t, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	sim.Fail("cudaDeviceEnablePeerAccess", cudasim.Fault{Nth: 2, Code: cudart.Code(711)})
 	f, err := NewFanout(t.Context(), rt.Devices(), Options{})

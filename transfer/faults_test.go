@@ -66,7 +66,7 @@ func newBenches(t *testing.T) func(t *testing.T, version cudart.Version) *bench 
 		var err error
 		b.sim, err = cudasim.New(testgpu.Config(cudasim.Config{Version: version}))
 		require.NoError(t, err)
-		b.rt, err = cudart.Open(cudart.Options{Source: b.sim})
+		b.rt, err = cudart.Open(context.Background(), cudart.Options{Source: b.sim})
 		require.NoError(t, err)
 		b.dev, err = b.rt.Device(0)
 		require.NoError(t, err)
@@ -297,7 +297,7 @@ func TestMakingAndClosingCanFail(t *testing.T) {
 	for nth := 1; ; nth++ {
 		sim, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 		require.NoError(t, err)
-		rt, err := cudart.Open(cudart.Options{Source: sim})
+		rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 		require.NoError(t, err)
 		dev, err := rt.Device(0)
 		require.NoError(t, err)

@@ -23,7 +23,7 @@ import (
 // openSim opens a simulated GPU whose device gets lost: nothing can be released
 // at the end, and nothing checks that.
 func openSim(t *testing.T, sim *cudasim.Sim) (*cudart.Device, *cudart.Runtime) {
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	t.Cleanup(func() { _, _ = rt.Close(), sim.Close() })
 	dev, err := rt.Device(0)

@@ -10,13 +10,13 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// device returns a simulated device. On a machine with a GPU use cudart.Open(cudart.Options{}).
+// device returns a simulated device. On a machine with a GPU use cudart.Open(context.Background(), cudart.Options{}).
 func device() (sim *cudasim.Sim, dev *cudart.Device, closeAll func()) {
 	sim, err := cudasim.New(cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}

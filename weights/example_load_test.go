@@ -22,7 +22,7 @@ func ExampleLoadModel() {
 		log.Fatal(err)
 	}
 	defer sim.Close()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func ExampleLoadModel_canceled() {
 		log.Fatal(err)
 	}
 	defer sim.Close()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func ExamplePlan_Load() {
 		log.Fatal(err)
 	}
 	defer sim.Close()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}

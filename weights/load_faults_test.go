@@ -39,7 +39,7 @@ func newTrial(t testing.TB, cfg cudasim.Config, b *bench) *trial {
 	cfg.Devices = make([]cudasim.DeviceConfig, 2)
 	sim, err := cudasim.New(testgpu.Config(cfg))
 	require.NoError(t, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	var shares []weights.Share
 	for i, tensor := range b.tensors {

@@ -636,7 +636,7 @@ func TestLoadRefusesInvalidArguments(t *testing.T) {
 	z, _ := f.Tensor("z")
 	closed, err := cudasim.New(testgpu.Config(cudasim.Config{}))
 	require.NoError(t, err)
-	closing, err := cudart.Open(cudart.Options{Source: closed})
+	closing, err := cudart.Open(context.Background(), cudart.Options{Source: closed})
 	require.NoError(t, err)
 	dev := closing.Devices()[0]
 	require.NoError(t, closing.Close())

@@ -423,7 +423,7 @@ func TestDevicesThatFail(t *testing.T) {
 	sim.Fail("cudaMemGetInfo", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	sys := on(t, "h200-vm")
 	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return cudart.Open(cudart.Options{Source: sim})
+		return cudart.Open(context.Background(), cudart.Options{Source: sim})
 	}
 	got := call(t, sys, "devices")
 	assert.Equal(t, exitProblems, got.code)

@@ -50,7 +50,7 @@ func TestOnlyTheDevicesAskedForGetAContext(t *testing.T) {
 						return nil, err
 					}
 				}
-				return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+				return cudart.Open(ctx, cudart.Options{Source: sim})
 			}
 			var stdout, stderr strings.Builder
 			code := run(ctx, strings.Fields(strings.ReplaceAll(command, "FILE", filepath.Join(t.TempDir(), "out"))), &stdout, &stderr, sys)

@@ -72,7 +72,7 @@ func TestEveryCommandEnds(t *testing.T) {
 							}
 						}
 					})
-					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+					return cudart.Open(ctx, cudart.Options{Source: sim})
 				}
 				file := filepath.Join(t.TempDir(), "out")
 				command := strings.ReplaceAll(strings.ReplaceAll(c.command, "-o -", ""), "FILE", file)

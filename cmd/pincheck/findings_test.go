@@ -152,7 +152,7 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 		require.NoError(t, err)
 		sims.Store(t, sim)
 		sim.Fail("cudaGetDeviceProperties", cudasim.Fault{Nth: 2, Code: cudart.ErrUnknown})
-		return cudart.Open(cudart.Options{Source: sim})
+		return cudart.Open(context.Background(), cudart.Options{Source: sim})
 	}
 	got := call(t, sys, "--quiet")
 	assert.Equal(t, exitProblems, got.code)
@@ -237,7 +237,7 @@ func interrupted(t *testing.T, sys system, sim *cudasim.Sim, fn string, args ...
 		}
 	})
 	sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-		rt, err := cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		rt, err := cudart.Open(ctx, cudart.Options{Source: sim})
 		if failed := (*cudart.OpenError)(nil); errors.As(err, &failed) {
 			failed.Driver.LibPath = "/usr/lib/libcuda.so.1" // of the simulated library
 		}

@@ -82,7 +82,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 				t.Cleanup(func() { testgpu.End(t, sim) })
 				sys := on(t, "h200-vm")
 				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-					return cudart.OpenContext(ctx, cudart.Options{Source: losing{sim}})
+					return cudart.Open(ctx, cudart.Options{Source: losing{sim}})
 				}
 				return sys
 			}},
@@ -141,7 +141,7 @@ func TestTooFewOpenFilesIsTheOnlyProblem(t *testing.T) {
 				host[limits] = &fstest.MapFile{Data: append(slices.Clone(host[limits].Data), "Max open files            24                   24                   files     \n"...)}
 				sys.root = host
 				sys.open = func(ctx context.Context, _ cudart.Options) (*cudart.Runtime, error) {
-					return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+					return cudart.Open(ctx, cudart.Options{Source: sim})
 				}
 				got := call(t, sys, "--quiet", "--format", "json")
 				assert.Equal(t, exitProblems, got.code, got.stderr)

@@ -46,7 +46,7 @@ func thisMachine() system {
 	return system{
 		environ:     os.Environ(),
 		root:        os.DirFS("/"),
-		open:        cudart.OpenContext,
+		open:        cudart.Open,
 		isolated:    true,
 		expect:      expectedRates,
 		hostname:    os.Hostname,

@@ -44,7 +44,7 @@ func scripted() probe.Local {
 			if err != nil {
 				return nil, err
 			}
-			return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+			return cudart.Open(ctx, cudart.Options{Source: sim})
 		}
 		l.Limit = time.Hour // no machine is too slow
 		return l
@@ -65,7 +65,7 @@ func scripted() probe.Local {
 				_ = os.WriteFile(file, nil, 0o600)
 			}
 		})
-		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		return cudart.Open(ctx, cudart.Options{Source: sim})
 	}
 	return l
 }

@@ -49,7 +49,7 @@ func capturedHost(t *testing.T, name string) fs.FS {
 // where the machine stands still meanwhile: tests of the grace period set releaseGrace.
 func on(t *testing.T, host string, environ ...string) system {
 	t.Helper()
-	return system{environ: environ, root: capturedHost(t, host), open: cudart.OpenContext, adjust: tiny,
+	return system{environ: environ, root: capturedHost(t, host), open: cudart.Open, adjust: tiny,
 		releaseGrace: time.Hour,
 		after:        (&skippedTime{}).after,
 		hostname:     func() (string, error) { return "host-7", nil }}
@@ -432,7 +432,7 @@ func opening(t *testing.T, cfg cudasim.Config) func(context.Context, cudart.Opti
 			}
 			sims.Store(t, sim)
 		}
-		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		return cudart.Open(ctx, cudart.Options{Source: sim})
 	}
 }
 
@@ -542,7 +542,7 @@ func TestInterruptedKeepsFindings(t *testing.T) {
 	sim, _ := testgpu.Sim(t, cudasim.Config{})
 	sys := on(t, "h200-vm")
 	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return cudart.Open(cudart.Options{Source: sim})
+		return cudart.Open(context.Background(), cudart.Options{Source: sim})
 	}
 	sys.adjust = func(p probe.Plans) probe.Plans {
 		p = small(p)
@@ -656,7 +656,7 @@ func TestRealGPU(t *testing.T) {
 	if !testgpu.Real() {
 		t.Skipf("needs a real GPU: set %s=1", testgpu.Env)
 	}
-	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.OpenContext}
+	sys := system{environ: os.Environ(), root: os.DirFS("/"), open: cudart.Open}
 	start := time.Now()
 	got := call(t, sys, "--format", "json")
 	took := time.Since(start)
@@ -687,7 +687,7 @@ func TestLeakReachesTheExitCode(t *testing.T) {
 	defer sim.Close() // its error is about the event, which is meant
 	sys := on(t, "h200-vm")
 	sys.open = func(context.Context, cudart.Options) (*cudart.Runtime, error) {
-		return cudart.Open(cudart.Options{Source: sim})
+		return cudart.Open(context.Background(), cudart.Options{Source: sim})
 	}
 	sim.Fail("cudaEventDestroy", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
 	got := call(t, sys)

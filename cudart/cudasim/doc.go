@@ -3,7 +3,7 @@
 // for servers.
 //
 //	sim, err := cudasim.New(cudasim.Config{})
-//	rt, err := cudart.Open(cudart.Options{Source: sim})
+//	rt, err := cudart.Open(ctx, cudart.Options{Source: sim})
 //	…
 //	err = sim.Check() // is everything released, was nothing misused?
 //	err = sim.Close()

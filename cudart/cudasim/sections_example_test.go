@@ -24,7 +24,7 @@ func check(err error) {
 func start(cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime, *cudart.Stream) {
 	sim, err := cudasim.New(cfg)
 	check(err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	check(err)
 	dev, err := rt.Device(0)
 	check(err)

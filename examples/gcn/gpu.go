@@ -58,7 +58,7 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 			err = errors.Join(err, b.close())
 		}
 	}()
-	if b.rt, err = cudart.Open(cudart.Options{Source: o.source}); err != nil {
+	if b.rt, err = cudart.Open(ctx, cudart.Options{Source: o.source}); err != nil {
 		return b, err
 	}
 	if b.dev, err = b.rt.Device(o.device); err != nil {

@@ -132,7 +132,7 @@ func writeRow(out io.Writer, nodes, way, seconds, gigabytes, loss, note string) 
 
 // runScale writes the table.
 func runScale(ctx context.Context, o options, out io.Writer) error {
-	if _, err := o.freeMemory(); err != nil {
+	if _, err := o.freeMemory(ctx); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%d edges a node, %d features, hidden %d, %d classes; s: median of the epochs after the first; GB: at most on the card\n",
@@ -158,7 +158,7 @@ func (o options) scaleRows(ctx context.Context, out io.Writer) error {
 	var failed []error
 	first := math.NaN() // loss
 	for _, w := range o.ways() {
-		free, err := o.freeMemory()
+		free, err := o.freeMemory(ctx)
 		if err != nil {
 			return err
 		}
@@ -232,8 +232,8 @@ func (o options) measure(ctx context.Context, g *graph) (result outcome, peak in
 }
 
 // freeMemory returns the bytes that the card has free.
-func (o options) freeMemory() (free int, err error) {
-	rt, err := cudart.Open(cudart.Options{Source: o.source})
+func (o options) freeMemory(ctx context.Context) (free int, err error) {
+	rt, err := cudart.Open(ctx, cudart.Options{Source: o.source})
 	if err != nil {
 		return 0, err
 	}
@@ -257,7 +257,7 @@ func (s sizes) torchFloor() int { return 16*s.edges() + 4*s.Nodes*s.Features + 4
 // row with the budget.
 func (o options) torchRows(ctx context.Context, g *graph, out io.Writer) (err error) {
 	nodes := strconv.Itoa(o.graph.Nodes)
-	free, err := o.freeMemory()
+	free, err := o.freeMemory(ctx)
 	if err != nil {
 		return err
 	}

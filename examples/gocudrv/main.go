@@ -55,7 +55,7 @@ func run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, theirs.Close()) }()
 
 	// This module's part: pinned memory, and the copy.
-	rt, err := cudart.Open(cudart.Options{})
+	rt, err := cudart.Open(ctx, cudart.Options{})
 	if err != nil {
 		return err
 	}

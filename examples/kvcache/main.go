@@ -79,7 +79,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		defer sim.Close()
 		from.Source = sim
 	}
-	rt, err := cudart.Open(from)
+	rt, err := cudart.Open(ctx, from)
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ func run(ctx context.Context, sim bool) (err error) {
 		defer simulator.Close()
 		options.Source = simulator
 	}
-	rt, err := cudart.Open(options)
+	rt, err := cudart.Open(ctx, options)
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func main() {
 
 // run loads each model, and keeps all of them until the end.
 func run(ctx context.Context, paths []string, o options, out io.Writer) (err error) {
-	devices, closeDevices, err := open(o)
+	devices, closeDevices, err := open(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 }
 
 // open returns the devices, and what closes them.
-func open(o options) (devices []*cudart.Device, closeAll func() error, err error) {
+func open(ctx context.Context, o options) (devices []*cudart.Device, closeAll func() error, err error) {
 	var numbers []int
 	for _, s := range strings.FieldsFunc(o.devices, func(r rune) bool { return r == ',' }) {
 		i, err := strconv.Atoi(s)
@@ -153,7 +153,7 @@ func open(o options) (devices []*cudart.Device, closeAll func() error, err error
 		}
 		closeSim, from.Source = sim.Close, sim
 	}
-	rt, err := cudart.Open(from)
+	rt, err := cudart.Open(ctx, from)
 	if err != nil {
 		return nil, nil, errors.Join(err, closeSim())
 	}

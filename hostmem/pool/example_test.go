@@ -16,13 +16,13 @@ import (
 )
 
 // openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
-// cudart.Open(cudart.Options{}).
+// cudart.Open(context.Background(), cudart.Options{}).
 func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
 	sim, err := cudasim.New(cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -427,7 +427,7 @@ func TestLostPoolUnmapsItsMemory(t *testing.T) {
 func TestLostLeasesAreListed(t *testing.T) {
 	t.Parallel()
 	g := newSimFixture(t, cudasim.Config{})
-	rt, err := cudart.Open(cudart.Options{Source: g.Sim, Debug: true})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: g.Sim, Debug: true})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, rt.Close()) }()
 	dev, err := rt.Device(0)

@@ -126,7 +126,7 @@ func (f *fixture) open() {
 		f.check(err)
 		f.library, o.Source = library, library
 	}
-	f.rt = must(cudart.Open(o))(f)
+	f.rt = must(cudart.Open(context.Background(), o))(f)
 	if f.rt.DeviceCount() == 0 {
 		f.Fatal("no GPU")
 	}

@@ -90,7 +90,7 @@ func newModel(t *testing.T, random *rand.Rand) *model {
 	var err error
 	m.sim, err = cudasim.New(testgpu.Config(cudasim.Config{QueueDepth: 64}))
 	require.NoError(t, err)
-	m.rt, err = cudart.Open(cudart.Options{Source: m.sim})
+	m.rt, err = cudart.Open(context.Background(), cudart.Options{Source: m.sim})
 	require.NoError(t, err)
 	m.dev, err = m.rt.Device(0)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@
 package testgpu
 
 import (
+	"context"
 	"errors"
 	"os"
 	"testing"
@@ -86,7 +87,7 @@ func End(tb testing.TB, sim *cudasim.Sim) {
 
 func open(tb testing.TB, o cudart.Options) *cudart.Runtime {
 	tb.Helper()
-	rt, err := cudart.Open(o)
+	rt, err := cudart.Open(context.Background(), o)
 	if err != nil {
 		tb.Fatalf("open CUDA: %v", err)
 	}

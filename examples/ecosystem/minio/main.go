@@ -51,7 +51,7 @@ func run(ctx context.Context, client *minio.Core, bucket, object string, sim boo
 		defer simulator.Close()
 		options.Source = simulator
 	}
-	rt, err := cudart.Open(options)
+	rt, err := cudart.Open(ctx, options)
 	if err != nil {
 		return err
 	}

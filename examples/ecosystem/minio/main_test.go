@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -57,7 +58,7 @@ func TestAnObjectReachesTheGPU(t *testing.T) {
 	sim, err := cudasim.New(cudasim.Config{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, sim.Check()); assert.NoError(t, sim.Close()) }()
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, rt.Close()) }()
 	dev, err := rt.Device(0)

@@ -55,7 +55,7 @@ func Loose(tb testing.TB, cfg cudasim.Config) *Fixture {
 	tb.Helper()
 	sim, err := cudasim.New(testgpu.Config(cfg))
 	require.NoError(tb, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(tb, err)
 	dev, err := rt.Device(0)
 	require.NoError(tb, err)

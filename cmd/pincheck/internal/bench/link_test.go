@@ -155,7 +155,7 @@ func linkFails(t *testing.T, fn string, nth int, keeps bool) bool {
 	p := LinkPlan{SizeBytes: 1 << 16, Copies: 1, Samples: 1}
 	sim, err := cudasim.New(cudasim.Config{})
 	require.NoError(t, err)
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	env := measure.Env{Devices: rt.Devices()}
 	sim.Fail(fn, cudasim.Fault{Nth: nth, Code: cudart.ErrUnknown})

@@ -262,7 +262,7 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 		options = cudart.Options{Source: sim}
 		r.Device = 0
 	}
-	rt, err := cudart.Open(options)
+	rt, err := cudart.Open(ctx, options)
 	if err != nil {
 		return reply, err
 	}

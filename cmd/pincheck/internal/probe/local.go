@@ -103,7 +103,7 @@ const (
 // Local examines the machine in this process. Tests set its fields; the zero value of each
 // stands for the machine.
 type Local struct {
-	// OpenLibrary is cudart.OpenContext, if it is nil.
+	// OpenLibrary is cudart.Open, if it is nil.
 	OpenLibrary func(context.Context, cudart.Options) (*cudart.Runtime, error)
 	// ReadNVML is nvml.Read of the library that is found, if it is nil.
 	ReadNVML func(calling func(function string, report *nvml.Report)) (*nvml.Report, error)
@@ -159,7 +159,7 @@ func (l Local) openLibrary(ctx context.Context, r Request) (rt *cudart.Runtime, 
 	}
 	open := l.OpenLibrary
 	if open == nil || r.Simulate {
-		open = cudart.OpenContext
+		open = cudart.Open
 	}
 	if rt, err = open(ctx, options); err == nil {
 		closers = append(closers, rt.Close)

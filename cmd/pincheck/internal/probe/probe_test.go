@@ -64,7 +64,7 @@ var scripted = Local{
 				}
 			})
 		}
-		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		return cudart.Open(ctx, cudart.Options{Source: sim})
 	},
 	ReadNVML: func(calling func(string, *nvml.Report)) (*nvml.Report, error) {
 		r := &nvml.Report{Library: "scripted", Count: 3}
@@ -273,7 +273,7 @@ func TestCallsThatOverlapDoNotHang(t *testing.T) {
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { testgpu.End(t, sim) })
-	rt, err := cudart.Open(cudart.Options{Source: sim})
+	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	require.NoError(t, err)
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
@@ -480,7 +480,7 @@ func here(t *testing.T) Local {
 			return nil, err
 		}
 		t.Cleanup(func() { testgpu.End(t, sim) })
-		return cudart.OpenContext(ctx, cudart.Options{Source: sim})
+		return cudart.Open(ctx, cudart.Options{Source: sim})
 	}
 	return l
 }
