@@ -43,7 +43,7 @@ func BenchmarkAlloc(b *testing.B) {
 	b.Run("cudaMallocManaged", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			p, err := dev.MallocManaged(1<<20)
+			p, err := dev.MallocManaged(1 << 20)
 			if err == nil {
 				err = dev.Free(cudart.DevPtr(uintptr(p)))
 			}
