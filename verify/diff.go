@@ -27,10 +27,10 @@ func (c content) poisonAt(at string) content {
 // stale byte shows which copy did not arrive. No mask turns the bytes of one pattern into
 // those of another, as the complement would.
 var poisons = [...]poison{
-	{AtDevice, 0x93, "the upload"},
-	{AtHop, 0x36, "the copy on the device"},
-	{AtPeer, 0x5B, "the copy to the other device"},
-	{AtReturn, 0xC9, "the download"},
+	{atDevice, 0x93, "the upload"},
+	{atHop, 0x36, "the copy on the device"},
+	{atPeer, 0x5B, "the copy to the other device"},
+	{atReturn, 0xC9, "the download"},
 }
 
 // An origin is an address of offset 0 of the copy.
@@ -49,7 +49,7 @@ var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is
 
 // diff compares found with want's bytes from offset 0 on. It returns how they differ; ok is
 // true if they are equal.
-func diff(found []byte, want content, origins []origin) (d Difference, ok bool) {
+func diff(found []byte, want content, origins []origin) (d difference, ok bool) {
 	s := scan{size: len(found)}
 	s.pages = make([]paging, 0, len(pageSizes)*len(origins))
 	for _, size := range pageSizes {
@@ -67,7 +67,7 @@ func diff(found []byte, want content, origins []origin) (d Difference, ok bool) 
 	s.endRun()
 	s.endRegion()
 	if s.bad == 0 {
-		return Difference{}, true
+		return difference{}, true
 	}
 	return s.conclude(found, want), false
 }
@@ -223,13 +223,13 @@ func (p *paging) past(off int) int {
 	return int((p.origin.addr + uintptr(off)) % uintptr(p.size))
 }
 
-func (s *scan) conclude(found []byte, want content) Difference {
+func (s *scan) conclude(found []byte, want content) difference {
 	shown := found[s.first:min(s.first+shownBytes, len(found))]
-	d := Difference{
+	d := difference{
 		FirstBadOffsetBytes: s.first,
 		LastBadOffsetBytes:  s.last,
-		Expected:            make(Hex, len(shown)),
-		Found:               append(Hex(nil), shown...),
+		Expected:            make([]byte, len(shown)),
+		Found:               append([]byte(nil), shown...),
 		BadBytes:            s.bad,
 		BadBits:             s.bits,
 		Regions:             s.regions.n,

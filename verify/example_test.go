@@ -66,12 +66,10 @@ func ExamplePlan() {
 // A mismatch says where it is and what the bytes are.
 func ExampleMismatch() {
 	m := verify.Mismatch{
-		Case: verify.Case{Path: verify.PathPinned, Pattern: verify.Counter, SizeBytes: 8192, Streams: 1},
-		Difference: verify.Difference{
-			FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8191, BadBytes: 4096, BadBits: 16384, Regions: 1,
-			Expected: verify.Hex{0, 0x10}, Found: verify.Hex{0x93, 0x83},
-			PageBytes: 4096, PageOf: verify.PageOfDevice, Cause: verify.CauseStale, At: verify.AtDevice,
-		},
+		Case:                verify.Case{Path: verify.PathPinned, Pattern: verify.Counter, SizeBytes: 8192, Streams: 1},
+		FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8191, BadBytes: 4096, BadBits: 16384, Regions: 1,
+		ExpectedHex: "0010", FoundHex: "9383",
+		PageBytes: 4096, PageOf: "device address", Cause: verify.CauseStale, At: "device",
 	}
 	fmt.Println(m)
 	// Output: pinned counter 8 KiB: 4096 of 8192 bytes wrong, the first at offset 4096: expected 00 10, found 93 83; follows 4 KiB pages of the device address; stale: the upload did not arrive

@@ -56,7 +56,7 @@ func (c content) atMemorySpeed() gpukernels.Content {
 
 // checkedByKernel does a case of PathKernel: a kernel checks what arrived, and then reads the
 // host memory that it came from.
-func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Difference, error) {
+func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]difference, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
@@ -67,10 +67,10 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Dif
 		return nil, err
 	}
 	from := t.targets[0]
-	mismatches, err := t.checkOnGPU(ctx, c, want, AtDevice, from.of(c))
+	mismatches, err := t.checkOnGPU(ctx, c, want, atDevice, from.of(c))
 	if err == nil && len(mismatches) == 0 {
 		view := t.source.view + cudart.DevPtr(sourceAt(c))
-		mismatches, err = t.checkOnGPU(ctx, c, want, AtSource, view)
+		mismatches, err = t.checkOnGPU(ctx, c, want, atSource, view)
 	}
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Dif
 
 // checkOnGPU has the device compare the case's bytes at an address. On a mismatch it copies
 // the bytes to the host to describe it.
-func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]Difference, error) {
+func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]difference, error) {
 	found, err := t.find(ctx, c, at, p, want.onGPU())
 	if err != nil || found.Mismatches == 0 {
 		return nil, err
@@ -98,7 +98,7 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 	}
 	d := foundDifference(c, at, found, want.onGPU()) // on the host they are right
 	d.Cause = CauseRead
-	return []Difference{d}, nil
+	return []difference{d}, nil
 }
 
 // find has the device compare the case's bytes.
@@ -113,19 +113,19 @@ func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k g
 
 // foundDifference describes a mismatch that a kernel found: a kernel returns the first
 // offset and the number of bytes.
-func foundDifference(c Case, at string, found gpukernels.Found, k gpukernels.Content) Difference {
-	d := Difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1}
-	d.Expected = make(Hex, min(shownBytes, c.SizeBytes-found.First))
+func foundDifference(c Case, at string, found gpukernels.Found, k gpukernels.Content) difference {
+	d := difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1}
+	d.Expected = make([]byte, min(shownBytes, c.SizeBytes-found.First))
 	k.Fill(d.Expected, uint64(found.First))
 	return d
 }
 
 // filledByKernel does a case of PathDeviceMemory: kernels write other bytes, then the
 // expected ones, and compare.
-func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismatches []Difference, err error) {
+func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismatches []difference, err error) {
 	s, p, k := t.streams[0], t.targets[0].of(c), want.atMemorySpeed()
 	poisoned := k
-	poisoned.Mask ^= uint64(want.poisonAt(AtDevice).mask) * lowBytes
+	poisoned.Mask ^= uint64(want.poisonAt(atDevice).mask) * lowBytes
 	t.uses(s)
 	if err := s.Memset(p-guardBytes, guardByte, c.SizeBytes+2*guardBytes); err != nil {
 		return nil, err
@@ -135,13 +135,13 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismat
 			return nil, err
 		}
 	}
-	found, err := t.find(ctx, c, AtDevice, p, k)
+	found, err := t.find(ctx, c, atDevice, p, k)
 	if err != nil {
 		return nil, err
 	}
 	if found.Mismatches > 0 { // copies of the first bytes show their values
-		d := foundDifference(c, AtDevice, found, k)
-		d.Found = make(Hex, len(d.Expected))
+		d := foundDifference(c, atDevice, found, k)
+		d.Found = make([]byte, len(d.Expected))
 		if err := t.dev.CopyToHost(unsafe.Pointer(&d.Found[0]), p+cudart.DevPtr(found.First), len(d.Found)); err != nil {
 			return nil, fmt.Errorf("read the first of %d wrong bytes: %w", found.Mismatches, err)
 		}

@@ -68,7 +68,7 @@ func TestKernelPaths(t *testing.T) {
 // Kernels compute the same bytes as this package.
 func TestContentsOfKernels(t *testing.T) {
 	t.Parallel()
-	for _, pattern := range Patterns() {
+	for _, pattern := range patterns() {
 		for _, mask := range []byte{0, 0x93} {
 			want, got := make([]byte, 1000), make([]byte, 1000)
 			c := content{pattern: pattern, seed: 12345, mask: mask}
@@ -101,9 +101,9 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 	assert.Equal(t, []int{77, 1, 1}, []int{up.FirstBadOffsetBytes, up.BadBytes, up.BadBits})
 	assert.Equal(t, PathDeviceMemory, device.Path)
 	assert.Equal(t, []int{77, 1}, []int{device.FirstBadOffsetBytes, device.BadBytes})
-	assert.Equal(t, AtDevice, device.At)
-	assert.NotEqual(t, device.Found[0], device.Expected[0])
-	assert.Equal(t, device.Found[1:], device.Expected[1:])
+	assert.Equal(t, atDevice, device.At)
+	assert.NotEqual(t, device.FoundHex[:2], device.ExpectedHex[:2])
+	assert.Equal(t, device.FoundHex[2:], device.ExpectedHex[2:])
 	assert.Contains(t, device.String(), "1 of 10000 bytes wrong, the first at offset 77")
 }
 
@@ -126,7 +126,7 @@ func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr
 // host's.
 func TestKernelPathFindsWrongReads(t *testing.T) {
 	t.Parallel()
-	for _, at := range []string{AtDevice, AtSource} {
+	for _, at := range []string{atDevice, atSource} {
 		r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
 			r.found = func(c Case, where string, f gpukernels.Found) gpukernels.Found {
 				if where == at {
@@ -140,7 +140,7 @@ func TestKernelPathFindsWrongReads(t *testing.T) {
 		assert.Equal(t, PathKernel, m.Path)
 		assert.Equal(t, CauseRead, m.Cause)
 		assert.Equal(t, at, m.At)
-		assert.Len(t, m.Expected, 10)
+		assert.Len(t, m.ExpectedHex, 20)
 		assert.Contains(t, m.String(), "3 of 100 bytes wrong, the first at offset 90, as a kernel reads the "+at+": expected ")
 	}
 }

@@ -38,72 +38,72 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 		size    int
 		origins []origin
 		spoil   func(b []byte, c content)
-		want    Difference // Expected and Found are checked for all
+		want    difference // Expected and Found are checked for all
 		text    string
 	}{
 		{
 			name: "one bit", pattern: Random, size: 5000,
 			spoil: func(b []byte, _ content) { b[1234] ^= 0x20 },
-			want:  Difference{FirstBadOffsetBytes: 1234, LastBadOffsetBytes: 1234, BadBytes: 1, BadBits: 1, Regions: 1},
+			want:  difference{FirstBadOffsetBytes: 1234, LastBadOffsetBytes: 1234, BadBytes: 1, BadBits: 1, Regions: 1},
 			text:  "1 of 5000 bytes wrong, the first at offset 1234",
 		},
 		{
 			name: "the last byte", pattern: Zeros, size: 4097,
 			spoil: func(b []byte, _ content) { b[4096] = 0x81 },
-			want:  Difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 2, Regions: 1},
+			want:  difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 2, Regions: 1},
 			text:  "expected 00, found 81",
 		},
 		{
 			name: "a single wrong byte as the whole copy", pattern: Ones, size: 1,
 			spoil: func(b []byte, _ content) { b[0] = 0xF0 },
-			want:  Difference{BadBytes: 1, BadBits: 4, Regions: 1},
+			want:  difference{BadBytes: 1, BadBits: 4, Regions: 1},
 		},
 		{
 			name: "a page of the device", pattern: Random, size: 64 * kib,
-			origins: []origin{{PageOfSource, 0x10010}, {PageOfDevice, 0x20000 + 100}, {PageOfReturn, 0x30008}},
+			origins: []origin{{pageOfSource, 0x10010}, {pageOfDevice, 0x20000 + 100}, {pageOfReturn, 0x30008}},
 			spoil:   func(b []byte, _ content) { flip(b, 2*4096-100, 3*4096-100) },
-			want: Difference{FirstBadOffsetBytes: 8092, LastBadOffsetBytes: 12187, BadBytes: 4096, BadBits: 4 * 4096, Regions: 1,
-				PageBytes: 4096, PageOf: PageOfDevice},
+			want: difference{FirstBadOffsetBytes: 8092, LastBadOffsetBytes: 12187, BadBytes: 4096, BadBits: 4 * 4096, Regions: 1,
+				PageBytes: 4096, PageOf: pageOfDevice},
 			text: "follows 4 KiB pages of the device address",
 		},
 		{
 			name: "a zeroed page, right by chance at both edges", pattern: Counter, size: 64 * kib,
-			origins: []origin{{PageOfReturn, 0x7000}},
+			origins: []origin{{pageOfReturn, 0x7000}},
 			spoil:   func(b []byte, _ content) { zero(b, 4096, 8192) },
-			want: Difference{FirstBadOffsetBytes: 4097, LastBadOffsetBytes: 8185, Regions: 1,
-				PageBytes: 4096, PageOf: PageOfReturn, Cause: CauseConstant},
+			want: difference{FirstBadOffsetBytes: 4097, LastBadOffsetBytes: 8185, Regions: 1,
+				PageBytes: 4096, PageOf: pageOfReturn, Cause: CauseConstant},
 			text: "every wrong byte is 0x00",
 		},
 		{
 			name: "64 KiB pages up to the end", pattern: Random, size: 200 * kib,
-			origins: []origin{{PageOfSource, 0x10000}},
+			origins: []origin{{pageOfSource, 0x10000}},
 			spoil:   func(b []byte, _ content) { flip(b, 128*kib, 200*kib) },
-			want: Difference{FirstBadOffsetBytes: 128 * kib, LastBadOffsetBytes: 200*kib - 1, BadBytes: 72 * kib, BadBits: 4 * 72 * kib, Regions: 1,
-				PageBytes: 64 * kib, PageOf: PageOfSource},
+			want: difference{FirstBadOffsetBytes: 128 * kib, LastBadOffsetBytes: 200*kib - 1, BadBytes: 72 * kib, BadBits: 4 * 72 * kib, Regions: 1,
+				PageBytes: 64 * kib, PageOf: pageOfSource},
 		},
 		{
 			name: "2 MiB pages from the start", pattern: Random, size: 5 * mib,
-			origins: []origin{{PageOfSource, 0x1000}, {PageOfReturn, 2 * mib}},
+			origins: []origin{{pageOfSource, 0x1000}, {pageOfReturn, 2 * mib}},
 			spoil:   func(b []byte, _ content) { flip(b, 0, 2*mib) },
-			want: Difference{LastBadOffsetBytes: 2*mib - 1, BadBytes: 2 * mib, BadBits: 4 * 2 * mib, Regions: 1,
-				PageBytes: 2 * mib, PageOf: PageOfReturn},
+			want: difference{LastBadOffsetBytes: 2*mib - 1, BadBytes: 2 * mib, BadBits: 4 * 2 * mib, Regions: 1,
+				PageBytes: 2 * mib, PageOf: pageOfReturn},
 		},
 		{
 			name: "everything is no page", pattern: Random, size: 8192,
-			origins: []origin{{PageOfSource, 0}},
+			origins: []origin{{pageOfSource, 0}},
 			spoil:   func(b []byte, _ content) { flip(b, 0, 8192) },
-			want:    Difference{LastBadOffsetBytes: 8191, BadBytes: 8192, BadBits: 4 * 8192, Regions: 1},
+			want:    difference{LastBadOffsetBytes: 8191, BadBytes: 8192, BadBits: 4 * 8192, Regions: 1},
 		},
 		{
 			name: "every second page", pattern: Random, size: 8 * 4096,
-			origins: []origin{{PageOfDevice, 0x100000}},
+			origins: []origin{{pageOfDevice, 0x100000}},
 			spoil: func(b []byte, _ content) {
 				for i := 4096; i < len(b); i += 2 * 4096 {
 					flip(b, i, i+4096)
 				}
 			},
-			want: Difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8*4096 - 1, BadBytes: 4 * 4096, BadBits: 16 * 4096, Regions: 4,
-				PageBytes: 4096, PageOf: PageOfDevice, StrideBytes: 8192, StrideRunBytes: 4096},
+			want: difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8*4096 - 1, BadBytes: 4 * 4096, BadBits: 16 * 4096, Regions: 4,
+				PageBytes: 4096, PageOf: pageOfDevice, StrideBytes: 8192, StrideRunBytes: 4096},
 			text: "4 KiB every 8 KiB",
 		},
 		{
@@ -113,7 +113,7 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 					b[i] ^= 1
 				}
 			},
-			want: Difference{FirstBadOffsetBytes: 2, LastBadOffsetBytes: 2999, BadBytes: 1000, BadBits: 1000, Regions: 1,
+			want: difference{FirstBadOffsetBytes: 2, LastBadOffsetBytes: 2999, BadBytes: 1000, BadBits: 1000, Regions: 1,
 				StrideBytes: 3, StrideRunBytes: 1, Cause: CauseConstant},
 		},
 		{
@@ -123,38 +123,38 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 					zero(b, i, i+8)
 				}
 			},
-			want: Difference{FirstBadOffsetBytes: 513, LastBadOffsetBytes: 65513, Regions: 66,
+			want: difference{FirstBadOffsetBytes: 513, LastBadOffsetBytes: 65513, Regions: 66,
 				StrideBytes: 1000, StrideRunBytes: 8, Cause: CauseConstant},
 		},
 		{
 			name: "scattered", pattern: Zeros, size: 10000,
 			spoil: func(b []byte, _ content) { b[10], b[500], b[9000] = 1, 1, 1 },
-			want:  Difference{FirstBadOffsetBytes: 10, LastBadOffsetBytes: 9000, BadBytes: 3, BadBits: 3, Regions: 3},
+			want:  difference{FirstBadOffsetBytes: 10, LastBadOffsetBytes: 9000, BadBytes: 3, BadBits: 3, Regions: 3},
 			text:  "3 stretches",
 		},
 		{
 			name: "the download did nothing", pattern: Counter, size: 4099,
-			spoil: func(b []byte, c content) { stale(b, c, AtReturn, 0, len(b)) },
-			want: Difference{LastBadOffsetBytes: 4098, BadBytes: 4099, BadBits: 4 * 4099, Regions: 1,
-				Cause: CauseStale, At: AtReturn},
+			spoil: func(b []byte, c content) { stale(b, c, atReturn, 0, len(b)) },
+			want: difference{LastBadOffsetBytes: 4098, BadBytes: 4099, BadBits: 4 * 4099, Regions: 1,
+				Cause: CauseStale, At: atReturn},
 			text: "stale: the download did not arrive",
 		},
 		{
 			name: "the tail of the upload did not arrive", pattern: Zeros, size: 100000,
-			origins: []origin{{PageOfSource, 0}},
-			spoil:   func(b []byte, c content) { stale(b, c, AtDevice, 65536, len(b)) },
-			want: Difference{FirstBadOffsetBytes: 65536, LastBadOffsetBytes: 99999, BadBytes: 34464, BadBits: 4 * 34464, Regions: 1,
-				PageBytes: 64 * kib, PageOf: PageOfSource, Cause: CauseStale, At: AtDevice},
+			origins: []origin{{pageOfSource, 0}},
+			spoil:   func(b []byte, c content) { stale(b, c, atDevice, 65536, len(b)) },
+			want: difference{FirstBadOffsetBytes: 65536, LastBadOffsetBytes: 99999, BadBytes: 34464, BadBits: 4 * 34464, Regions: 1,
+				PageBytes: 64 * kib, PageOf: pageOfSource, Cause: CauseStale, At: atDevice},
 			text: "stale: the upload did not arrive",
 		},
 		{
 			name: "two copies missing in parts", pattern: Random, size: 3000,
 			spoil: func(b []byte, c content) {
-				stale(b, c, AtDevice, 0, 1000)
-				stale(b, c, AtHop, 2000, 2500)
+				stale(b, c, atDevice, 0, 1000)
+				stale(b, c, atHop, 2000, 2500)
 			},
-			want: Difference{LastBadOffsetBytes: 2499, BadBytes: 1500, BadBits: 4 * 1500, Regions: 2,
-				Cause: CauseStale, At: AtDevice + ", " + AtHop},
+			want: difference{LastBadOffsetBytes: 2499, BadBytes: 1500, BadBits: 4 * 1500, Regions: 2,
+				Cause: CauseStale, At: atDevice + ", " + atHop},
 			text: "stale: copies (device, second device buffer) did not arrive",
 		},
 	}
@@ -164,12 +164,12 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			b, c := corrupt(tt.pattern, tt.size, tt.spoil)
 			d, ok := diff(b, c, tt.origins)
 			require.False(t, ok)
-			assert.Equal(t, Hex(b[d.FirstBadOffsetBytes:][:len(d.Found)]), d.Found)
+			assert.Equal(t, []byte(b[d.FirstBadOffsetBytes:][:len(d.Found)]), d.Found)
 			assert.Len(t, d.Found, min(16, tt.size-tt.want.FirstBadOffsetBytes))
-			want := make(Hex, len(d.Found))
+			want := make([]byte, len(d.Found))
 			c.fill(want, d.FirstBadOffsetBytes)
 			assert.Equal(t, want, d.Expected)
-			text := d.describe(tt.size)
+			text := d.of(Case{SizeBytes: tt.size}).describe()
 			assert.Contains(t, text, tt.text)
 			d.Expected, d.Found = nil, nil
 			if tt.want.BadBytes == 0 { // where chance decides how many are wrong
@@ -183,10 +183,10 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 
 func TestDiffOfEqualBytes(t *testing.T) {
 	t.Parallel()
-	for _, p := range Patterns() {
+	for _, p := range patterns() {
 		for _, n := range []int{0, 1, 8, 4097, 2*blockBytes + 3} {
 			b, c := corrupt(p, n, func([]byte, content) {})
-			d, ok := diff(b, c, []origin{{PageOfSource, 1}})
+			d, ok := diff(b, c, []origin{{pageOfSource, 1}})
 			assert.True(t, ok)
 			assert.Zero(t, d)
 		}
@@ -198,7 +198,7 @@ func TestDiffCountsAsByteByByte(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
-		p := Patterns()[r.IntN(len(Patterns()))]
+		p := patterns()[r.IntN(len(patterns()))]
 		n := 1 + r.IntN(3*blockBytes)
 		b, c := corrupt(p, n, func(b []byte, _ content) {
 			for range 1 + r.IntN(20) {
@@ -253,18 +253,18 @@ func TestShiftIsFound(t *testing.T) {
 func TestPageEdgesAreThoseOfOneAddress(t *testing.T) {
 	t.Parallel()
 	b, c := corrupt(Counter, 64*kib, func(b []byte, c content) { c.fill(b[7*4096:8*4096], 2*4096) })
-	d, ok := diff(b, c, []origin{{PageOfDevice, 0x4000}})
+	d, ok := diff(b, c, []origin{{pageOfDevice, 0x4000}})
 	require.False(t, ok)
 	assert.Equal(t, CauseShifted, d.Cause)
 	assert.Equal(t, 5*4096, d.ShiftBytes)
 	assert.Equal(t, 4096, d.PageBytes)
-	assert.Contains(t, d.describe(64*kib), "the right bytes, but 20 KiB later than they belong")
+	assert.Contains(t, d.of(Case{SizeBytes: 64 * kib}).describe(), "the right bytes, but 20 KiB later than they belong")
 }
 
 func TestShiftIsNotClaimedForOtherBytes(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(5, 6))
-	for _, p := range Patterns() {
+	for _, p := range patterns() {
 		b, c := corrupt(p, 16*kib, func(b []byte, _ content) {
 			for i := 1000; i < 5000; i++ {
 				b[i] = byte(r.Uint32())
@@ -281,10 +281,7 @@ func TestMismatchAsTextAndJSON(t *testing.T) {
 	t.Parallel()
 	b, c := corrupt(Counter, 4097, func(b []byte, _ content) { b[9] ^= 0xFF })
 	d, _ := diff(b, c, nil)
-	m := Mismatch{
-		Case:       Case{Path: PathPinned, Pattern: Counter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4},
-		Difference: d,
-	}
+	m := d.of(Case{Path: PathPinned, Pattern: Counter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4})
 	assert.Equal(t, "pinned counter 4 KiB + 1 B offsets 1/2/3 4 streams: 1 of 4097 bytes wrong, the first at offset 9: "+
 		"expected 00 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18, found ff 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18", m.String())
 	text, err := json.Marshal(m)

@@ -34,8 +34,8 @@ const (
 	goldenGamma = 0x9E3779B97F4A7C15
 )
 
-// Patterns returns all patterns.
-func Patterns() []Pattern {
+// patterns returns all patterns.
+func patterns() []Pattern {
 	return []Pattern{Zeros, Ones, Alternating, WalkingBit, Counter, Random}
 }
 

@@ -32,7 +32,7 @@ func byteAt(p Pattern, seed uint64, off int) byte {
 func TestFillAgreesWithDefinitionAtAnyOffset(t *testing.T) {
 	t.Parallel()
 	const n = 1100
-	for _, p := range Patterns() {
+	for _, p := range patterns() {
 		c := content{pattern: p, seed: 42}
 		want := make([]byte, n)
 		for i := range want {
@@ -53,7 +53,7 @@ func TestFillAgreesWithDefinitionAtAnyOffset(t *testing.T) {
 func TestPoisonDiffersEverywhere(t *testing.T) {
 	t.Parallel()
 	const n = 4096
-	for _, p := range Patterns() {
+	for _, p := range patterns() {
 		c := content{pattern: p, seed: 7}
 		seen := [][]byte{make([]byte, n)}
 		c.fill(seen[0], 0)
@@ -118,7 +118,7 @@ func TestRandomSeedsDiffer(t *testing.T) {
 
 func BenchmarkPatterns(b *testing.B) {
 	buf := make([]byte, 4*mib)
-	for _, p := range Patterns() {
+	for _, p := range patterns() {
 		c := content{pattern: p, seed: 3}
 		b.Run(fmt.Sprintf("fill/%s", p), func(b *testing.B) {
 			b.SetBytes(int64(len(buf)))

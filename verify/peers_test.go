@@ -141,14 +141,14 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	onlyFirst.upload = func(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 		return tr.copier.Upload(ctx, dst, whole.mem[off:off+n])
 	}
-	for _, pattern := range Patterns() {
+	for _, pattern := range patterns() {
 		c := Case{Path: PathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
 		want := content{pattern: pattern, seed: 11}
 		tr.source = &onlyFirst
 		wrong, err := tr.run(t.Context(), c, want)
 		require.NoError(t, err)
 		require.Len(t, wrong, 1, pattern)
-		assert.Equal(t, []any{n, CauseStale, AtPeer}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, pattern)
+		assert.Equal(t, []any{n, CauseStale, atPeer}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, pattern)
 		tr.source = whole
 		wrong, err = tr.run(t.Context(), c, want)
 		require.NoError(t, err)

@@ -261,7 +261,7 @@ func (p Plan) normal() (Plan, error) {
 		p.Streams = []int{1, 4}
 	}
 	if len(p.Patterns) == 0 {
-		p.Patterns = Patterns()
+		p.Patterns = patterns()
 	}
 	if len(p.Offsets) == 0 {
 		p.Offsets = allOffsets
@@ -274,7 +274,7 @@ func (p Plan) normal() (Plan, error) {
 		errs = append(errs, oneOf("Plan.Paths", "path", path, Paths()))
 	}
 	for _, pattern := range p.Patterns {
-		errs = append(errs, oneOf("Plan.Patterns", "pattern", pattern, Patterns()))
+		errs = append(errs, oneOf("Plan.Patterns", "pattern", pattern, patterns()))
 	}
 	for _, n := range p.Sizes {
 		if n <= 0 {

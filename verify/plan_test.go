@@ -35,7 +35,7 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 				streams[c.Streams]++
 				require.LessOrEqual(t, c.Streams, c.SizeBytes)
 			}
-			patterns := len(Patterns())
+			patterns := len(patterns())
 			if path == PathCopierNew {
 				assert.NotContains(t, slices.Collect(maps.Keys(pairs)), pair{Zeros, Offset{}})
 				patterns-- // no zeros
@@ -137,22 +137,22 @@ func TestPartsOfDownloads(t *testing.T) {
 func TestOverrunReportsSideAndOffset(t *testing.T) {
 	t.Parallel()
 	guard := slices.Repeat([]byte{guardByte}, guardBytes)
-	_, ok := overrun(AtDevice, guard, guard, 100)
+	_, ok := overrun(atDevice, guard, guard, 100)
 	assert.True(t, ok)
 
 	after := slices.Clone(guard)
 	after[3], after[4] = 0, 1
-	d, ok := overrun(AtDevice, guard, after, 100)
+	d, ok := overrun(atDevice, guard, after, 100)
 	assert.False(t, ok)
-	assert.Equal(t, []any{103, 104, 2, CauseOverrun, AtDevice},
+	assert.Equal(t, []any{103, 104, 2, CauseOverrun, atDevice},
 		[]any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.Cause, d.At})
 	assert.Equal(t, byte(0), d.Found[0])
 	assert.Equal(t, byte(guardByte), d.Expected[0])
-	assert.Contains(t, d.describe(100), "2 bytes outside the device's target written, from offset 103")
+	assert.Contains(t, d.of(Case{SizeBytes: 100}).describe(), "2 bytes outside the device's target written, from offset 103")
 
 	before := slices.Clone(guard)
 	before[guardBytes-1] = 9
-	d, ok = overrun(AtReturn, before, after, 100)
+	d, ok = overrun(atReturn, before, after, 100)
 	assert.False(t, ok)
-	assert.Equal(t, []any{-1, 104, 3, AtReturn}, []any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.At})
+	assert.Equal(t, []any{-1, 104, 3, atReturn}, []any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.At})
 }

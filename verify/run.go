@@ -328,7 +328,7 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 		}
 		for _, d := range mismatches {
 			if len(p.report.Mismatches) < p.plan.MaxDetails {
-				p.report.Mismatches = append(p.report.Mismatches, Mismatch{c, d})
+				p.report.Mismatches = append(p.report.Mismatches, d.of(c))
 			}
 		}
 		p.done(c)

@@ -90,7 +90,7 @@ func (t *trip) staleRead(ctx context.Context, n int) (r StaleResult, err error) 
 	var old [staleSamples]byte
 	at := func(i int) int { return n - 1 - i*(n/staleSamples) }
 	for i := range old {
-		want.poisonAt(AtReturn).fill(old[i:i+1], at(i))
+		want.poisonAt(atReturn).fill(old[i:i+1], at(i))
 	}
 	came := t.returned(c)[guardBytes:][:n]
 	if err := t.download(ctx, t.streams[0], returnAt(c), device, n); err != nil {

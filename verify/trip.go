@@ -70,7 +70,7 @@ func (r *runner) newTrip(ctx context.Context, path Path, n, streams int) (*trip,
 }
 
 func (t *trip) allocate(ctx context.Context, streams int) (err error) {
-	if err := t.malloc(AtDevice, t.dev); err != nil {
+	if err := t.malloc(atDevice, t.dev); err != nil {
 		return err
 	}
 	if t.path.info().peer {
@@ -79,7 +79,7 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		}
 	}
 	if t.path.info().hop {
-		if err := t.malloc(AtHop, t.dev); err != nil {
+		if err := t.malloc(atHop, t.dev); err != nil {
 			return err
 		}
 	}
@@ -146,7 +146,7 @@ func (t *trip) newCopier(ctx context.Context, dev *cudart.Device) (*transfer.Cop
 // connect allocates the resources of paths with another device.
 func (t *trip) connect(ctx context.Context) (err error) {
 	peer := t.plan.Peer
-	if err := t.malloc(AtPeer, peer); err != nil {
+	if err := t.malloc(atPeer, peer); err != nil {
 		return err
 	}
 	if t.path == PathFanout {
@@ -270,7 +270,7 @@ func (t *trip) uses(s *cudart.Stream) {
 // run does the case and returns its mismatches: one in the bytes at most, and one overrun
 // for each target. After an error it has waited for the copies under way, also if ctx has
 // ended.
-func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []Difference, err error) {
+func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []difference, err error) {
 	switch t.path {
 	case PathKernel:
 		mismatches, err = t.checkedByKernel(ctx, c, want)
@@ -286,7 +286,7 @@ func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []Diff
 }
 
 // roundTrip does a case whose bytes are copied back.
-func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Difference, error) {
+func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]difference, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
@@ -304,7 +304,7 @@ func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Differenc
 		return mismatches, err
 	}
 	there, received := t.targets[1], t.returned(c)
-	if err := fillGuarded(ctx, want.poisonAt(AtReturn), received); err != nil {
+	if err := fillGuarded(ctx, want.poisonAt(atReturn), received); err != nil {
 		return nil, err
 	}
 	if err := t.there.Download(ctx, received[guardBytes:][:c.SizeBytes], there.of(c)); err != nil {
@@ -315,7 +315,7 @@ func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Differenc
 
 // arrived returns the mismatches of the bytes that came back from a device, and of the guards
 // around all targets.
-func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
+func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]difference, error) {
 	mismatches, err := t.compare(ctx, c, want, from)
 	if err != nil {
 		return nil, err
@@ -325,18 +325,18 @@ func (t *trip) arrived(ctx context.Context, c Case, want content, from target) (
 }
 
 // compare returns the mismatch of the bytes that came back from a device.
-func (t *trip) compare(ctx context.Context, c Case, want content, from target) ([]Difference, error) {
+func (t *trip) compare(ctx context.Context, c Case, want content, from target) ([]difference, error) {
 	sent, came := t.sent(c)[guardBytes:], t.returned(c)[guardBytes:][:c.SizeBytes]
 	ok, err := equalAll(ctx, want, came)
 	if ok || err != nil {
 		return nil, err
 	}
 	d, _ := diff(came, want, []origin{
-		{PageOfSource, uintptr(unsafe.Pointer(&sent[0]))},
-		{PageOfDevice, uintptr(from.of(c))},
-		{PageOfReturn, uintptr(unsafe.Pointer(&came[0]))},
+		{pageOfSource, uintptr(unsafe.Pointer(&sent[0]))},
+		{pageOfDevice, uintptr(from.of(c))},
+		{pageOfReturn, uintptr(unsafe.Pointer(&came[0]))},
 	})
-	return []Difference{d}, nil
+	return []difference{d}, nil
 }
 
 func sourceAt(c Case) int { return leadBytes + c.Source }
@@ -380,7 +380,7 @@ func (t *trip) poison(ctx context.Context, c Case, want content) error {
 	if err := fillAll(ctx, want, sent[guardBytes:][:c.SizeBytes]); err != nil {
 		return err
 	}
-	return fillGuarded(ctx, want.poisonAt(AtReturn), t.returned(c))
+	return fillGuarded(ctx, want.poisonAt(atReturn), t.returned(c))
 }
 
 func fillGuarded(ctx context.Context, c content, b []byte) error {
@@ -491,7 +491,7 @@ func (t *trip) synchronize(ctx context.Context) error {
 }
 
 // overruns compares the guards around every target.
-func (t *trip) overruns(c Case) (mismatches []Difference, err error) {
+func (t *trip) overruns(c Case) (mismatches []difference, err error) {
 	compare := func(at string, before, after []byte) {
 		if d, ok := overrun(at, before, after, c.SizeBytes); !ok {
 			mismatches = append(mismatches, d)
@@ -499,7 +499,7 @@ func (t *trip) overruns(c Case) (mismatches []Difference, err error) {
 	}
 	if t.sink != nil {
 		received := t.returned(c)
-		compare(AtReturn, received[:guardBytes], received[len(received)-guardBytes:])
+		compare(atReturn, received[:guardBytes], received[len(received)-guardBytes:])
 	}
 	var before, after [guardBytes]byte
 	for _, m := range t.targets {
@@ -515,9 +515,9 @@ func (t *trip) overruns(c Case) (mismatches []Difference, err error) {
 }
 
 // overrun compares the guards around a target of n bytes.
-func overrun(at string, before, after []byte, n int) (d Difference, ok bool) {
+func overrun(at string, before, after []byte, n int) (d difference, ok bool) {
 	guard := bytes.Repeat([]byte{guardByte}, guardBytes)
-	d = Difference{Cause: CauseOverrun, At: at}
+	d = difference{Cause: CauseOverrun, At: at}
 	for _, side := range []struct {
 		found []byte
 		off   int
@@ -530,8 +530,8 @@ func overrun(at string, before, after []byte, n int) (d Difference, ok bool) {
 		s.endRegion()
 		if d.BadBytes == 0 {
 			d.FirstBadOffsetBytes = side.off + s.first
-			d.Found = append(Hex(nil), side.found[s.first:min(s.first+shownBytes, guardBytes)]...)
-			d.Expected = append(Hex(nil), guard[:len(d.Found)]...)
+			d.Found = append([]byte(nil), side.found[s.first:min(s.first+shownBytes, guardBytes)]...)
+			d.Expected = append([]byte(nil), guard[:len(d.Found)]...)
 		}
 		d.LastBadOffsetBytes = side.off + s.last
 		d.BadBytes += s.bad

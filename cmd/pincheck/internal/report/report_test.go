@@ -132,9 +132,10 @@ func results(t *testing.T) map[string]*Result {
 	d.Relink(bad.Host)
 	c := verify.Case{Path: verify.PathPinned, Pattern: "counter", SizeBytes: 4097, Offset: verify.Offset{Source: 1, Return: 513}, Streams: 4}
 	d.Verify.MismatchCount, d.Verify.Paths[0].MismatchCount = 3, 3
-	d.Verify.Mismatches = []verify.Mismatch{{Case: c, Difference: verify.Difference{
-		FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 7, Regions: 1, Expected: verify.Hex{1}, Found: verify.Hex{0xff},
-	}}}
+	d.Verify.Mismatches = []verify.Mismatch{{
+		Case:                c,
+		FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 7, Regions: 1, ExpectedHex: "01", FoundHex: "ff",
+	}}
 	d.Verify.FailureCount = 1
 	d.Verify.Failures = []verify.Failure{{Case: c, Error: "cudaMemcpyAsync: cudaErrorInvalidValue (1): invalid argument", Err: errors.New("x")}}
 	d.Bandwidth.Series = []result.Series{series(result.HostToDevice, 6.1, 6.2, 9.1), series(result.DeviceToHost, 13.1, 13.2, 13.2)}
