@@ -117,7 +117,7 @@ func newMapped(ctx context.Context, t *trip) (*end, error) {
 		return nil, err
 	}
 	if e.view, err = t.dev.HostDevicePointer(unsafe.Pointer(&e.mem[0])); err != nil {
-		return nil, errors.Join(err, releaseStep{units.ExactBytes(t.bytes) + " of host memory", e.release}.run(ctx))
+		return nil, errors.Join(err, releasing(units.ExactBytes(t.bytes)+" of host memory", e.release)(ctx))
 	}
 	e.copyByView()
 	return e, nil

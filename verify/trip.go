@@ -5,13 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/transfer"
 )
@@ -46,10 +46,10 @@ type trip struct {
 	streams []*cudart.Stream
 	events  []*cudart.Event
 
-	fence   fence.Fence   // of all the memory
-	grace   time.Duration // for copies that do not end
-	closers []releaseStep // of copiers and kernels, which may have work under way
-	steps   []releaseStep
+	fence   fence.Fence    // of all the memory
+	grace   time.Duration  // for copies that do not end
+	closers lifetime.Stack // of copiers and kernels, which may have work under way
+	undo    lifetime.Stack // of everything else
 }
 
 // A target is memory on a device that a copy writes to.
@@ -106,7 +106,7 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		if t.gpu, err = t.load(ctx, t.dev); err != nil {
 			return err
 		}
-		t.closers = append(t.closers, releaseStep{"the code of kernels", t.gpu.CloseContext})
+		t.closers.Push(releasing("the code of kernels", t.gpu.CloseContext))
 	}
 	for _, e := range []**end{&t.source, &t.sink} {
 		if t.path.info().open == nil {
@@ -117,7 +117,7 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 			return err
 		}
 		*e = made
-		t.steps = append(t.steps, releaseStep{units.ExactBytes(t.bytes) + " of host memory", made.release})
+		t.undo.Push(releasing(units.ExactBytes(t.bytes)+" of host memory", made.release))
 	}
 	return nil
 }
@@ -138,7 +138,7 @@ const copierMemory = "the pinned memory of a copier"
 func (t *trip) newCopier(ctx context.Context, dev *cudart.Device) (*transfer.Copier, error) {
 	c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
 	if err == nil {
-		t.closers = append(t.closers, releaseStep{copierMemory, c.CloseContext})
+		t.closers.Push(releasing(copierMemory, c.CloseContext))
 	}
 	return c, err
 }
@@ -153,7 +153,7 @@ func (t *trip) connect(ctx context.Context) (err error) {
 		if t.fanout, err = transfer.NewFanout(ctx, []*cudart.Device{t.dev, peer}, transfer.Options{}); err != nil {
 			return err
 		}
-		t.closers = append(t.closers, releaseStep{copierMemory, t.fanout.CloseContext})
+		t.closers.Push(releasing(copierMemory, t.fanout.CloseContext))
 		t.there, err = t.newCopier(ctx, peer)
 		return err
 	}
@@ -172,25 +172,22 @@ func (t *trip) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// A releaseStep releases one resource. do may be called again after an error.
-type releaseStep struct {
-	what string
-	do   func(context.Context) error
-}
-
 func (t *trip) onRelease(what string, do func() error) {
-	t.steps = append(t.steps, releaseStep{what, func(context.Context) error { return do() }})
+	t.undo.Push(releasing(what, func(context.Context) error { return do() }))
 }
 
-// run calls do, and once more after an error: CUDA reports each error of other work once.
-func (s releaseStep) run(ctx context.Context) error {
-	if s.do(ctx) == nil {
+// releasing returns a function that calls do, and once more after an error: CUDA reports each
+// error of other work once.
+func releasing(what string, do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if do(ctx) == nil {
+			return nil
+		}
+		if err := do(ctx); err != nil {
+			return fmt.Errorf("%s stays: %w", what, err)
+		}
 		return nil
 	}
-	if err := s.do(ctx); err != nil {
-		return fmt.Errorf("%s stays: %w", s.what, err)
-	}
-	return nil
 }
 
 // release waits for copies under way, and then releases everything, the last first. It
@@ -202,16 +199,10 @@ func (t *trip) release(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.grace)
 	defer cancel()
-	for _, c := range slices.Backward(t.closers) {
-		if err := c.run(ctx); err != nil {
-			return fmt.Errorf("release: %s stay allocated: %w: %w", t.memory(), errBusy, err)
-		}
+	if err := t.closers.Run(ctx); err != nil {
+		return fmt.Errorf("release: %s stay allocated: %w: %w", t.memory(), errBusy, err)
 	}
-	var errs []error
-	for _, step := range slices.Backward(t.steps) {
-		errs = append(errs, step.run(ctx))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := t.undo.Run(ctx); err != nil {
 		return fmt.Errorf("release: %w", err)
 	}
 	return nil

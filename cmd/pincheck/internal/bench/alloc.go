@@ -25,6 +25,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -147,7 +148,7 @@ type pinner struct {
 
 	// What is prepared, for memory of this size.
 	size   int
-	undo   releases
+	undo   lifetime.Stack
 	memory []byte
 	pool   *pool.Pool
 
@@ -191,7 +192,7 @@ func simulatedTimes() []string {
 
 func (p *pinner) reset() error {
 	p.size, p.memory, p.pool = 0, nil, nil
-	return p.undo.run()
+	return p.undo.Run(context.Background())
 }
 
 // prepare makes what the method needs for n bytes, unless it is there.
@@ -358,7 +359,7 @@ func populated(p *pinner, n int) error {
 	if err != nil {
 		return err
 	}
-	p.undo = append(p.undo, m.Close)
+	p.undo.PushClose(m.Close)
 	p.memory = m.Bytes()
 	touch(p.memory)
 	return nil
@@ -380,7 +381,7 @@ func freshPool(p *pinner, n int) error {
 		return err
 	}
 	p.pool = made
-	p.undo = append(p.undo, made.Close)
+	p.undo.PushClose(made.Close)
 	return nil
 }
 

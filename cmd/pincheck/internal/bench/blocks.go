@@ -304,7 +304,7 @@ func (f *blocksFixture) open(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		f.undo = append(f.undo, b.CloseContext)
+		f.undo.Push(b.CloseContext)
 		f.by[m.String()] = b
 	}
 	return nil

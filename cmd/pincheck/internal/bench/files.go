@@ -118,17 +118,17 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 
 // A fileFixture has what the ways of one file need.
 type fileFixture struct {
-	devices  []*cudart.Device // the first of them is the target of single copies
-	n        int              // bytes
-	dir      string
-	inMemory bool
+	resources // of the first device, the target of single copies
+	devices   []*cudart.Device
+	n         int // bytes
+	dir       string
+	inMemory  bool
 
-	undo   releases
 	file   *os.File
 	path   string
 	at     []cudart.DevPtr // on each device
-	stream *cudart.Stream
-	span   *measure.Span
+	work   *cudart.Stream
+	timer  *measure.Span
 	buffer *hostmem.Buffer
 	copier *transfer.Copier
 	fanout *transfer.Fanout
@@ -189,7 +189,7 @@ func (f *fileFixture) open(ctx context.Context) error {
 	if f.file, f.path, err = unlinkedFile(f.dir); err != nil {
 		return err
 	}
-	f.undo = append(f.undo, f.file.Close)
+	f.undo.PushClose(f.file.Close)
 	if err := f.write(ctx); err != nil {
 		return fmt.Errorf("write a file of %s below %s: %w", units.Bytes(f.n), f.dir, err)
 	}
@@ -200,33 +200,30 @@ func (f *fileFixture) open(ctx context.Context) error {
 			return err
 		}
 		f.at = append(f.at, p)
-		f.undo = append(f.undo, func() error { return d.Free(p) })
+		f.undo.PushClose(func() error { return d.Free(p) })
 	}
-	first := f.devices[0]
-	if f.stream, err = first.NewStream(cudart.StreamOptions{}); err != nil {
+	f.dev = f.devices[0]
+	if f.work, err = f.stream(); err != nil {
 		return err
 	}
-	f.undo = append(f.undo, f.stream.Close)
-	if f.span, err = measure.NewSpan(first); err != nil {
+	if f.timer, err = f.span(); err != nil {
 		return err
 	}
-	f.undo = append(f.undo, f.span.Close)
-	if f.buffer, err = hostmem.Alloc(ctx, first, f.n, hostmem.Options{Label: "bench"}); err != nil {
+	if f.buffer, err = f.pinned(ctx, f.n); err != nil {
 		return err
 	}
-	f.undo = append(f.undo, f.buffer.Close)
 	if err := f.fill(ctx); err != nil {
 		return err
 	}
-	if f.copier, err = transfer.NewCopier(ctx, first, transfer.Options{}); err != nil {
+	if f.copier, err = transfer.NewCopier(ctx, f.dev, transfer.Options{}); err != nil {
 		return err
 	}
-	f.undo = append(f.undo, func() error { return f.copier.CloseContext(context.Background()) })
+	f.undo.Push(f.copier.CloseContext)
 	if len(f.devices) > 1 {
 		if f.fanout, err = transfer.NewFanout(ctx, f.devices, transfer.Options{}); err != nil {
 			return err
 		}
-		f.undo = append(f.undo, func() error { return f.fanout.CloseContext(context.Background()) })
+		f.undo.Push(f.fanout.CloseContext)
 	}
 	return nil
 }
@@ -271,11 +268,11 @@ func (f *fileFixture) pieces(ctx context.Context, do func(off, n int) error) err
 func (f *fileFixture) close() error {
 	if !f.abandoned {
 		f.at = nil
-		return f.undo.run()
+		return f.resources.close()
 	}
 	go func() {
 		f.running.Wait()
-		_ = f.undo.run() // an interrupted run reports no errors
+		_ = f.resources.close() // an interrupted run reports no errors
 	}()
 	return nil
 }
@@ -342,7 +339,7 @@ func (f *fileFixture) time(ctx context.Context, cache, device string, bring file
 
 // fromPinned copies what is in pinned memory already.
 func (f *fileFixture) fromPinned(ctx context.Context) (time.Duration, error) {
-	return f.span.Time(ctx, f.stream, func() error { return f.buffer.CopyToDevice(f.stream, f.at[0], 0, f.n) })
+	return f.timer.Time(ctx, f.work, func() error { return f.buffer.CopyToDevice(f.work, f.at[0], 0, f.n) })
 }
 
 // fromMapping maps the file and has CUDA copy it, as loaders of weights do.
@@ -384,8 +381,8 @@ func (f *fileFixture) fromPageCache(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err = m.CopyToDevice(f.stream, f.at[0], 0, f.n); err == nil {
-		err = f.stream.Synchronize(ctx)
+	if err = m.CopyToDevice(f.work, f.at[0], 0, f.n); err == nil {
+		err = f.work.Synchronize(ctx)
 	}
 	return errors.Join(err, m.Close())
 }

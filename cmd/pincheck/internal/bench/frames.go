@@ -168,7 +168,7 @@ func (t *trip) kind() hostKind {
 			if err != nil {
 				return nil, err
 			}
-			w.onClose(unmap)
+			w.undo.PushClose(unmap)
 			return asyncMemory(b), nil
 		}}
 	}
@@ -205,7 +205,7 @@ func (t *trip) node() (int, bool) {
 }
 
 func (t *trip) open(ctx context.Context) (err error) {
-	t.onClose(t.releaseAnew)
+	t.undo.PushClose(t.releaseAnew)
 	kind := t.kind()
 	if t.source, err = kind.open(ctx, &t.resources, t.n); err != nil {
 		return err

@@ -114,7 +114,7 @@ func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *resources
 		if err != nil {
 			return nil, err
 		}
-		w.onClose(func() error { return w.dev.FreeHost(p) })
+		w.undo.PushClose(func() error { return w.dev.FreeHost(p) })
 		return asyncMemory(unsafe.Slice((*byte)(p), n)), nil
 	}
 }
@@ -168,7 +168,7 @@ func openStaged(ctx context.Context, w *resources, n int) (hostMemory, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.undo = append(w.undo, c.CloseContext)
+	w.undo.Push(c.CloseContext)
 	return stagedMemory{m, c}, nil
 }
 
@@ -206,7 +206,7 @@ func openManaged(_ context.Context, w *resources, n int) (hostMemory, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.onClose(func() error { return w.dev.Free(cudart.DevPtr(uintptr(p))) })
+	w.undo.PushClose(func() error { return w.dev.Free(cudart.DevPtr(uintptr(p))) })
 	return prefetchedMemory{unsafe.Slice((*byte)(p), n), w.dev}, nil
 }
 

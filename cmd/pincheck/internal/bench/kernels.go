@@ -58,7 +58,7 @@ func (k *kernels) open(ctx context.Context) (err error) {
 	if k.memory, err = gpukernels.NewMemory(ctx, k.dev); err != nil {
 		return err
 	}
-	k.undo = append(k.undo, k.memory.CloseContext)
+	k.undo.Push(k.memory.CloseContext)
 	if k.span, err = k.resources.span(); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (k *kernels) open(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		k.onClose(func() error { return k.dev.FreeHost(p) })
+		k.undo.PushClose(func() error { return k.dev.FreeHost(p) })
 		k.bytes = unsafe.Slice((*byte)(p), k.n)
 		if k.mapped, err = k.dev.HostDevicePointer(p); err != nil {
 			return err

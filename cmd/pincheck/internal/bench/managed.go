@@ -175,7 +175,7 @@ func (r *managedFixture) open(ctx context.Context, n int) (err error) {
 	if r.a, err = managed.New(ctx, r.dev, managed.Options{}); err != nil {
 		return err
 	}
-	r.onClose(r.a.Close)
+	r.undo.PushClose(r.a.Close)
 	if r.s, err = r.stream(); err != nil {
 		return err
 	}
@@ -185,8 +185,8 @@ func (r *managedFixture) open(ctx context.Context, n int) (err error) {
 	if r.m, err = r.a.Alloc(ctx, n, managed.AllocOptions{}); err != nil {
 		return err
 	}
-	r.onClose(r.m.Close)
-	r.onClose(r.closeFresh)
+	r.undo.PushClose(r.m.Close)
+	r.undo.PushClose(r.closeFresh)
 	r.size, r.watch.Now = n, r.time
 	return r.begin(ctx)
 }

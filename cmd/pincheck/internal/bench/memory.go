@@ -27,6 +27,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -250,15 +251,15 @@ type keepReply struct {
 // keep allocates pinned memory, and returns what the process has become larger by. It is
 // for a process that ends then.
 func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
-	var opened releases
-	defer func() { err = errors.Join(err, opened.run()) }()
+	var opened lifetime.Stack
+	defer func() { err = errors.Join(err, opened.Run(context.WithoutCancel(ctx))) }()
 	options := cudart.Options{Library: r.Library}
 	if r.Simulated {
 		sim, err := cudasim.New(cudasim.Config{})
 		if err != nil {
 			return reply, err
 		}
-		opened = append(opened, sim.Close)
+		opened.PushClose(sim.Close)
 		options = cudart.Options{Source: sim}
 		r.Device = 0
 	}
@@ -266,7 +267,7 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	if err != nil {
 		return reply, err
 	}
-	opened = append(opened, rt.Close)
+	opened.PushClose(rt.Close)
 	dev, err := rt.Device(r.Device)
 	if err != nil {
 		return reply, err
@@ -276,7 +277,7 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	if err != nil {
 		return reply, err
 	}
-	opened = append(opened, first.Close)
+	opened.PushClose(first.Close)
 	a := &allocation{dev: dev, allocator: r.Allocator, size: r.Size}
 	before, err := resident()
 	if err != nil {
@@ -288,7 +289,7 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 		if err != nil {
 			return reply, err
 		}
-		opened = append(opened, release)
+		opened.PushClose(release)
 		blocks[min(i, 1)] = block
 	}
 	after, err := resident()

@@ -102,7 +102,7 @@ func onNode(node int) hostKind {
 		if err != nil {
 			return nil, err
 		}
-		w.undo = append(w.undo, b.CloseContext)
+		w.undo.Push(b.CloseContext)
 		return bufferMemory{b}, checkNode(os.DirFS("/"), b.Bytes(), node, b.Info().Misplaced)
 	}
 	return k

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // A clock returns the caller's time since some moment. Tests take one that follows the
@@ -36,7 +37,7 @@ type resources struct {
 	dev     *cudart.Device
 	now     clock // nil is processClock
 	streams []*cudart.Stream
-	undo    []func(context.Context) error // releases what was made, in the order of making
+	undo    lifetime.Stack
 }
 
 // time returns the time by the clock.
@@ -63,15 +64,8 @@ func (w *resources) close() error {
 		}
 		errs = append(errs, err)
 	}
-	for i := len(w.undo) - 1; i >= 0; i-- {
-		errs = append(errs, w.undo[i](ctx))
-	}
-	w.streams, w.undo = nil, nil
-	return errors.Join(errs...)
-}
-
-func (w *resources) onClose(undo func() error) {
-	w.undo = append(w.undo, func(context.Context) error { return undo() })
+	w.streams = nil
+	return errors.Join(append(errs, w.undo.Run(ctx))...)
 }
 
 // stream makes a stream that is in no order with others.
@@ -79,7 +73,7 @@ func (w *resources) stream() (*cudart.Stream, error) {
 	s, err := w.dev.NewStream(cudart.StreamOptions{})
 	if err == nil {
 		w.streams = append(w.streams, s)
-		w.onClose(s.Close)
+		w.undo.PushClose(s.Close)
 	}
 	return s, err
 }
@@ -87,7 +81,7 @@ func (w *resources) stream() (*cudart.Stream, error) {
 func (w *resources) span() (*measure.Span, error) {
 	s, err := measure.NewSpan(w.dev)
 	if err == nil {
-		w.onClose(s.Close)
+		w.undo.PushClose(s.Close)
 	}
 	return s, err
 }
@@ -95,7 +89,7 @@ func (w *resources) span() (*measure.Span, error) {
 func (w *resources) event(o cudart.EventOptions) (*cudart.Event, error) {
 	e, err := w.dev.NewEvent(o)
 	if err == nil {
-		w.onClose(e.Close)
+		w.undo.PushClose(e.Close)
 	}
 	return e, err
 }
@@ -104,7 +98,7 @@ func (w *resources) event(o cudart.EventOptions) (*cudart.Event, error) {
 func (w *resources) device(n int) (cudart.DevPtr, error) {
 	p, err := w.dev.Malloc(n)
 	if err == nil {
-		w.onClose(func() error { return w.dev.Free(p) })
+		w.undo.PushClose(func() error { return w.dev.Free(p) })
 	}
 	return p, err
 }
@@ -113,7 +107,7 @@ func (w *resources) device(n int) (cudart.DevPtr, error) {
 func (w *resources) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) {
 	b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench"})
 	if err == nil {
-		w.undo = append(w.undo, b.CloseContext)
+		w.undo.Push(b.CloseContext)
 	}
 	return b, err
 }
@@ -124,7 +118,7 @@ func (w *resources) pageable(n int) (asyncMemory, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.onClose(p.Close)
+	w.undo.PushClose(p.Close)
 	return p.Bytes(), nil
 }
 
@@ -197,7 +191,7 @@ type load struct {
 func (w *resources) newLoad(ctx context.Context) (load, error) {
 	m, err := gpukernels.NewMemory(ctx, w.dev)
 	if err == nil {
-		w.undo = append(w.undo, m.CloseContext)
+		w.undo.Push(m.CloseContext)
 	}
 	return load{Memory: m}, err
 }
