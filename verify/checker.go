@@ -9,6 +9,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // A Checker proves the bytes of a program's own memory: the byte at each position follows from a
@@ -35,7 +36,7 @@ func NewChecker(ctx context.Context, dev *cudart.Device) (*Checker, error) {
 	return &Checker{memory: m, results: make(map[*cudart.Stream]*cudart.DeviceMemory)}, nil
 }
 
-func seeded(seed uint64) gpukernels.Content { return gpukernels.Content{Seed: seed} }
+func seeded(seed uint64) pattern.Content { return pattern.Content{Seed: seed} }
 
 // Fill writes the bytes of the positions from at on to host memory. It does not block.
 func Fill(b []byte, seed uint64, at int) { seeded(seed).Fill(b, uint64(at)) }

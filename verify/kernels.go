@@ -7,15 +7,16 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // gpu fills and compares memory on the device: gpukernels.Memory, or in tests one that goes wrong.
 // Addresses are device addresses.
 type gpu interface {
 	// Fill queues a kernel that writes n bytes of a content, from offset at on, to p.
-	Fill(s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) error
+	Fill(s *cudart.Stream, p cudart.DevPtr, n int, c pattern.Content, at uint64) error
 	// Compare compares n bytes at p with a content, and waits for the result.
-	Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) (gpukernels.Found, error)
+	Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c pattern.Content, at uint64) (gpukernels.Found, error)
 	CloseContext(ctx context.Context) error
 }
 
@@ -28,28 +29,12 @@ func loadKernels(ctx context.Context, dev *cudart.Device) (gpu, error) {
 	return m, nil
 }
 
-// onGPU returns the content as kernels take it.
-func (c content) onGPU() gpukernels.Content {
-	k := gpukernels.Content{Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
-	switch c.pattern {
-	case WalkingBit:
-		k.Kind = gpukernels.WalkingBit
-	case Counter:
-		k.Kind = gpukernels.Counter
-	case Random:
-		k.Kind = gpukernels.Random
-	default:
-		k.Kind, k.Seed = gpukernels.Constant, c.masked(0).word(0)
-	}
-	return k
-}
-
 // atMemorySpeed returns the content of PathDeviceMemory, whose random bytes are cheaper to
 // compute.
-func (c content) atMemorySpeed() gpukernels.Content {
-	k := c.onGPU()
+func (c content) atMemorySpeed() pattern.Content {
+	k := c.bytes()
 	if c.pattern == Random {
-		k.Kind = gpukernels.Hash
+		k.Kind = pattern.Hash
 	}
 	return k
 }
@@ -82,7 +67,7 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]dif
 // checkOnGPU has the device compare the case's bytes at an address. On a mismatch it copies
 // the bytes to the host to describe it.
 func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]difference, error) {
-	found, err := t.find(ctx, c, at, p, want.onGPU())
+	found, err := t.find(ctx, c, at, p, want.bytes())
 	if err != nil || found.Mismatches == 0 {
 		return nil, err
 	}
@@ -96,13 +81,13 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 	if len(mismatches) > 0 || err != nil {
 		return mismatches, err
 	}
-	d := foundDifference(c, at, found, want.onGPU()) // on the host they are right
+	d := foundDifference(c, at, found, want.bytes()) // on the host they are right
 	d.Cause = CauseRead
 	return []difference{d}, nil
 }
 
 // find has the device compare the case's bytes.
-func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k gpukernels.Content) (gpukernels.Found, error) {
+func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k pattern.Content) (gpukernels.Found, error) {
 	t.uses(t.streams[0])
 	found, err := t.gpu.Compare(ctx, t.streams[0], p, c.SizeBytes, k, 0)
 	if err == nil && t.found != nil {
@@ -113,7 +98,7 @@ func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k g
 
 // foundDifference describes a mismatch that a kernel found: a kernel returns the first
 // offset and the number of bytes.
-func foundDifference(c Case, at string, found gpukernels.Found, k gpukernels.Content) difference {
+func foundDifference(c Case, at string, found gpukernels.Found, k pattern.Content) difference {
 	d := difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1}
 	d.Expected = make([]byte, min(shownBytes, c.SizeBytes-found.First))
 	k.Fill(d.Expected, uint64(found.First))
@@ -130,7 +115,7 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismat
 	if err := s.Memset(p-guardBytes, guardByte, c.SizeBytes+2*guardBytes); err != nil {
 		return nil, err
 	}
-	for _, k := range []gpukernels.Content{poisoned, k} {
+	for _, k := range []pattern.Content{poisoned, k} {
 		if err := t.gpu.Fill(s, p, c.SizeBytes, k, 0); err != nil {
 			return nil, err
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -73,14 +74,14 @@ func TestContentsOfKernels(t *testing.T) {
 			want, got := make([]byte, 1000), make([]byte, 1000)
 			c := content{pattern: pattern, seed: 12345, mask: mask}
 			c.fill(want, 3)
-			c.onGPU().Fill(got, 3)
+			c.bytes().Fill(got, 3)
 			assert.True(t, bytes.Equal(want, got), "%s, mask %x", pattern, mask)
 			if pattern != Random {
-				assert.Equal(t, c.onGPU(), c.atMemorySpeed())
+				assert.Equal(t, c.bytes(), c.atMemorySpeed())
 			}
 		}
 	}
-	assert.Equal(t, gpukernels.Hash, content{pattern: Random}.atMemorySpeed().Kind)
+	assert.Equal(t, pattern.Hash, content{pattern: Random}.atMemorySpeed().Kind)
 }
 
 // An upload that does not arrive is found without the way back, and described by it.
@@ -110,7 +111,7 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 // spoiling changes a byte before it compares.
 type spoiling struct{ counted }
 
-func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) (gpukernels.Found, error) {
+func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c pattern.Content, at uint64) (gpukernels.Found, error) {
 	if err := s.Synchronize(ctx); err != nil {
 		return gpukernels.Found{}, err
 	}
@@ -164,7 +165,7 @@ func TestKernelPathsFindOverruns(t *testing.T) {
 
 type overrunning struct{ counted }
 
-func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c gpukernels.Content, at uint64) (gpukernels.Found, error) {
+func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c pattern.Content, at uint64) (gpukernels.Found, error) {
 	found, err := g.counted.Compare(ctx, s, p, n, c, at)
 	var b byte
 	return found, errors.Join(err, g.dev.CopyToDevice(p+cudart.DevPtr(n), unsafe.Pointer(&b), 1))

@@ -2,8 +2,8 @@ package verify
 
 import (
 	"bytes"
-	"encoding/binary"
-	"math/bits"
+
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // A Pattern generates the bytes of a round trip. The byte at any offset is computed, so that
@@ -28,10 +28,9 @@ const (
 )
 
 const (
-	wordBytes   = 8
-	blockBytes  = 32 << 10 // generated and compared at a time: stays in the first cache
-	lowBytes    = 0x0101010101010101
-	goldenGamma = 0x9E3779B97F4A7C15
+	wordBytes  = 8
+	blockBytes = 32 << 10 // generated and compared at a time: stays in the first cache
+	lowBytes   = 0x0101010101010101
 )
 
 // patterns returns all patterns.
@@ -56,76 +55,28 @@ func (c content) masked(mask byte) content {
 	return c
 }
 
-// word returns the 8 bytes at offset 8*i, little endian.
-func (c content) word(i uint64) uint64 {
-	x := uint64(c.mask) * lowBytes
+// bytes returns the content as kernels take it.
+func (c content) bytes() pattern.Content {
+	b := pattern.Content{Kind: pattern.Constant, Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
 	switch c.pattern {
 	case Ones:
-		return ^x
+		b.Seed = ^uint64(0)
 	case Alternating:
-		return 0xAA55AA55AA55AA55 ^ x
+		b.Seed = 0xAA55AA55AA55AA55
 	case WalkingBit:
-		return bits.RotateLeft64(1, int(i&63)) ^ x
+		b.Kind = pattern.WalkingBit
 	case Counter:
-		return i*wordBytes ^ x
+		b.Kind = pattern.Counter
 	case Random:
-		return mix(c.seed+i*goldenGamma) ^ x
+		b.Kind = pattern.Random
 	default:
-		return x
+		b.Seed = 0
 	}
-}
-
-// mix is the finaliser of splitmix64: a bijection whose outputs look random
-// even for inputs in sequence, so any offset can be generated on its own.
-func mix(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
-	z = (z ^ z>>27) * 0x94D049BB133111EB
-	return z ^ z>>31
+	return b
 }
 
 // fill writes the bytes at offsets [off, off+len(dst)). off must not be negative.
-func (c content) fill(dst []byte, off int) {
-	var word [wordBytes]byte
-	if r := off % wordBytes; r != 0 {
-		binary.LittleEndian.PutUint64(word[:], c.word(uint64(off/wordBytes)))
-		n := copy(dst, word[r:])
-		dst, off = dst[n:], off+n
-	}
-	i := uint64(off / wordBytes)
-	whole := len(dst) &^ (wordBytes - 1)
-	c.fillWords(dst[:whole], i)
-	if tail := dst[whole:]; len(tail) > 0 {
-		binary.LittleEndian.PutUint64(word[:], c.word(i+uint64(whole/wordBytes)))
-		copy(tail, word[:])
-	}
-}
-
-// fillWords writes whole words from word i on. The choice of pattern stays
-// outside the loops: they run at several GB/s a core.
-func (c content) fillWords(dst []byte, i uint64) {
-	x := uint64(c.mask) * lowBytes
-	switch c.pattern {
-	case Counter:
-		for v := i * wordBytes; len(dst) >= wordBytes; v += wordBytes {
-			binary.LittleEndian.PutUint64(dst, v^x)
-			dst = dst[wordBytes:]
-		}
-	case Random:
-		for z := c.seed + i*goldenGamma; len(dst) >= wordBytes; z += goldenGamma {
-			binary.LittleEndian.PutUint64(dst, mix(z)^x)
-			dst = dst[wordBytes:]
-		}
-	case WalkingBit:
-		for v := c.masked(0).word(i); len(dst) >= wordBytes; v = bits.RotateLeft64(v, 1) {
-			binary.LittleEndian.PutUint64(dst, v^x)
-			dst = dst[wordBytes:]
-		}
-	default:
-		for v := c.word(i); len(dst) >= wordBytes; dst = dst[wordBytes:] {
-			binary.LittleEndian.PutUint64(dst, v)
-		}
-	}
-}
+func (c content) fill(dst []byte, off int) { c.bytes().Fill(dst, uint64(off)) }
 
 // equals reports whether found holds the bytes at offsets [off, off+len(found)).
 func (c content) equals(found []byte, off int) bool {

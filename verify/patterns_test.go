@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -24,7 +25,7 @@ func byteAt(p Pattern, seed uint64, off int) byte {
 	case Counter:
 		binary.LittleEndian.PutUint64(w[:], 8*i)
 	case Random:
-		binary.LittleEndian.PutUint64(w[:], mix(seed+i*goldenGamma))
+		binary.LittleEndian.PutUint64(w[:], pattern.Content{Kind: pattern.Random, Seed: seed}.Word(i))
 	}
 	return w[off%8]
 }

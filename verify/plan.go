@@ -63,7 +63,7 @@ const (
 	// memory itself. It needs a device that runs kernels.
 	PathKernel Path = "kernel"
 	// PathDeviceMemory is memory of the device that kernels write and check, at its own speed.
-	// Random is gpukernels.Hash there. It needs a device that runs kernels.
+	// Random has a cheaper function there. It needs a device that runs kernels.
 	PathDeviceMemory Path = "device_memory"
 )
 

@@ -11,6 +11,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -305,7 +306,7 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 		if ctx.Err() != nil {
 			return
 		}
-		want := content{pattern: c.Pattern, seed: mix(p.plan.Seed + uint64(i))}
+		want := content{pattern: c.Pattern, seed: pattern.Mix(p.plan.Seed + uint64(i))}
 		mismatches, err := t.run(ctx, c, want)
 		if err != nil && ctx.Err() != nil {
 			return

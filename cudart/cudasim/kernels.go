@@ -7,7 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/internal/content"
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // A kernel is a Go function that stands for one in PTX.
@@ -59,7 +59,7 @@ func (l *Launch) pieces(p cudart.DevPtr, n int) [3][2]int {
 // fillKernel is pinned_fill(p, n, at, kind, seed, mask).
 func fillKernel(l *Launch) {
 	p, n := ptrArg(l, 0), Arg[int](l, 1)
-	c := content.Content{Kind: uint32(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
+	c := pattern.Content{Kind: pattern.Kind(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
 	dst := l.Write(p, n)
 	for _, r := range l.pieces(p, n) {
 		c.Fill(dst[r[0]:r[1]], Arg[uint64](l, 2)+uint64(r[0]))
@@ -69,7 +69,7 @@ func fillKernel(l *Launch) {
 // checkKernel is pinned_check(p, n, at, kind, seed, mask, result).
 func checkKernel(l *Launch) {
 	p, n := ptrArg(l, 0), Arg[int](l, 1)
-	c := content.Content{Kind: uint32(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
+	c := pattern.Content{Kind: pattern.Kind(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
 	got, want := l.Read(p, n), make([]byte, min(max(n, 0), 4096))
 	mismatches, first := uint64(0), ^uint64(0)
 	for _, r := range l.pieces(p, n) {

@@ -18,6 +18,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -60,9 +61,9 @@ func TestFillsAndChecks(t *testing.T) {
 		size = 3<<20 + 5
 	}
 	p := testgpu.Malloc(t, dev, size+2*guard+16)
-	contents := []gpukernels.Content{
-		{Seed: 0x123456789abcdef1}, {Kind: gpukernels.Constant, Seed: 0xAA55AA55AA55AA55}, {Kind: gpukernels.WalkingBit},
-		{Kind: gpukernels.Counter, Mask: 0x9393939393939393}, {Kind: gpukernels.Random, Seed: 42},
+	contents := []pattern.Content{
+		{Seed: 0x123456789abcdef1}, {Kind: pattern.Constant, Seed: 0xAA55AA55AA55AA55}, {Kind: pattern.WalkingBit},
+		{Kind: pattern.Counter, Mask: 0x9393939393939393}, {Kind: pattern.Random, Seed: 42},
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 2, 7, 15, 16, 17, 31, 63, 64, 65, 255, 4097, 65536, size} {
@@ -104,12 +105,12 @@ func TestFillsAndChecks(t *testing.T) {
 		}
 	}
 	// All wrong: another seed.
-	require.NoError(t, m.Fill(s, p, size, gpukernels.Content{Kind: gpukernels.Constant}, 0))
-	found, err := m.Compare(ctx, s, p, size, gpukernels.Content{Kind: gpukernels.Constant, Mask: math.MaxUint64}, 0)
+	require.NoError(t, m.Fill(s, p, size, pattern.Content{Kind: pattern.Constant}, 0))
+	found, err := m.Compare(ctx, s, p, size, pattern.Content{Kind: pattern.Constant, Mask: math.MaxUint64}, 0)
 	require.NoError(t, err)
 	assert.Equal(t, gpukernels.Found{Mismatches: size, First: 0}, found)
-	require.NoError(t, m.Fill(s, 0, 0, gpukernels.Content{}, 0))
-	assert.ErrorIs(t, m.Fill(s, p, -1, gpukernels.Content{}, 0), cudart.ErrInvalidValue)
+	require.NoError(t, m.Fill(s, 0, 0, pattern.Content{}, 0))
+	assert.ErrorIs(t, m.Fill(s, p, -1, pattern.Content{}, 0), cudart.ErrInvalidValue)
 }
 
 func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
@@ -122,7 +123,7 @@ func TestGPUFillsAndChecksPast4GiB(t *testing.T) {
 	}
 	m := newMemory(t, dev)
 	p := testgpu.Malloc(t, dev, n)
-	c := gpukernels.Content{Seed: 5}
+	c := pattern.Content{Seed: 5}
 	require.NoError(t, m.Fill(s, p, n, c, 0))
 	for _, at := range []int{0, 1<<32 - 8, 1<<32 + 1, n - 100} {
 		got, want := testgpu.CopyToHost[byte](t, s, p+cudart.DevPtr(at), 100), make([]byte, 100)
@@ -150,7 +151,7 @@ func TestKernelsCopy(t *testing.T) {
 	for i, n := range []int{1, 15, 16, 100, 4096, size} {
 		for _, off := range [][2]int{{0, 0}, {5, 5}, {0, 16}, {1, 2}} {
 			for _, blocks := range []int{0, 1} {
-				c := gpukernels.Content{Seed: uint64(i)}
+				c := pattern.Content{Seed: uint64(i)}
 				c.Fill(memory[:n], 9)
 				to, from := cudart.DevPtr(off[0]), cudart.DevPtr(off[1])
 				require.NoError(t, s.Memset(a, 0, size+64))
@@ -165,8 +166,8 @@ func TestKernelsCopy(t *testing.T) {
 		}
 	}
 	// What the GPU reads over the link is what the host wrote.
-	gpukernels.Content{Seed: 99}.Fill(memory[:size], 0)
-	found, err := m.Compare(ctx, s, mapped, size, gpukernels.Content{Seed: 99}, 0)
+	pattern.Content{Seed: 99}.Fill(memory[:size], 0)
+	found, err := m.Compare(ctx, s, mapped, size, pattern.Content{Seed: 99}, 0)
 	require.NoError(t, err)
 	assert.Equal(t, gpukernels.Found{First: -1}, found)
 }
@@ -238,7 +239,7 @@ func TestGPULaunchDoesNotAllocate(t *testing.T) {
 	m := newMemory(t, dev)
 	p := testgpu.Malloc(t, dev, 64)
 	var err error
-	launch := func() { err = errors.Join(err, m.Fill(s, p, 64, gpukernels.Content{}, 0)) }
+	launch := func() { err = errors.Join(err, m.Fill(s, p, 64, pattern.Content{}, 0)) }
 	launch()
 	require.NoError(t, s.Synchronize(context.Background()))
 	assert.Zero(t, testing.AllocsPerRun(100, launch))
@@ -278,7 +279,7 @@ func BenchmarkMemory(b *testing.B) {
 		})
 	}
 	require.NoError(b, m.ResetResult(s, result))
-	for _, c := range []gpukernels.Content{{}, {Kind: gpukernels.Random}, {Kind: gpukernels.Counter}} {
+	for _, c := range []pattern.Content{{}, {Kind: pattern.Random}, {Kind: pattern.Counter}} {
 		run("fill "+c.Kind.String(), n, func() error { return m.Fill(s, p, n, c, 0) })
 		run("check "+c.Kind.String(), n, func() error { return m.Check(s, p, n, c, 0, result) })
 	}
@@ -307,7 +308,7 @@ func TestCompareEndsWithItsContext(t *testing.T) {
 		require.NoError(t, err)
 		unblock = append(unblock, k.Block(fn, cudasim.Fault{}))
 		go func() {
-			_, err := m.Compare(ctx, s, 0x1000, 64, gpukernels.Content{}, 0)
+			_, err := m.Compare(ctx, s, 0x1000, 64, pattern.Content{}, 0)
 			over <- err
 			_ = s.Close()
 		}()

@@ -10,11 +10,15 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/kernel"
 )
 
 //go:embed src/memory.ptx
 var memoryPTX []byte
+
+// A Content computes the byte at any position.
+type Content = pattern.Content
 
 // A Memory has the kernels that fill, check, copy and time memory, loaded on a device. Fill,
 // Check, Copy, Chase, Busy and ResetResult queue work on a stream and return: they take as long

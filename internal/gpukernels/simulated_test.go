@@ -17,7 +17,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
-	"github.com/gopinned/pinned/internal/content"
+	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/kernel"
 )
@@ -59,13 +59,13 @@ func newTrial(r *rand.Rand, name string) *trial {
 	}
 	sizes := [...]int{0, r.IntN(40), r.IntN(300), r.IntN(16<<10 - 64)}
 	n := sizes[r.IntN(len(sizes))]
-	c := content.Content{Kind: uint32(r.IntN(7)), Seed: r.Uint64(), Mask: r.Uint64()}
+	c := pattern.Content{Kind: pattern.Kind(r.IntN(7)), Seed: r.Uint64(), Mask: r.Uint64()}
 	at := r.Uint64() >> r.IntN(64)
 	switch name {
 	case "pinned_fill", "pinned_check":
 		p := region(1)
 		pointer(p)
-		t.arg(n, at, c.Kind, c.Seed, c.Mask)
+		t.arg(n, at, uint32(c.Kind), c.Seed, c.Mask)
 		if name == "pinned_fill" {
 			break
 		}
@@ -234,7 +234,7 @@ func (t *trial) byThreads() []byte {
 			}
 		}
 		wanted := func(off uint64) byte {
-			c := content.Content{Kind: uint32(arg(3)), Seed: arg(4), Mask: arg(5)}
+			c := pattern.Content{Kind: pattern.Kind(arg(3)), Seed: arg(4), Mask: arg(5)}
 			at := arg(2) + off
 			return byte(c.Word(at>>3) >> (at & 7 * 8))
 		}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/internal/content"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // ProofBytes is the size of the copy that proves a path: several pages of an IOMMU.
@@ -109,10 +109,10 @@ func (p *Prover) prove(ctx context.Context, path Path) (lost int, err error) {
 		return 0, err
 	}
 	sent, other, received := p.buffers()
-	pattern := content.Content{Kind: content.Random, Seed: uint64(from.dev.Ordinal())<<32 | uint64(to.dev.Ordinal())}
-	pattern.Fill(sent, 0)
-	pattern.Mask = ^uint64(0)
-	pattern.Fill(other, 0) // differs at each byte
+	c := pattern.Content{Kind: pattern.Random, Seed: uint64(from.dev.Ordinal())<<32 | uint64(to.dev.Ordinal())}
+	c.Fill(sent, 0)
+	c.Mask = ^uint64(0)
+	c.Fill(other, 0) // differs at each byte
 	clear(received)
 	if err := p.upload(to, to.received(), other); err != nil {
 		return 0, err

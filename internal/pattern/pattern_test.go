@@ -1,4 +1,4 @@
-package gpukernels
+package pattern
 
 import (
 	"bytes"
@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-
-	"github.com/gopinned/pinned/internal/content"
 )
 
 // A part of a content is the same whatever is filled around it, and kinds, seeds, masks and
@@ -39,14 +37,14 @@ func TestContentIsAFunctionOfThePosition(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, "content kind 9", ContentKind(9).String())
+	assert.Equal(t, "content kind 9", Kind(9).String())
 	assert.Equal(t, "hash", Hash.String())
 }
 
 // The words of Hash do not repeat where an address bit may have been lost.
 func TestHashDiffersAcrossAddressBits(t *testing.T) {
 	t.Parallel()
-	var c content.Content
+	var c Content
 	words := map[uint64]uint64{}
 	for _, base := range []uint64{0, 12345} {
 		for bit := range 40 {
