@@ -60,6 +60,7 @@ func init() {
 	raw.AddressRange = func(device any, p uintptr) (base uintptr, n int) {
 		return device.(*Device).addressRange(p)
 	}
+	raw.AtClose = func(runtime any, f func() error) { runtime.(*Runtime).keepCleanup(f) }
 }
 
 // addressRange returns the allocation that contains an address of the device's (cuMemGetAddressRange), n 0 if

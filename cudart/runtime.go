@@ -158,7 +158,7 @@ func (rt *Runtime) Close() error {
 		failed := rt.failedCleanups
 		rt.failedCleanups = nil
 		rt.binding.mu.Unlock()
-		for _, retry := range failed {
+		for _, retry := range slices.Backward(failed) { // what raw.AtClose added when it was opened comes last
 			if err := retry(); err != nil {
 				rt.keepCleanup(retry)
 				errs = append(errs, err)

@@ -51,15 +51,15 @@ func TestAllocOnEveryHost(t *testing.T) {
 	methods := map[string]Method{
 		"confidential computing": HostAllocated, "no cudaHostRegister": HostAllocated, "shared page tables": SharedPageTables,
 	}
-	for _, h := range cudasim.Hosts() {
-		t.Run(h.Name, func(t *testing.T) {
+	for name, cfg := range cudasim.Hosts() {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimFixture(t, h.Config)
+			g := newSimFixture(t, cfg)
 			sys := g.watch()
 			for _, n := range []int{1, 4096, 5*mib + 1} {
-				b, err := Alloc(g.Context(), g.Dev, n, Options{Label: h.Name})
+				b, err := Alloc(g.Context(), g.Dev, n, Options{Label: name})
 				require.NoError(t, err)
-				require.Equal(t, methods[h.Name], b.Info().Method)
+				require.Equal(t, methods[name], b.Info().Method)
 				require.Len(t, b.Bytes(), n)
 				requireZeros(t, b.Bytes())
 				require.Equal(t, (n+sys.Page-1)/sys.Page*sys.Page, b.Info().Reserved)
@@ -79,7 +79,7 @@ func TestAllocOnEveryHost(t *testing.T) {
 				require.NoError(t, b.Close())
 				require.Nil(t, b.Bytes())
 				require.Nil(t, b.Pointer())
-				require.Equal(t, methods[h.Name], b.Info().Method, "after Close")
+				require.Equal(t, methods[name], b.Info().Method, "after Close")
 				if p, _, ok := Find(mem); ok { // other tests' memory may be there
 					require.NotSame(t, b, p)
 				}
@@ -278,10 +278,10 @@ func TestTheGuardChecksPagesInPlaceOfReservedOnes(t *testing.T) {
 // A copy in progress keeps the memory, whatever the method.
 func TestCloseWaitsForCopiesOnEveryHost(t *testing.T) {
 	t.Parallel()
-	for _, h := range cudasim.Hosts() {
-		t.Run(h.Name, func(t *testing.T) {
+	for name, cfg := range cudasim.Hosts() {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimFixture(t, h.Config)
+			g := newSimFixture(t, cfg)
 			b, err := Alloc(t.Context(), g.Dev, mib, Options{})
 			require.NoError(t, err)
 			mem := b.Bytes()
@@ -634,11 +634,11 @@ func TestRegisterAndMapFileOnHostsThatRefuse(t *testing.T) {
 // Allocs of many goroutines share what was found out.
 func TestConcurrentAllocsOnEveryHost(t *testing.T) {
 	t.Parallel()
-	for _, h := range cudasim.Hosts() {
-		t.Run(h.Name, func(t *testing.T) {
+	for name, cfg := range cudasim.Hosts() {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h.Config.MaxRegistrations = 3
-			g := newSimFixture(t, h.Config)
+			cfg.MaxRegistrations = 3
+			g := newSimFixture(t, cfg)
 			var group sync.WaitGroup
 			for i := range 8 {
 				group.Go(func() {

@@ -15,10 +15,10 @@ import (
 // and directly from a buffer, however that is pinned.
 func TestCopiesOnEveryHost(t *testing.T) {
 	t.Parallel()
-	for _, h := range cudasim.Hosts() {
-		t.Run(h.Name, func(t *testing.T) {
+	for name, cfg := range cudasim.Hosts() {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sim, rt := testgpu.Sim(t, h.Config)
+			sim, rt := testgpu.Sim(t, cfg)
 			dev, err := rt.Device(0)
 			require.NoError(t, err)
 			r := fixtureOn(t, dev, Options{})
@@ -37,7 +37,7 @@ func TestCopiesOnEveryHost(t *testing.T) {
 			require.True(t, bytes.Equal(want, buf.Bytes()))
 			require.Equal(t, 2*n, r.c.Stats().DirectBytes-before.DirectBytes)
 			require.NoError(t, buf.Close())
-			if h.Name == "shared page tables" {
+			if name == "shared page tables" {
 				require.Zero(t, sim.Calls("cudaHostRegister")+sim.Calls("cudaHostAlloc"))
 			}
 		})

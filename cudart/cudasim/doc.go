@@ -2,11 +2,8 @@
 // driver's library alone, for tests on machines without a GPU, as net/http/httptest does
 // for servers.
 //
-//	sim, err := cudasim.New(cudasim.Config{})
-//	rt, err := cudart.Open(ctx, cudart.Options{Source: sim})
-//	…
-//	err = sim.Check() // is everything released, was nothing misused?
-//	err = sim.Close()
+//	sim, rt := cudasim.Start(t, cudasim.Config{}) // in a test, which fails for what it leaves or misuses
+//	rt, err := cudasim.Open(ctx, cudasim.Config{}) // in a program
 //
 // A [Sim] is a [cudart.Source]. Its symbols are C function pointers, so package
 // cudart calls it exactly as it calls libcudart, and other code that takes

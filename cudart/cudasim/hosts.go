@@ -1,6 +1,10 @@
 package cudasim
 
-import "github.com/gopinned/pinned/cudart"
+import (
+	"iter"
+
+	"github.com/gopinned/pinned/cudart"
+)
 
 // ConfidentialComputing is a host with confidential computing (CC-On): every
 // cudaHostRegister fails with cudaErrorNotSupported, cudaHostAlloc works.
@@ -50,21 +54,15 @@ func withAttributes(c Config, attributes map[cudart.Attr]int) Config {
 	return c
 }
 
-// A Host is a kind of host that pins memory in its own way, or not at all.
-type Host struct {
-	Name   string
-	Config Config
-}
-
-// Hosts returns all of these kinds, for tests that must pass on each of them.
-func Hosts() []Host {
-	return []Host{
-		{"confidential computing", ConfidentialComputing()},
-		{"WSL", WSL()},
-		{"driver 580", Driver580()},
-		{"vm.max_map_count", MaxMapCount()},
-		{"Linux 6.11", Linux611()},
-		{"shared page tables", SharedPageTables()},
-		{"no cudaHostRegister", NoHostRegister()},
+// Hosts returns all of these kinds by name, for tests that must pass on each of them.
+func Hosts() iter.Seq2[string, Config] {
+	return func(yield func(string, Config) bool) {
+		_ = yield("confidential computing", ConfidentialComputing()) &&
+			yield("WSL", WSL()) &&
+			yield("driver 580", Driver580()) &&
+			yield("vm.max_map_count", MaxMapCount()) &&
+			yield("Linux 6.11", Linux611()) &&
+			yield("shared page tables", SharedPageTables()) &&
+			yield("no cudaHostRegister", NoHostRegister())
 	}
 }

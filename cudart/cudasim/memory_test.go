@@ -325,11 +325,11 @@ func TestSharedPageTablesCopyWithoutStaging(t *testing.T) {
 func TestHostsAreSimulated(t *testing.T) {
 	t.Parallel()
 	names := make(map[string]bool)
-	for _, h := range cudasim.Hosts() {
-		require.False(t, names[h.Name], h.Name)
-		names[h.Name] = true
-		sim, err := cudasim.New(h.Config)
-		require.NoError(t, err, h.Name)
+	for name, cfg := range cudasim.Hosts() {
+		require.False(t, names[name], name)
+		names[name] = true
+		sim, err := cudasim.New(cfg)
+		require.NoError(t, err, name)
 		require.NoError(t, sim.Close())
 	}
 	require.Len(t, names, 7)

@@ -101,7 +101,9 @@ var sims atomic.Uint64
 // one process: New waits up to a minute for one to be closed, and then fails. It
 // also fails for a Config with values out of range, and with an error that
 // wraps [errors.ErrUnsupported] on platforms other than Linux on amd64 and arm64.
-func New(cfg Config) (*Sim, error) {
+func New(cfg Config) (*Sim, error) { return start(context.Background(), cfg) }
+
+func start(ctx context.Context, cfg Config) (*Sim, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -127,7 +129,7 @@ func New(cfg Config) (*Sim, error) {
 	for i := range cfg.Devices {
 		s.devices = append(s.devices, newDevice(s, i, &cfg.Devices[i]))
 	}
-	if s.slot, err = takeSlot(s); err != nil {
+	if s.slot, err = takeSlot(ctx, s); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -40,11 +41,13 @@ var slots = struct {
 const slotTimeout = time.Minute
 
 // takeSlot returns a table of entries that call the Sim.
-func takeSlot(s *Sim) (*slot, error) {
+func takeSlot(ctx context.Context, s *Sim) (*slot, error) {
 	timeout := time.NewTimer(slotTimeout)
 	defer timeout.Stop()
 	select {
 	case slots.used <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("cudasim: open: all %d simulators of this process are in use: %w", maxSlots, ctx.Err())
 	case <-timeout.C:
 		return nil, fmt.Errorf("cudasim: all %d simulators of this process were in use for %v: close one", maxSlots, slotTimeout)
 	}

@@ -18,10 +18,10 @@ import (
 // Close releases all of it.
 func TestPoolsOnEveryHost(t *testing.T) {
 	t.Parallel()
-	for _, h := range cudasim.Hosts() {
-		t.Run(h.Name, func(t *testing.T) {
+	for name, cfg := range cudasim.Hosts() {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := newSimFixture(t, h.Config)
+			g := newSimFixture(t, cfg)
 			p := g.pool(Options{IdleTime: -1})
 			for round := range 3 {
 				var leases []Lease

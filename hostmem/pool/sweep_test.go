@@ -33,9 +33,9 @@ func TestEveryCallFailsAtEveryPosition(t *testing.T) {
 
 // The same where registering is refused, and where it is not needed.
 func TestEveryCallFailsAtEveryPositionOnHostsThatRefuse(t *testing.T) {
-	hosts := []cudasim.Host{
-		{Name: "confidential computing", Config: cudasim.ConfidentialComputing()},
-		{Name: "shared page tables", Config: cudasim.SharedPageTables()},
+	hosts := map[string]cudasim.Config{
+		"confidential computing": cudasim.ConfidentialComputing(),
+		"shared page tables":     cudasim.SharedPageTables(),
 	}
 	hostmemtest.Sweep(t, "pool: ", hosts, operations(), theLedger, 40, 35)
 }

@@ -16,6 +16,13 @@ var Load func(device any, code []byte) (Module, error)
 // (cuMemGetAddressRange). n is 0 if none does, or the library cannot tell.
 var AddressRange func(device any, p uintptr) (base uintptr, n int)
 
+// AtClose has the Close of a *cudart.Runtime call f last. An f that fails is called again by the next Close.
+var AtClose func(runtime any, f func() error)
+
+// EndSim closes a *cudasim.Sim whose streams may be destroyed a moment later, and returns what its Check finds. Package
+// cudasim sets it.
+var EndSim func(sim any) error
+
 // A Module is code that is loaded on a device.
 type Module interface {
 	// Function looks up a kernel (cuModuleGetFunction) and its limits (cuFuncGetAttribute). CUDA may

@@ -5,13 +5,13 @@ package testgpu
 
 import (
 	"context"
-	"errors"
 	"os"
+	"runtime"
 	"testing"
-	"time"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // Env is the environment variable that requests a real GPU if it is 1.
@@ -53,34 +53,18 @@ func DeviceWith(tb testing.TB, cfg cudasim.Config) *cudart.Device {
 // fails the test if anything was not released, or misused. One test has two at the most.
 func Sim(tb testing.TB, cfg cudasim.Config) (*cudasim.Sim, *cudart.Runtime) {
 	tb.Helper()
+	if platform := runtime.GOOS + "/" + runtime.GOARCH; platform != "linux/amd64" && platform != "linux/arm64" {
+		tb.Skipf("no simulated GPU on %s", platform)
+	}
 	acquire(tb)
-	sim, err := cudasim.New(Config(cfg))
-	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skipf("no simulated GPU on this platform: %v", err)
-	}
-	if err != nil {
-		tb.Fatalf("start the simulated GPU: %v", err)
-	}
-	tb.Cleanup(func() { End(tb, sim) })
-	return sim, open(tb, cudart.Options{Source: sim})
+	return cudasim.Start(tb, Config(cfg))
 }
 
 // End closes a simulated library, and fails the test if anything was not released, or
 // misused.
 func End(tb testing.TB, sim *cudasim.Sim) {
 	tb.Helper()
-	err := sim.Check()
-	// A stream that is closed during a call on it is destroyed by the goroutine that
-	// makes the call, a moment after it returns. Polls are counted, not time, in which the
-	// process may stand still.
-	for polls := 0; err != nil && polls < 10_000; polls++ {
-		time.Sleep(time.Millisecond)
-		err = sim.Check()
-	}
-	if closing := sim.Close(); err == nil { // else it would report the same again
-		err = closing
-	}
-	if err != nil {
+	if err := raw.EndSim(sim); err != nil {
 		tb.Errorf("%v at the end of the test: %v", sim, err)
 	}
 }

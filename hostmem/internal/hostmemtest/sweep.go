@@ -257,9 +257,9 @@ var (
 )
 
 // GPUs are hosts that refuse nothing: with one GPU, and with two.
-var GPUs = []cudasim.Host{
-	{Name: "one GPU"},
-	{Name: "two GPUs", Config: cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)}},
+var GPUs = map[string]cudasim.Config{
+	"one GPU":  {},
+	"two GPUs": {Devices: make([]cudasim.DeviceConfig, 2)},
 }
 
 // Sweep makes every call of CUDA and of the system fail, at every position, for every
@@ -267,14 +267,14 @@ var GPUs = []cudasim.Host{
 // before, or all that was requested. The faults that are met must be more than these,
 // for one code and one errno. The test must not be parallel, because the ledger is
 // the process's. Each position has one code or errno in turn, or all of them if Soak.
-func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l Ledger, moreCUDA, moreSystem int) {
+func Sweep(t *testing.T, prefix string, hosts map[string]cudasim.Config, ops []Operation, l Ledger, moreCUDA, moreSystem int) {
 	var cuda, system outcome
-	for _, host := range hosts {
+	for host, cfg := range hosts {
 		for _, op := range ops {
-			t.Run(host.Name+"/"+op.Name, func(t *testing.T) {
+			t.Run(host+"/"+op.Name, func(t *testing.T) {
 				// Each fault has a stage of its own: what hostmem has found out about
 				// a device is not remembered from one to the next.
-				calls, sysCalls := NewStage(t, host.Config, l).observe(op)
+				calls, sysCalls := NewStage(t, cfg, l).observe(op)
 				counts := make(map[string]int)
 				for i, fn := range calls {
 					counts[fn]++
@@ -283,18 +283,18 @@ func Sweep(t *testing.T, prefix string, hosts []cudasim.Host, ops []Operation, l
 					}
 					for _, code := range OneOf(sweepCodes, i) {
 						f := &fault{name: fmt.Sprintf("%s #%d: %s", fn, counts[fn], code.Name()), fn: fn, nth: counts[fn], want: code}
-						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).runWithFault(op, prefix, f, &cuda) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, cfg, l).runWithFault(op, prefix, f, &cuda) }) {
 							return
 						}
 					}
 				}
-				if len(host.Config.Devices) > 1 {
+				if len(cfg.Devices) > 1 {
 					return // the system calls are those with one
 				}
 				for i, call := range sysCalls {
 					for _, errno := range OneOf(sweepErrnos, i) {
 						f := &fault{name: fmt.Sprintf("system call %d, %s: %s", i+1, call, unix.ErrnoName(errno)), nth: i + 1, want: errno}
-						if !t.Run(f.name, func(t *testing.T) { NewStage(t, host.Config, l).runWithFault(op, prefix, f, &system) }) {
+						if !t.Run(f.name, func(t *testing.T) { NewStage(t, cfg, l).runWithFault(op, prefix, f, &system) }) {
 							return
 						}
 					}
