@@ -12,20 +12,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
-
-// cpuTime returns the CPU time of the process so far, on all cores.
-func cpuTime(tb testing.TB) time.Duration {
-	tb.Helper()
-	var u unix.Rusage
-	require.NoError(tb, unix.Getrusage(unix.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // Many waiting goroutines must occupy neither threads nor a core.
 func TestManyWaitsShareThreads(t *testing.T) {
@@ -51,7 +43,7 @@ func TestManyWaitsShareThreads(t *testing.T) {
 		require.NoError(t, err)
 		return len(list)
 	}
-	before, cpu, begin := threads(), cpuTime(t), time.Now()
+	before, cpu, begin := threads(), hostos.CPUTime(), time.Now()
 	var wg sync.WaitGroup
 	for i := range goroutines {
 		wg.Go(func() { assert.NoError(t, all[i%streams].Synchronize(context.Background())) })
@@ -68,7 +60,7 @@ func TestManyWaitsShareThreads(t *testing.T) {
 		}
 	}
 	took := time.Since(begin)
-	cores := (cpuTime(t) - cpu).Seconds() / took.Seconds()
+	cores := (hostos.CPUTime() - cpu).Seconds() / took.Seconds()
 	t.Logf("%d goroutines waited %v for %d streams: %d threads more, %.2f cores", goroutines, took, streams, maximum-before, cores)
 	if testgpu.Real() { // the simulated library uses threads and cores of this process itself
 		assert.LessOrEqual(t, maximum-before, max(20, runtime.GOMAXPROCS(0)), "threads beyond those that were there")
@@ -93,9 +85,9 @@ func TestWaitingCostsLittle(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return rt.Waiting() == 200 }, 10*time.Second, time.Millisecond)
 	time.Sleep(100 * time.Millisecond) // the older the waits, the rarer they are asked for
-	cpu, begin := cpuTime(t), time.Now()
+	cpu, begin := hostos.CPUTime(), time.Now()
 	time.Sleep(200 * time.Millisecond)
-	cores := (cpuTime(t) - cpu).Seconds() / time.Since(begin).Seconds()
+	cores := (hostos.CPUTime() - cpu).Seconds() / time.Since(begin).Seconds()
 	sim.Release()
 	wg.Wait()
 	assert.Less(t, cores, 0.75, "cores used by 200 waits on 20 streams")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -68,7 +69,7 @@ func BenchmarkWait(b *testing.B) {
 		for _, n := range []int{64, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, maximum} {
 			b.Run(fmt.Sprintf("%s/%d", way.name, n), func(b *testing.B) {
 				var late []float64
-				cpu, begin := cpuTime(b), time.Now()
+				cpu, begin := hostos.CPUTime(), time.Now()
 				for b.Loop() {
 					issued := time.Now()
 					require.NoError(b, s.Record(start))
@@ -80,7 +81,7 @@ func BenchmarkWait(b *testing.B) {
 					require.NoError(b, err)
 					late = append(late, float64(took-ran)/1e3)
 				}
-				cores := (cpuTime(b) - cpu).Seconds() / time.Since(begin).Seconds()
+				cores := (hostos.CPUTime() - cpu).Seconds() / time.Since(begin).Seconds()
 				slices.Sort(late)
 				b.ReportMetric(late[len(late)/2], "µs-late")
 				b.ReportMetric(late[len(late)*9/10], "µs-late-p90")

@@ -10,8 +10,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -56,7 +56,7 @@ func consume(b *testing.B, src Source, o Options, works bool) {
 	before, copies := l.Stats(), l.driver.copies
 	b.ReportAllocs()
 	b.ResetTimer()
-	cpu := cpuTime(b)
+	cpu := hostos.CPUTime()
 	for n := 0; n < b.N; {
 		n += epoch(b.N - n)
 	}
@@ -65,18 +65,10 @@ func consume(b *testing.B, src Source, o Options, works bool) {
 	st := l.Stats()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
 	b.ReportMetric(float64(st.Batches-before.Batches)/float64(l.driver.copies-copies), "batches/copy")
-	b.ReportMetric((cpuTime(b)-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
+	b.ReportMetric((hostos.CPUTime()-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
 	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v after %v for the consumer, waits %v, consuming %v", b.N, st.Bottleneck(),
 		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,
 		st.Copying-before.Copying, st.CopyWaits-before.CopyWaits, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
-}
-
-// cpuTime is what the process has used, of all cores.
-func cpuTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u unix.Rusage
-	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func floats(b []byte) []float32 {

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -45,22 +45,15 @@ func benchName(n int) string {
 	return fmt.Sprintf("%dMiB", n>>20)
 }
 
-// cpuSeconds is what the process has used, in user and in kernel mode (getrusage).
-func cpuSeconds(tb testing.TB) float64 {
-	var u syscall.Rusage
-	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
-
 // rate runs one, which copies n bytes, and reports GB/s and CPU seconds a GB.
 func rate(b *testing.B, n int, one func()) {
 	one() // warm up
-	used := cpuSeconds(b)
+	used := hostos.CPUTime()
 	for b.Loop() {
 		one()
 	}
 	gb := float64(n) * float64(b.N) / 1e9
-	b.ReportMetric((cpuSeconds(b)-used)/gb, "cpu-s/GB")
+	b.ReportMetric((hostos.CPUTime()-used).Seconds()/gb, "cpu-s/GB")
 	b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
 }
 
@@ -171,7 +164,7 @@ func BenchmarkMany(b *testing.B) {
 	mem, host := r.device(goroutines*n), touched(benchSize(1<<30))
 	took := make([][]time.Duration, goroutines)
 	var rounds atomic.Int64
-	used := cpuSeconds(b)
+	used := hostos.CPUTime()
 	b.ResetTimer()
 	var group sync.WaitGroup
 	for g := range goroutines {
@@ -192,7 +185,7 @@ func BenchmarkMany(b *testing.B) {
 	all := slices.Concat(took...)
 	slices.Sort(all)
 	b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
-	b.ReportMetric((cpuSeconds(b)-used)/gb, "cpu-s/GB")
+	b.ReportMetric((hostos.CPUTime()-used).Seconds()/gb, "cpu-s/GB")
 	b.ReportMetric(float64(all[len(all)/2].Microseconds()), "median-µs")
 	b.ReportMetric(float64(all[len(all)*99/100].Microseconds()), "p99-µs")
 }

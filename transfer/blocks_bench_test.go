@@ -5,15 +5,14 @@ package transfer
 import (
 	"fmt"
 	"math/rand/v2"
-	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -98,21 +97,16 @@ func BenchmarkBlocks(b *testing.B) {
 			return err
 		}})
 	}
-	cpu := func() time.Duration {
-		var r syscall.Rusage
-		require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
-		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
-	}
 	run := func(name string, bytes int, f func() error) {
 		b.Run(name, func(b *testing.B) {
 			require.NoError(b, f()) // what a first run costs
-			began := cpu()
+			began := hostos.CPUTime()
 			for b.Loop() {
 				require.NoError(b, f())
 			}
 			gb := float64(b.N) * float64(bytes) / 1e9
 			b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
-			b.ReportMetric((cpu()-began).Seconds()/gb, "cpu-s/GB")
+			b.ReportMetric((hostos.CPUTime()-began).Seconds()/gb, "cpu-s/GB")
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1e3/float64(b.N), "µs")
 			b.ReportMetric(0, "ns/op")
 		})

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/hostos"
 )
 
 // BenchmarkSmallUploads measures small copies of each size by one goroutine and by several,
@@ -99,7 +100,7 @@ func benchmarkSmall(b *testing.B, r *fixture, direction string, cuda bool, gorou
 		require.NoError(b, err)
 		defer func() { require.NoError(b, streams[g].Close()) }()
 	}
-	used := cpuSeconds(b)
+	used := hostos.CPUTime()
 	b.ReportAllocs()
 	b.ResetTimer()
 	for g := range goroutines {
@@ -142,5 +143,5 @@ func benchmarkSmall(b *testing.B, r *fixture, direction string, cuda bool, gorou
 	slices.Sort(all)
 	b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3, "median-µs")
 	b.ReportMetric(float64(all[len(all)*99/100].Nanoseconds())/1e3, "p99-µs")
-	b.ReportMetric((cpuSeconds(b)-used)*1e6/float64(b.N), "cpu-µs")
+	b.ReportMetric((hostos.CPUTime()-used).Seconds()*1e6/float64(b.N), "cpu-µs")
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -70,7 +71,7 @@ func hostAlloc(flags cudart.HostAllocFlags) func(context.Context, *trip) (*end, 
 
 // newRegistered maps memory and registers it, as a program does with memory of its own.
 func newRegistered(_ context.Context, t *trip) (*end, error) {
-	mem, unmap, err := mapMemory(t.bytes)
+	mem, unmap, err := hostos.Map(t.bytes, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,4 @@ import (
 	"os"
 )
 
-func mapMemory(int) ([]byte, func() error, error) { return nil, nil, errors.ErrUnsupported }
-
 func memoryFile(int) (*os.File, error) { return nil, errors.ErrUnsupported }

@@ -8,11 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
@@ -72,13 +72,6 @@ func layers(b *testing.B, n int) *weights.Model {
 	return m
 }
 
-// cpuSeconds is what the process has used, in user and in kernel mode (getrusage).
-func cpuSeconds(tb testing.TB) float64 {
-	var u syscall.Rusage
-	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
-
 // BenchmarkLoad loads a file from memory onto 1, 2, 4 and 8 of the devices there are:
 // each its own share of the tensors, and all of them to each. GB/s are of the file. A
 // Fanout that is open keeps the rings.
@@ -110,12 +103,12 @@ func BenchmarkLoad(b *testing.B) {
 				p := (&bench{}).planned(b, all[:count], plan)
 				load := func() { require.NoError(b, plan.Load(b.Context(), p.memory, weights.LoadOptions{})) }
 				load() // warm up
-				used := cpuSeconds(b)
+				used := hostos.CPUTime()
 				for b.Loop() {
 					load()
 				}
 				gb := float64(n) * float64(b.N) / 1e9
-				b.ReportMetric((cpuSeconds(b)-used)/gb, "cpu-s/GB")
+				b.ReportMetric((hostos.CPUTime()-used).Seconds()/gb, "cpu-s/GB")
 				b.ReportMetric(gb/b.Elapsed().Seconds(), "GB/s")
 			})
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -308,7 +309,7 @@ func (t *trip) anew(ctx context.Context) (err error) {
 		{stageRelease, t.releaseHost},
 		{stageHostAlloc, func() (err error) {
 			var b []byte
-			b, t.release, err = fresh(t.n)
+			b, t.release, err = hostos.Map(t.n, 0)
 			t.current = b
 			return err
 		}},

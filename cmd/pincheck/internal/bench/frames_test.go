@@ -12,11 +12,12 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // lockedFreely maps memory as on a host without a limit of locked memory.
-func lockedFreely(n int, _ string) ([]byte, func() error, error) { return fresh(n) }
+func lockedFreely(n int, _ string) ([]byte, func() error, error) { return hostos.Map(n, 0) }
 
 func TestFramesMeasuresTheLinkModel(t *testing.T) {
 	t.Parallel()

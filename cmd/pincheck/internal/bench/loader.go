@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/loader"
 )
@@ -325,7 +326,7 @@ func (l *loop) sample(ctx context.Context, s setting) (float64, error) {
 		return 0, err
 	}
 	began := l.now()
-	cpu, ok := measure.CPUTime()
+	cpu := hostos.CPUTime()
 	var waited time.Duration
 	batches := 0
 	for ; batches < max(1, s.workers) || l.now()-began < l.grid.window; batches++ {
@@ -341,8 +342,8 @@ func (l *loop) sample(ctx context.Context, s setting) (float64, error) {
 	took := l.now() - began
 	count := float64(batches * l.batch)
 	l.cpu = -1
-	if now, known := measure.CPUTime(); ok && known {
-		l.cpu = (now - cpu).Seconds() / count * 1e6
+	if cpu >= 0 {
+		l.cpu = (hostos.CPUTime() - cpu).Seconds() / count * 1e6
 	}
 	l.waited = waited.Seconds() / took.Seconds()
 	l.stage, l.share = l.feed.bound()

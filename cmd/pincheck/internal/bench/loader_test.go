@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/loader"
 )
@@ -45,7 +46,7 @@ func TestLoaderMeasuresTheGrid(t *testing.T) {
 		require.NotNil(t, waited, text)
 		assert.GreaterOrEqual(t, waited.Min, 0.0, text)
 		assert.LessOrEqual(t, waited.Max, 1.0, text)
-		if _, known := measure.CPUTime(); known {
+		if hostos.CPUTime() >= 0 {
 			assert.NotNil(t, also(b, s, cpuPerMillion), text)
 		}
 		bounds := 0

@@ -11,31 +11,28 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 )
 
 // mapPlain maps n bytes of ordinary memory, none of them resident, on base pages (mmap,
 // MADV_NOHUGEPAGE): what malloc returns on most hosts.
 func mapPlain(n int) (b []byte, unmap func() error, err error) {
-	b, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, nil, os.NewSyscallError("mmap", err)
+	if b, unmap, err = hostos.Map(n, 0); err == nil {
+		_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE) // kernels without huge pages refuse it
 	}
-	_ = unix.Madvise(b, unix.MADV_NOHUGEPAGE) // kernels without huge pages refuse it
-	return b, func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }, nil
+	return b, unmap, err
 }
 
 // mapLocked maps n bytes of ordinary memory that the kernel keeps resident: see locker.
 func mapLocked(n int, way string) (b []byte, unmap func() error, err error) {
-	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	flags := 0
 	if way == byMapLocked {
-		flags |= unix.MAP_LOCKED
+		flags = unix.MAP_LOCKED
 	}
-	b, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, flags)
-	if err != nil {
+	if b, unmap, err = hostos.Map(n, flags); err != nil {
 		return nil, nil, lockFailed(way, err)
 	}
-	unmap = func() error { return os.NewSyscallError("munmap", unix.Munmap(b)) }
 	if way == byMlock {
 		if err = unix.Mlock(b); err != nil {
 			return nil, nil, errors.Join(lockFailed(way, err), unmap())

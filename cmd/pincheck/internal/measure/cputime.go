@@ -1,6 +1,10 @@
 package measure
 
-import "time"
+import (
+	"time"
+
+	"github.com/gopinned/pinned/internal/hostos"
+)
 
 // A Stopwatch measures the wall time and the CPU time of parts of samples, so that preparation
 // and cleanup do not count.
@@ -22,21 +26,14 @@ func (w *Stopwatch) now() time.Duration {
 }
 
 // Start begins a part.
-func (w *Stopwatch) Start() { w.began, w.cpu = w.now(), cpuTime() }
+func (w *Stopwatch) Start() { w.began, w.cpu = w.now(), hostos.CPUTime() }
 
 // Stop ends a part, and returns how long it took.
 func (w *Stopwatch) Stop() time.Duration {
 	took := w.now() - w.began
-	w.used += cpuTime() - w.cpu
+	w.used += hostos.CPUTime() - w.cpu
 	return took
 }
 
 // CPU returns the CPU time of this process in all parts so far: see [Case.CPU].
 func (w *Stopwatch) CPU() time.Duration { return w.used }
-
-// CPUTime returns the CPU time of all threads of this process so far (getrusage). ok is
-// false if it is not known.
-func CPUTime() (used time.Duration, ok bool) {
-	used = cpuTime()
-	return used, used >= 0
-}

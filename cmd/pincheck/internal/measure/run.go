@@ -11,6 +11,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -252,7 +253,7 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 			return
 		}
 	}
-	cpuTimeOf := cpuTime
+	cpuTimeOf := hostos.CPUTime
 	if c.CPU != nil {
 		cpuTimeOf = c.CPU
 	}
@@ -280,7 +281,7 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	if c.Bytes != nil {
 		s.BytesPerSample = c.Bytes()
 	}
-	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && cpuTime() >= 0 {
+	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && hostos.CPUTime() >= 0 {
 		perGB := (cpuTimeOf() - cpu).Seconds() / gb
 		s.CPUSecondsPerGB = &perGB
 	}

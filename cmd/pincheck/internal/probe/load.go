@@ -4,7 +4,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -19,8 +19,8 @@ type load struct {
 // copies use the host's CPUs.
 func startLoad(simulated bool) *load {
 	cpus, err := linux.ReadCPUTime(os.DirFS("/"))
-	own, known := measure.CPUTime()
-	if err != nil || !known || simulated {
+	own := hostos.CPUTime()
+	if err != nil || own < 0 || simulated {
 		return nil
 	}
 	return &load{time.Now(), cpus, own}

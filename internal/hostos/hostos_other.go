@@ -1,12 +1,15 @@
 //go:build !unix
 
-package bench
+package hostos
 
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
-func fresh(int) (b []byte, release func() error, err error) {
+func CPUTime() time.Duration { return -1 }
+
+func Map(int, int) ([]byte, func() error, error) {
 	return nil, nil, fmt.Errorf("map memory: %w", errors.ErrUnsupported)
 }
