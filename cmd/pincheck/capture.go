@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 
 	"github.com/spf13/cobra"
@@ -124,12 +123,7 @@ func (s *session) names() (n capture.Names) {
 
 // readArchive puts the facts of an archive into the result.
 func (s *session) readArchive() error {
-	file, err := os.Open(s.from)
-	if err != nil {
-		return usagef("--from: %w", err)
-	}
-	defer file.Close()
-	a, err := capture.Read(file)
+	a, err := readFile(s.from, s.cmd.InOrStdin(), capture.Read)
 	if err != nil {
 		return usagef("--from %s: %w", s.from, err)
 	}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -110,15 +112,33 @@ func readFiles(names []string, stdin io.Reader) ([]compare.File, error) {
 }
 
 // readFile reads the file of a name, of which - is the standard input. Errors do not repeat the name.
+//
+// A pipe counts as a file if a program writes to it, as in <(command) of a shell. Without one, opening it would wait.
+// Terminals and other devices are refused: they wait for somebody to type, or have no end.
 func readFile[T any](name string, stdin io.Reader, read func(io.Reader) (T, error)) (content T, err error) {
 	r := stdin
 	if name != "-" {
-		f, err := os.Open(name)
+		info, err := os.Stat(name)
+		if err != nil {
+			return content, withoutPath(err)
+		}
+		kind := info.Mode().Type()
+		switch {
+		case kind.IsDir():
+			return content, errors.New("is a directory, not a file")
+		case !kind.IsRegular() && kind != fs.ModeNamedPipe:
+			return content, errors.New("is a terminal, another device or a socket, not a file")
+		}
+		f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			return content, withoutPath(err)
 		}
 		defer f.Close()
-		r = f
+		buffered := bufio.NewReader(f)
+		if _, err := buffered.Peek(1); err == io.EOF && kind == fs.ModeNamedPipe {
+			return content, errors.New("is a pipe that no program writes to, not a file")
+		}
+		r = buffered
 	}
 	content, err = read(r)
 	return content, withoutPath(err)

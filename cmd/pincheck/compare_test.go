@@ -87,7 +87,7 @@ func TestCompare(t *testing.T) {
 		{nil, "name two or more files"},
 		{[]string{fast}, "1 run: two or more are needed"},
 		{[]string{fast, filepath.Join(dir, "nothing")}, "nothing: no such file or directory\n"},
-		{[]string{fast, dir}, dir + ": is a directory\n"},
+		{[]string{fast, dir}, dir + ": is a directory, not a file\n"},
 		{[]string{fast, garbage}, "garbage: not JSON: byte 2"},
 		{[]string{fast, write("future", strings.Replace(benchJSON("a", 1), `"schema_version": `, `"schema_version": 9`, 1))}, "future: document 1: schema_version 9"},
 		{[]string{fast, slow, "--format", "xml"}, "unknown format"},

@@ -7,13 +7,18 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // CheckFile returns the error that WriteFile would have now, where the directory does not
-// exist or may not be written. It leaves nothing.
+// exist or may not be written. It leaves nothing, and does not open a pipe: when that is closed, its
+// reader has reached the end.
 func CheckFile(path string) error {
 	if special(path) {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if info, err := os.Stat(path); err == nil && info.Mode().Type() == fs.ModeNamedPipe {
+			return nil
+		}
+		f, err := openSpecial(path)
 		if err != nil {
 			return err
 		}
@@ -28,10 +33,11 @@ func CheckFile(path string) error {
 
 // WriteFile writes a file that appears whole or not at all: data is written to a new file
 // beside it, which then takes its name. A file of that name is replaced, with its
-// permissions; a symbolic link is followed. Devices and pipes are written directly.
+// permissions; a symbolic link is followed. Devices and pipes are written directly; a pipe that no
+// program reads is an error.
 func WriteFile(path string, data []byte) error {
 	if special(path) {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		f, err := openSpecial(path)
 		if err != nil {
 			return err
 		}
@@ -68,6 +74,16 @@ func WriteFile(path string, data []byte) error {
 func special(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && !info.Mode().IsRegular() && !info.IsDir()
+}
+
+// openSpecial opens what special reports. Without O_NONBLOCK, opening a pipe would wait for a reader, and
+// no signal would end the program.
+func openSpecial(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		err = fmt.Errorf("%s is a pipe or a socket that no program reads", path)
+	}
+	return f, err
 }
 
 // beside creates a new file in the directory of path, with the permissions that the umask
