@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/device"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/kernel/cublas"
 	"github.com/gopinned/pinned/managed"
@@ -58,7 +60,7 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 			err = errors.Join(err, b.close())
 		}
 	}()
-	if b.rt, err = cudart.Open(ctx, cudart.Options{Source: o.source}); err != nil {
+	if b.rt, err = o.open(ctx); err != nil {
 		return b, err
 	}
 	if b.dev, err = b.rt.Device(o.device); err != nil {
@@ -88,6 +90,14 @@ func newGPU(ctx context.Context, o options, out io.Writer) (b *gpu, err error) {
 	}
 	b.copier, err = transfer.NewCopier(ctx, b.dev, transfer.Options{})
 	return b, err
+}
+
+// open opens the machine's CUDA, or a simulated one.
+func (o options) open(ctx context.Context) (*cudart.Runtime, error) {
+	if o.source != nil {
+		return cudart.Open(ctx, cudart.Options{Source: o.source})
+	}
+	return device.Open(ctx, o.sim, cudasim.Config{Kernels: simulatedKernels})
 }
 
 func (b *gpu) alloc(ctx context.Context, label string, n int, small bool) (m *memory, err error) {

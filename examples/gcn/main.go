@@ -6,6 +6,7 @@
 //	go run ./examples/gcn -nodes 2000000 -managed -budget 0.25
 //	go run ./examples/gcn -nodes 2000000 -managed -budget 0.25 -plan=false
 //	go run ./examples/gcn -nodes 10000 -cpu
+//	go run ./examples/gcn -nodes 1000 -sim
 //
 // With -managed all large memory is unified memory (cudaMallocManaged). With -budget no more
 // than that share of it may be in device memory at a time: a plan moves it to the device ahead
@@ -62,6 +63,7 @@ type options struct {
 	scale   scale
 	python  string
 	verbose bool
+	sim     bool
 	source  cudart.Source // nil for the machine's CUDA
 }
 
@@ -77,6 +79,7 @@ func main() {
 	flag.Float64Var(&o.rate, "rate", 0.5, "rate of learning")
 	flag.Uint64Var(&o.graph.Seed, "seed", 1, "seed of the graph and of the first weights")
 	flag.BoolVar(&o.cpu, "cpu", false, "use no GPU but one goroutine, slowly: a reference")
+	flag.BoolVar(&o.sim, "sim", false, "use a simulated GPU, slowly")
 	flag.IntVar(&o.device, "device", 0, "CUDA's number of the device")
 	flag.BoolVar(&o.blas, "blas", true, "multiply matrices with cuBLAS if it is installed")
 	flag.BoolVar(&o.managed, "managed", false, "use unified memory")
@@ -162,8 +165,8 @@ func (o *options) check() error {
 		return fmt.Errorf("-panel must divide the %d features", g.Features)
 	case o.chunk < 0 || o.chunk > 1<<20 || o.chunk%2 != 0:
 		return errors.New("-chunk must be a multiple of 2, at most 2^20")
-	case o.cpu && o.managed:
-		return errors.New("-cpu uses no unified memory")
+	case o.cpu && (o.managed || o.sim):
+		return errors.New("-cpu uses no unified memory, and no simulated GPU")
 	}
 	return nil
 }

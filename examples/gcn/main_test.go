@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/exampletest"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/managed"
 )
@@ -243,6 +244,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		"-chunk must be a multiple":   func(o *options) { o.chunk = 3 },
 		"at most 2^20":                func(o *options) { o.chunk = 1 << 44 }, // MiB, whose bytes are 0
 		"-cpu uses no unified memory": func(o *options) { o.cpu, o.managed = true, true },
+		"and no simulated GPU":        func(o *options) { o.cpu, o.sim = true, true },
 	} {
 		o := options{graph: small, epochs: 1}
 		change(&o)
@@ -366,4 +368,9 @@ func TestTrainsAsTheCPUDoes(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
+	out := exampletest.Run(t, main, "-sim", "-nodes", "20", "-epochs", "2", "-features", "16", "-hidden", "8")
+	require.Regexp(t, `^graph: 20 nodes(?s:.*)\nepoch 1: loss 2\.(?s:.*)\nepoch 2: loss 2\.(?s:.*)\nmemory: `, out)
 }

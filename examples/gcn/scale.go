@@ -233,7 +233,7 @@ func (o options) measure(ctx context.Context, g *graph) (result outcome, peak in
 
 // freeMemory returns the bytes that the card has free.
 func (o options) freeMemory(ctx context.Context) (free int, err error) {
-	rt, err := cudart.Open(ctx, cudart.Options{Source: o.source})
+	rt, err := o.open(ctx)
 	if err != nil {
 		return 0, err
 	}

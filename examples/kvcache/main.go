@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/device"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -70,24 +70,11 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	var from cudart.Options
-	if o.sim {
-		sim, err := cudasim.New(cudasim.Config{})
-		if err != nil {
-			return err
-		}
-		defer sim.Close()
-		from.Source = sim
-	}
-	rt, err := cudart.Open(ctx, from)
+	dev, err := device.First(ctx, o.sim)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rt.Close()) }()
-	dev, err := rt.Device(0)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, dev.Runtime().Close()) }()
 	s, err := newServer(ctx, dev, o)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/examples/internal/exampletest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -118,4 +119,10 @@ func TestLatency(t *testing.T) {
 		hundred = append(hundred, time.Duration(200-i))
 	}
 	assert.Equal(t, fmt.Sprintf("median %v, p99 %v", time.Duration(101), time.Duration(198)), latency(hundred))
+}
+
+func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
+	out := exampletest.Run(t, main, "-sim", "-blocks", "256", "-requests", "20", "-request-blocks", "8", "-block-size", "512")
+	require.Contains(t, out, "256 blocks of 512 bytes, 64 of them on the device\n")
+	require.Contains(t, out, "\nthe content of all 256 blocks is right\n")
 }

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -19,7 +20,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/device"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -45,39 +46,22 @@ type options struct {
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
-	var from cudart.Options
-	if o.sim {
-		sim, err := cudasim.New(cudasim.Config{})
-		if err != nil {
-			return err
-		}
-		defer sim.Close()
-		from.Source = sim
-	}
-	rt, err := cudart.Open(ctx, from)
+	dev, err := device.First(ctx, o.sim)
 	if err != nil {
 		return err
 	}
-	defer rt.Close()
-	dev, err := rt.Device(0)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, dev.Runtime().Close()) }()
 	stream, err := dev.NewStream(cudart.StreamOptions{})
 	if err != nil {
 		return err
 	}
-	defer stream.Close()
+	defer func() { err = errors.Join(err, stream.Close()) }()
 
 	l, err := loader.New(ctx, dev, vectors{o.samples}, loader.Options{BatchSize: o.batch, Workers: o.workers, Shuffle: true, Transform: normalise})
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if closing := l.Close(); err == nil {
-			err = closing
-		}
-	}()
+	defer func() { err = errors.Join(err, l.Close()) }()
 	for epoch := range l.Epochs(o.epochs) {
 		start, batches, samples := time.Now(), 0, 0
 		for batch, err := range l.Batches(ctx) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/examples/internal/exampletest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -44,4 +45,9 @@ func TestVectorsAreNormalised(t *testing.T) {
 	require.InDelta(t, 0, sum/width, 1e-5)
 	require.InDelta(t, 1, math.Sqrt(squares/width), 1e-5)
 	require.Equal(t, byte(3), sample[label][0])
+}
+
+func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
+	out := exampletest.Run(t, main, "-sim", "-samples", "500", "-batch", "50", "-epochs", "1")
+	require.Contains(t, out, "epoch 0: 500 samples in 10 batches on device 0")
 }

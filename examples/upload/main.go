@@ -14,8 +14,7 @@ import (
 	"os/signal"
 	"slices"
 
-	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/device"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -31,24 +30,11 @@ func main() {
 }
 
 func run(ctx context.Context, sim bool) (err error) {
-	options := cudart.Options{} // finds libcudart and loads it
-	if sim {
-		simulator, err := cudasim.New(cudasim.Config{})
-		if err != nil {
-			return err
-		}
-		defer simulator.Close()
-		options.Source = simulator
-	}
-	rt, err := cudart.Open(ctx, options)
+	dev, err := device.First(ctx, sim)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rt.Close()) }()
-	dev, err := rt.Device(0)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, dev.Runtime().Close()) }()
 	copier, err := transfer.NewCopier(ctx, dev, transfer.Options{})
 	if err != nil {
 		return err

@@ -26,6 +26,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/device"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
@@ -86,21 +87,23 @@ func main() {
 
 // run loads each model, and keeps all of them until the end.
 func run(ctx context.Context, paths []string, o options, out io.Writer) (err error) {
-	devices, closeDevices, err := open(ctx, o)
+	rt, devices, err := open(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeDevices()) }()
+	defer func() { err = errors.Join(err, rt.Close()) }()
+	onto := "device"
+	if o.sim {
+		onto = "simulated device"
+	}
 
 	// What stays open keeps the devices' pinned memory from one model to the next.
 	copiers := make([]*transfer.Copier, len(devices))
 	for i, dev := range devices {
-		c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
-		if err != nil {
+		if copiers[i], err = transfer.NewCopier(ctx, dev, transfer.Options{}); err != nil {
 			return err
 		}
-		defer c.Close()
-		copiers[i] = c
+		defer func() { err = errors.Join(err, copiers[i].Close()) }()
 	}
 	total, took := 0, time.Duration(0)
 	for _, path := range paths {
@@ -121,21 +124,21 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 		defer loaded.Close()
 		d := time.Since(start)
 		total, took = total+n, took+d
-		fmt.Fprintf(out, "%s: %d bytes onto %d devices in %v, %.1f GB/s\n", path, n, len(plan.Devices), d.Round(time.Microsecond), float64(n)/d.Seconds()/1e9)
+		fmt.Fprintf(out, "%s: %d bytes onto %s in %v, %s\n", path, n, count(len(plan.Devices), onto), d.Round(time.Microsecond), rate(n, d))
 		if o.verify {
 			tensors, err := verify(ctx, loaded, copiers)
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(out, "%s: the same bytes: SHA-256 of %d tensors\n", path, tensors)
+			fmt.Fprintf(out, "%s: the same bytes: SHA-256 of %s\n", path, count(tensors, "tensor"))
 		}
 	}
-	fmt.Fprintf(out, "total: %d bytes in %v, %.1f GB/s\n", total, took.Round(time.Microsecond), float64(total)/took.Seconds()/1e9)
+	fmt.Fprintf(out, "total: %d bytes in %v, %s\n", total, took.Round(time.Microsecond), rate(total, took))
 	return nil
 }
 
-// open returns the devices, and what closes them.
-func open(ctx context.Context, o options) (devices []*cudart.Device, closeAll func() error, err error) {
+// open returns the devices, of one Runtime.
+func open(ctx context.Context, o options) (rt *cudart.Runtime, devices []*cudart.Device, err error) {
 	var numbers []int
 	for _, s := range strings.FieldsFunc(o.devices, func(r rune) bool { return r == ',' }) {
 		i, err := strconv.Atoi(s)
@@ -144,31 +147,38 @@ func open(ctx context.Context, o options) (devices []*cudart.Device, closeAll fu
 		}
 		numbers = append(numbers, i)
 	}
-	closeSim := func() error { return nil }
-	var from cudart.Options
-	if o.sim {
-		sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, max(len(numbers), 1))})
-		if err != nil {
-			return nil, nil, err
-		}
-		closeSim, from.Source = sim.Close, sim
+	cfg := cudasim.Config{Devices: make([]cudasim.DeviceConfig, max(len(numbers), 1))}
+	if rt, err = device.Open(ctx, o.sim, cfg); err != nil {
+		return nil, nil, err
 	}
-	rt, err := cudart.Open(ctx, from)
-	if err != nil {
-		return nil, nil, errors.Join(err, closeSim())
-	}
-	closeAll = func() error { return errors.Join(rt.Close(), closeSim()) }
 	if len(numbers) == 0 {
-		return rt.Devices(), closeAll, nil
+		return rt, rt.Devices(), nil
 	}
 	for _, i := range numbers {
 		dev, err := rt.Device(i)
 		if err != nil {
-			return nil, nil, errors.Join(err, closeAll())
+			return nil, nil, errors.Join(err, rt.Close())
 		}
 		devices = append(devices, dev)
 	}
-	return devices, closeAll, nil
+	return rt, devices, nil
+}
+
+// count returns a number of things, such as "1 device".
+func count(n int, of string) string {
+	if n != 1 {
+		of += "s"
+	}
+	return fmt.Sprintf("%d %s", n, of)
+}
+
+// rate returns the speed of n bytes in a time.
+func rate(n int, took time.Duration) string {
+	perSecond := float64(n) / took.Seconds()
+	if perSecond < 1e9 {
+		return fmt.Sprintf("%.3g MB/s", perSecond/1e6)
+	}
+	return fmt.Sprintf("%.1f GB/s", perSecond/1e9)
 }
 
 // planEvenly gives each of so many devices the same share of a model's bytes, as near

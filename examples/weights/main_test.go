@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/examples/internal/exampletest"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
@@ -39,10 +41,10 @@ func TestModelsAreLoadedAndVerified(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, out.String(), first+": 83885")
 	require.Contains(t, out.String(), first+": the same bytes: SHA-256 of 2 tensors\n")
-	require.Contains(t, out.String(), second+": the same bytes: SHA-256 of 1 tensors\n")
+	require.Contains(t, out.String(), second+": the same bytes: SHA-256 of 1 tensor\n")
 	require.Contains(t, out.String(), "total: 8688")
 	if o.sim {
-		require.Regexp(t, `bytes onto 2 devices in .* GB/s`, out.String())
+		require.Regexp(t, `bytes onto 2 simulated devices in .* [MG]B/s`, out.String())
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -109,4 +111,19 @@ func TestSizesAreParsed(t *testing.T) {
 	}
 	_, err := headerFor(100)
 	require.ErrorContains(t, err, "too small")
+}
+
+// Small models have a rate, too.
+func TestRatesHaveDigits(t *testing.T) {
+	require.Equal(t, "60 MB/s", rate(300_000, 5*time.Millisecond))
+	require.Equal(t, "0.0012 MB/s", rate(12, 10*time.Millisecond))
+	require.Equal(t, "55.4 GB/s", rate(55_400_000_000, time.Second))
+	require.Equal(t, []string{"0 devices", "1 device", "2 devices"}, []string{count(0, "device"), count(1, "device"), count(2, "device")})
+}
+
+func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "w.safetensors")
+	require.Empty(t, exampletest.Run(t, main, "-make", "300kB", file))
+	out := exampletest.Run(t, main, "-sim", "-verify", file)
+	require.Regexp(t, `^.*: 299888 bytes onto 1 simulated device in \S+, \S*[1-9]\S* [MG]B/s\n.*: the same bytes: SHA-256 of 1 tensor\ntotal: `, out)
 }

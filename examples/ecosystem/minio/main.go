@@ -2,29 +2,35 @@
 //
 //	go run ./minio -endpoint HOST:PORT -bucket B -object O        # credentials from MINIO_ACCESS_KEY, MINIO_SECRET_KEY
 //	go run ./minio -endpoint HOST:PORT -bucket B -object O -sim   # onto a simulated GPU
+//	go run ./minio -sim                                           # from storage in this process
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
+	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/device"
 	"github.com/gopinned/pinned/hostmem/pool"
 )
 
 func main() {
 	log.SetFlags(0)
-	endpoint := flag.String("endpoint", "localhost:9000", "host and port of the storage")
+	endpoint := flag.String("endpoint", "", "host and port of the storage (default localhost:9000, and with -sim storage in this process)")
 	secure := flag.Bool("secure", false, "use HTTPS")
 	bucket := flag.String("bucket", "", "bucket of the object")
 	object := flag.String("object", "", "name of the object")
@@ -32,7 +38,18 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	client, err := minio.NewCore(*endpoint, &minio.Options{Creds: credentials.NewEnvMinio(), Secure: *secure})
+	options := minio.Options{Creds: credentials.NewEnvMinio(), Secure: *secure}
+	if *sim && *endpoint == "" {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer listener.Close()
+		go func() { _ = http.Serve(listener, http.HandlerFunc(serveObject)) }() // ends with the listener
+		*endpoint, *bucket, *object = listener.Addr().String(), "models", "weights"
+		options = minio.Options{Creds: credentials.NewStaticV4("", "", ""), Region: "us-east-1"}
+	}
+	client, err := minio.NewCore(cmp.Or(*endpoint, "localhost:9000"), &options)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -41,25 +58,22 @@ func main() {
 	}
 }
 
+// serveObject is storage with one object of 4 MB.
+func serveObject(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet || r.URL.Path != "/models/weights" {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("ETag", `"0123456789abcdef0123456789abcdef"`)
+	http.ServeContent(w, r, "", time.Now(), bytes.NewReader(make([]byte, 4_000_000)))
+}
+
 func run(ctx context.Context, client *minio.Core, bucket, object string, sim bool) (err error) {
-	options := cudart.Options{}
-	if sim {
-		simulator, err := cudasim.New(cudasim.Config{})
-		if err != nil {
-			return err
-		}
-		defer simulator.Close()
-		options.Source = simulator
-	}
-	rt, err := cudart.Open(ctx, options)
+	dev, err := device.First(ctx, sim)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rt.Close()) }()
-	dev, err := rt.Device(0)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, dev.Runtime().Close()) }()
 	stream, err := dev.NewStream(cudart.StreamOptions{})
 	if err != nil {
 		return err

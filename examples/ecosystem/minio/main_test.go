@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/examples/internal/exampletest"
 	"github.com/gopinned/pinned/hostmem/pool"
 )
 
@@ -55,12 +55,7 @@ func TestAnObjectReachesTheGPU(t *testing.T) {
 	for i := range object {
 		object[i] = byte(rand.Uint32())
 	}
-	sim, err := cudasim.New(cudasim.Config{})
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, sim.Check()); assert.NoError(t, sim.Close()) }()
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, rt.Close()) }()
+	_, rt := cudasim.Start(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	stream, err := dev.NewStream(cudart.StreamOptions{})
@@ -89,4 +84,8 @@ func TestTheProgramRuns(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, run(t.Context(), storage(t, []byte("weights"), 7), "models", "a/weights", true))
 	require.ErrorContains(t, run(t.Context(), storage(t, nil, 0), "models", "none", true), "does not exist")
+}
+
+func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
+	require.Regexp(t, `^models/weights: 4000000 bytes on device 0`, exampletest.Run(t, main, "-sim"))
 }
