@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net"
 	"os"
@@ -372,6 +373,52 @@ func TestSocketFiles(t *testing.T) {
 	_, err = listen(path)
 	require.ErrorIs(t, err, unix.EADDRINUSE)
 	require.FileExists(t, path, "it is no socket")
+}
+
+// Of feeders that begin together where another was killed, one has the socket, and the others leave it alone.
+func TestOneFeederReplacesASocketFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	for range 50 {
+		l, err := listen(path)
+		require.NoError(t, err)
+		l.SetUnlinkOnClose(false)
+		require.NoError(t, l.Close()) // as one that was killed
+		var (
+			begin   = make(chan struct{})
+			started sync.WaitGroup
+			winners = make(chan *net.UnixListener, 8)
+		)
+		for range cap(winners) {
+			started.Go(func() {
+				<-begin
+				if l, err := listen(path); err == nil {
+					winners <- l
+				} else {
+					assert.ErrorContains(t, err, "a feeder listens there already")
+				}
+			})
+		}
+		close(begin)
+		started.Wait()
+		require.Len(t, winners, 1)
+		l = <-winners
+		require.NoError(t, dial(t, path).Close())
+		require.NoError(t, l.Close())
+		require.NoFileExists(t, path)
+	}
+}
+
+// A lock that another program keeps on the directory ends the start.
+func TestALockedDirectoryIsReported(t *testing.T) {
+	dir, err := os.Open(t.TempDir())
+	require.NoError(t, err)
+	defer dir.Close()
+	require.NoError(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+	_, err = listen(filepath.Join(dir.Name(), "socket"))
+	require.ErrorIs(t, err, unix.EWOULDBLOCK)
+	require.ErrorContains(t, err, "another program has locked it")
+	_, err = listen(filepath.Join(dir.Name(), "none", "socket"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 // A live socket of another program stays, whatever its kind.

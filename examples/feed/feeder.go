@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,10 +42,16 @@ type feeder struct {
 }
 
 // listen returns the listener of an address: a path, or "@name" in the abstract namespace, where the
-// kernel removes it with the process. The file of a feeder that was killed is replaced.
+// kernel removes it with the process. The file of a feeder that was killed is replaced, by one of those
+// that begin together.
 func listen(address string) (*net.UnixListener, error) {
 	var config net.ListenConfig
 	if !strings.HasPrefix(address, "@") {
+		unlock, err := lock(filepath.Dir(address))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", address, err)
+		}
+		defer unlock() // until the new socket listens: another feeder would take it for one that was left behind
 		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: address, Net: "unixpacket"})
 		switch {
 		case err == nil:
@@ -69,6 +76,27 @@ func listen(address string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	return l.(*net.UnixListener), nil
+}
+
+// lock locks a directory (flock), which leaves no file behind. Feeders keep it for moments, other programs for any
+// time.
+func lock(directory string) (unlock func(), err error) {
+	dir, err := os.Open(directory)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.EWOULDBLOCK
+	for tries := 0; errors.Is(err, unix.EWOULDBLOCK) && tries < 300; tries++ {
+		if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return func() { _ = dir.Close() }, nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	_ = dir.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another program has locked it: %w", err)
+	}
+	return nil, fmt.Errorf("lock %s: %w", directory, err)
 }
 
 // run serves until consumers of them have ended well, or ctx ends; 0 consumers is no limit. The error

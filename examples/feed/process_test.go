@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gopinned/pinned/loader"
 )
@@ -298,4 +299,23 @@ func TestPythonFiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A feeder that has no descriptor left for a connection waits until it has one.
+func TestAFeederWithoutDescriptorsGoesOn(t *testing.T) {
+	address := newAddress()
+	p := feederProcess(t, "-listen", address, "-consumers", "1", "-samples", "80", "-width", strconv.Itoa(width), "-batch", "8", "-epochs", "1")
+	p.await(t, "listens on")
+	var limit unix.Rlimit
+	require.NoError(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit))
+	require.NoError(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: limit.Max}, nil))
+	first := dial(t, address)
+	p.await(t, "too many open files: tried again")
+	require.NoError(t, first.Close())
+	require.NoError(t, unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil))
+	c := connect(t, address, hello{World: 1})
+	require.Len(t, c.all(), 10)
+	status, _ := p.wait(t)
+	require.Zero(t, status, p.stderr.String())
+	require.Contains(t, p.stderr.String(), "it ended before its hello")
 }
