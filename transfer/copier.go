@@ -126,8 +126,8 @@ const (
 	maxWorkers = 1024
 )
 
-// Validate returns an error that names the option that is invalid, or nil.
-func (o Options) Validate() error {
+// validate returns an error that names the option that is invalid, or nil.
+func (o Options) validate() error {
 	if o.Workers < 0 || o.Workers > maxWorkers {
 		return fmt.Errorf("Options.Workers: %d: must be from 0 to %d", o.Workers, maxWorkers)
 	}

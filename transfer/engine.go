@@ -79,7 +79,7 @@ func (e *engine) check(ctx context.Context, devs []*cudart.Device) error {
 	if ctx == nil {
 		return errNilContext
 	}
-	if err := cmp.Or(checkDevices(devs), e.o.Validate()); err != nil || ctx.Err() == nil {
+	if err := cmp.Or(checkDevices(devs), e.o.validate()); err != nil || ctx.Err() == nil {
 		return err
 	}
 	return bounded.Ended(ctx)

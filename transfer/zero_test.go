@@ -176,7 +176,7 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"DownloadElements, no memory":  func() error { return DownloadElements(ctx, r.c, numbers, cudart.DeviceSlice[int32]{}) },
 			"DownloadSlice, nil":           func() error { return DownloadSlice(ctx, nil, []int32{1}, mem) },
 			"DownloadSlice, nil Copier":    func() error { return DownloadSlice(ctx, noCopier, []int32{1}, mem) },
-			"Options":                      Options{Workers: -1}.Validate,
+			"Options":                      Options{Workers: -1}.validate,
 		},
 		"closing": {
 			"nil Copier":                      noCopier.Close,
