@@ -17,13 +17,7 @@
 // A [Fanout] copies one source onto several devices, or pieces of it, each to addresses of
 // its own. [UploadSlice] and [DownloadSlice] copy slices of numbers, arrays and structs.
 //
-// # Blocks
-//
-// [Blocks] copies many small blocks between pinned memory and a device, gathered and scattered by
-// lists of indices, as paged caches, tables of embeddings and shuffled samples need it. A kernel on
-// a few multiprocessors accesses the pinned memory, or the copy engines do: NewBlocks measures which is
-// quicker for which sizes and counts on the device. The copies are queued on the caller's stream.
-// Lists may be in the device's memory, written by work of the stream: the kernel reads them.
+// Package transfer/blocks copies many small blocks of pinned memory by lists of indices.
 //
 // # Ordering
 //

@@ -11,10 +11,8 @@ import (
 	"log"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -34,51 +32,6 @@ func copier(n int, o transfer.Options) (c *transfer.Copier, mem cudart.DevPtr, c
 		}
 		closeDevice()
 	}
-}
-
-// A pool of pages comes to the device in the order of a list, in the order of a stream.
-func Example_blocks() {
-	ctx := context.Background()
-	dev, closeDevice := device()
-	defer closeDevice()
-	blocks, err := transfer.NewBlocks(ctx, dev, transfer.BlocksOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer blocks.Close()
-	pages, err := hostmem.Alloc(ctx, dev, 4*16, hostmem.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer pages.Close()
-	copy(pages.Bytes(), "the first page, the second one, the third page, the fourth one. ")
-	mem, err := dev.Alloc(2 * 16)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer mem.Close()
-	s, err := dev.NewStream(cudart.StreamOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer s.Close()
-
-	loaded, err := blocks.Upload(ctx, s, transfer.BlockCopy{
-		Host: pages.Bytes(), HostIndex: []uint32{3, 1}, Device: mem.Ptr(), DeviceLen: mem.Len(), Size: 16, Count: 2,
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	// Kernels on s may use the pages from here on; the CPU waits.
-	if err := loaded.Wait(ctx); err != nil {
-		log.Fatal(err)
-	}
-	result := make([]byte, 2*16)
-	if err := dev.CopyToHost(unsafe.Pointer(&result[0]), mem.Ptr(), len(result)); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("%s\n", result)
-	// Output: the fourth one. the second one,
 }
 
 // Copies on a stream come after its earlier work and before its later work.

@@ -10,6 +10,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/ntcopy"
+	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -113,7 +114,7 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 		return true, errors.Join(err, lease.Release())
 	}
 	// A stream with a full queue blocks the call.
-	group := queueing.Of(v.call.Stream)
+	group := queue.Calls.Of(v.call.Stream)
 	if err := group.Begin(ctx); err != nil {
 		return true, errors.Join(err, lease.Release())
 	}

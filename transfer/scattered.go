@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -98,9 +99,9 @@ func (p *partList) layOut() {
 	p.starts[len(p.parts)] = end
 }
 
-// chunk returns the size of a chunk with about maxBatch parts.
+// chunk returns the size of a chunk with about queue.MaxBatch parts.
 func (p *partList) chunk() int {
-	return max(p.n()/len(p.parts)*maxBatch/(64*kib)*(64*kib), 512*kib)
+	return max(p.n()/len(p.parts)*queue.MaxBatch/(64*kib)*(64*kib), 512*kib)
 }
 
 // bytes returns the number of bytes of all parts, and n the length of the sequence.
@@ -150,7 +151,7 @@ func (p *partList) copy(mem []byte, off int) error {
 
 // runs calls f for the copies of a chunk, with memory of it as Host. Parts that are contiguous on the
 // device, in one allocation, are contiguous in the memory too, and are one copy.
-func (p *partList) runs(mem []byte, off int, device *allocations, f func(run Part) error) error {
+func (p *partList) runs(mem []byte, off int, device *queue.Allocations, f func(run Part) error) error {
 	var run Part
 	end := func() error {
 		if len(run.Host) == 0 {
@@ -159,7 +160,7 @@ func (p *partList) runs(mem []byte, off int, device *allocations, f func(run Par
 		return f(run)
 	}
 	err := p.each(off, len(mem), func(piece Part, at int) error {
-		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 && device.joins(run.Device, len(run.Host)+len(piece.Host)) {
+		if run.Device+cudart.DevPtr(len(run.Host)) == piece.Device && len(run.Host) > 0 && device.Joins(run.Device, len(run.Host)+len(piece.Host)) {
 			run.Host = run.Host[:len(run.Host)+len(piece.Host)]
 			return nil
 		}
@@ -180,10 +181,10 @@ func (p *partList) queue(on *cudart.Stream, _ int, mem []byte, off int) error {
 			return err
 		}
 	}
-	copies := newBatcher(on, &p.batch, p.down)
-	err := p.runs(mem, off, &copies.memory, func(run Part) error { return copies.add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host)) })
+	copies := queue.NewBatcher(on, &p.batch, p.down)
+	err := p.runs(mem, off, &copies.Memory, func(run Part) error { return copies.Add(unsafe.Pointer(&run.Host[0]), run.Device, len(run.Host)) })
 	if err == nil {
-		err = copies.flush()
+		err = copies.Flush()
 	}
 	return err
 }

@@ -114,29 +114,3 @@ func TestAWrongAddressAmongManyParts(t *testing.T) {
 		}
 	}
 }
-
-// Parts in several allocations are asked for once a chunk each, and joined within one.
-func TestAllocationsOfParts(t *testing.T) {
-	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev := rt.Devices()[0]
-	r := fixtureOn(t, dev, Options{Workers: 1})
-	first, second := r.device(1000), r.device(2000)
-	a := allocations{dev: dev}
-	before := sim.Calls("cuMemGetAddressRange_v2")
-	for range 3 {
-		require.True(t, a.hold(first, 1000))
-		require.True(t, a.hold(second+1999, 1))
-		require.False(t, a.hold(second+1999, 2))
-		require.False(t, a.hold(first-1, 2))
-		require.True(t, a.joins(first+10, 990))
-		require.False(t, a.joins(first+10, 991))
-	}
-	require.LessOrEqual(t, sim.Calls("cuMemGetAddressRange_v2")-before, 2+2*3, "and unknown addresses each time")
-	a.list = []allocation{{100, 200}, {200, 300}, {400, 500}}
-	a.last = allocation{}
-	require.True(t, a.hold(150, 150), "neighbours share it")
-	require.False(t, a.joins(150, 100), "and a copy may not span them")
-	require.True(t, a.joins(200, 100))
-	require.False(t, a.hold(250, 160))
-}

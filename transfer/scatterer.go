@@ -10,6 +10,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -26,6 +27,8 @@ const (
 	maxScattered = 32 * kib
 	// maxEntry is the size of the largest piece of a part that one warp copies.
 	maxEntry = 8 * kib
+	// scatterProcessors is the number of multiprocessors that the kernel occupies.
+	scatterProcessors = 4
 )
 
 // small reports whether the parts are many and small.
@@ -74,10 +77,10 @@ func (e *engine) releaseScatterer(ctx context.Context) error {
 // context, and a copy engine refuses it.
 func (s *scatterer) queue(on *cudart.Stream, p *partList, mem []byte, off int) (queued bool, err error) {
 	runs, count, known := 0, 0, true
-	memory := allocations{dev: on.Device()}
+	memory := queue.Allocations{Device: on.Device()}
 	_ = p.runs(mem, off, &memory, func(run Part) error {
 		runs, count = runs+1, count+(len(run.Host)+maxEntry-1)/maxEntry
-		known = known && memory.hold(run.Device, len(run.Host))
+		known = known && memory.Hold(run.Device, len(run.Host))
 		return nil
 	})
 	if runs < minScattered || !known {
@@ -99,5 +102,5 @@ func (s *scatterer) queue(on *cudart.Stream, p *partList, mem []byte, off int) (
 		}
 		return nil
 	})
-	return true, s.kernel.Copy(on, 0, 0, cudart.DevPtr(uintptr(lease.Pointer())), count, DefaultProcessors)
+	return true, s.kernel.Copy(on, 0, 0, cudart.DevPtr(uintptr(lease.Pointer())), count, scatterProcessors)
 }

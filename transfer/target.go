@@ -15,6 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -136,7 +137,7 @@ func (p target) copyPinned(ctx context.Context, n int, send sender, down bool) (
 	// queueTo queues a piece for the devices of one group, which a full stream blocks.
 	queueTo := func(to, off, n int) (ends []cudart.Point, err error) {
 		on := p.members[to].direct[stream]
-		calls := queueing.Of(on)
+		calls := queue.Calls.Of(on)
 		if err := calls.Begin(ctx); err != nil {
 			return nil, err
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/transfer"
+	"github.com/gopinned/pinned/transfer/blocks"
 )
 
 // A cache has blocks of one size, each with a place in pinned memory, and slots on the device for some of them. The
@@ -19,7 +19,7 @@ type cache struct {
 	blocks []block
 	host   *hostmem.Buffer // block i at i*size
 	device *cudart.DeviceMemory
-	copier *transfer.Blocks
+	copier *blocks.Copier
 	recent *list.List // of slots, the most recently used one first
 	stats  stats
 }
@@ -62,7 +62,7 @@ func (c *cache) open(ctx context.Context, dev *cudart.Device) (err error) {
 	if c.host, err = hostmem.Alloc(ctx, dev, len(c.blocks)*c.size, hostmem.Options{Label: "kvcache"}); err != nil {
 		return err
 	}
-	c.copier, err = transfer.NewBlocks(ctx, dev, transfer.BlocksOptions{})
+	c.copier, err = blocks.New(ctx, dev, blocks.Options{})
 	return err
 }
 
@@ -98,7 +98,7 @@ func (c *cache) get(ctx context.Context, wanted []int) (restored int, err error)
 	if len(missing) == 0 {
 		return 0, nil
 	}
-	var spill, restore transfer.BlockCopy
+	var spill, restore blocks.Copy
 	for _, b := range missing {
 		e := c.recent.Back()
 		s := e.Value.(*slot)
@@ -115,15 +115,15 @@ func (c *cache) get(ctx context.Context, wanted []int) (restored int, err error)
 			restore.HostIndex, restore.DeviceIndex = append(restore.HostIndex, uint32(b)), append(restore.DeviceIndex, s.at)
 		}
 	}
-	for _, copies := range []*transfer.BlockCopy{&spill, &restore} {
+	for _, copies := range []*blocks.Copy{&spill, &restore} {
 		copies.Host, copies.Device, copies.DeviceLen = c.host.Bytes(), c.device.Ptr(), c.device.Len()
 		copies.Size, copies.Count = c.size, len(copies.HostIndex)
 	}
 	// The stream keeps the order: what is spilled has left its slots when others arrive there.
-	if _, err = c.copier.Download(ctx, c.stream, spill); err != nil {
+	if _, err = c.copier.CopyToHost(ctx, c.stream, spill); err != nil {
 		return 0, err
 	}
-	arrived, err := c.copier.Upload(ctx, c.stream, restore)
+	arrived, err := c.copier.CopyToDevice(ctx, c.stream, restore)
 	if err != nil {
 		return 0, err
 	}

@@ -1,6 +1,6 @@
 // Kvcache is a paged cache of keys and values, as servers of language models have it: blocks of one size, some of which
 // are on the device. Those that were used least recently are spilled to pinned memory, and come back when a request
-// needs them, many small blocks with one call of transfer.Blocks. Each request appends to its last block. The content of
+// needs them, many small blocks with one call of package transfer/blocks. Each request appends to its last block. The content of
 // all blocks of each request is checked, and at the end that of all blocks.
 //
 //	go run ./examples/kvcache [-blocks N] [-block-size BYTES] [-requests N] [-request-blocks N] [-share F] [-sim]

@@ -1,4 +1,4 @@
-// The experiment blocks times transfer.Blocks on random blocks of a pool of pinned memory: by size, number and
+// The experiment blocks times package transfer/blocks on random blocks of a pool of pinned memory: by size, number and
 // direction, by the method that it chooses, by its kernel alone and by copy engines alone, beside one copy of as
 // many bytes and a copy each.
 //
@@ -29,7 +29,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
-	"github.com/gopinned/pinned/transfer"
+	copyblocks "github.com/gopinned/pinned/transfer/blocks"
 )
 
 // The series of blocks.
@@ -40,7 +40,7 @@ const (
 	seriesEnginesFrom  = "engines_quicker_from"
 )
 
-// Values of result.Method of blocks, beside the names of transfer's methods.
+// Values of result.Method of blocks, beside the names of the package's methods.
 const (
 	byOneCopy    = "one_copy"  // of as many bytes, in a row on both sides
 	byCopies     = "copy_each" // queued by one call a block
@@ -49,9 +49,9 @@ const (
 )
 
 var (
-	byQuickest = transfer.QuickestMethod.String()
-	byKernel   = transfer.KernelMethod.String()
-	byEngine   = transfer.EngineMethod.String()
+	byQuickest = copyblocks.Quickest.String()
+	byKernel   = copyblocks.ByKernel.String()
+	byEngine   = copyblocks.ByEngine.String()
 )
 
 // A blockPlan has the sizes and numbers of blocks that are measured, and the times.
@@ -80,13 +80,13 @@ const (
 	latenciesTaken = 200     // samples of a latency
 )
 
-// blocks measures transfer.Blocks.
+// blocks measures package transfer/blocks.
 func blocks() measure.Experiment {
 	e := measure.Experiment{
 		Name:     "blocks",
 		Short:    "many small blocks between pinned memory and the device: by size, number, direction and method",
 		Question: "How fast are many small blocks copied, and from which size on are copy engines quicker than a kernel?",
-		Views: []result.View{{Title: "Random blocks by the method that transfer.Blocks chooses", Series: seriesBlocks,
+		Views: []result.View{{Title: "Random blocks by the method that transfer/blocks chooses", Series: seriesBlocks,
 			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}}},
 		Plan:    planBlocks,
 		Derive:  enginesFrom,
@@ -240,7 +240,7 @@ type blocksFixture struct {
 	up, down *cudart.Stream
 	span     *measure.Span
 	check    *hostmem.Buffer // the device's bytes, to compare
-	by       map[string]*transfer.Blocks
+	by       map[string]*copyblocks.Copier
 	lists    map[int][]uint32 // by size: numbers of blocks of the host memory, at random, none twice
 	written  blockList        // what downloads wrote to, if anything
 }
@@ -295,12 +295,12 @@ func (f *blocksFixture) open(ctx context.Context) (err error) {
 	if err := uploaded.fill(ctx, f.host.Bytes()); err != nil {
 		return err
 	}
-	f.by, f.lists = map[string]*transfer.Blocks{}, map[int][]uint32{}
-	for _, m := range []transfer.BlocksMethod{transfer.QuickestMethod, transfer.KernelMethod, transfer.EngineMethod} {
-		if m == transfer.KernelMethod && !f.kernel {
+	f.by, f.lists = map[string]*copyblocks.Copier{}, map[int][]uint32{}
+	for _, m := range []copyblocks.Method{copyblocks.Quickest, copyblocks.ByKernel, copyblocks.ByEngine} {
+		if m == copyblocks.ByKernel && !f.kernel {
 			continue
 		}
-		b, err := transfer.NewBlocks(ctx, f.dev, transfer.BlocksOptions{Method: m})
+		b, err := copyblocks.New(ctx, f.dev, copyblocks.Options{Method: m})
 		if err != nil {
 			return err
 		}
@@ -519,11 +519,12 @@ func (c *blockCase) queue(ctx context.Context, direction string) error {
 			method = byEngine
 		}
 	}
-	do := c.by[method].Upload
+	blocks := copyblocks.Copy{Host: c.host.Bytes(), Device: p, DeviceLen: c.window, HostIndex: l.index, Size: l.size, Count: l.count}
 	if direction == result.DeviceToHost {
-		do = c.by[method].Download
+		_, err := c.by[method].CopyToHost(ctx, s, blocks)
+		return err
 	}
-	_, err := do(ctx, s, transfer.BlockCopy{Host: c.host.Bytes(), Device: p, DeviceLen: c.window, HostIndex: l.index, Size: l.size, Count: l.count})
+	_, err := c.by[method].CopyToDevice(ctx, s, blocks)
 	return err
 }
 

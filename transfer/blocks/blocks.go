@@ -1,4 +1,11 @@
-package transfer
+// Package blocks copies many small blocks at once between pinned memory and a device, gathered and scattered by
+// lists of indices, as paged caches, tables of embeddings and shuffled samples need it. Copies are queued on the
+// caller's stream.
+//
+// A kernel on a few multiprocessors accesses the pinned memory, or the copy engines copy: [New] measures which is
+// quicker for which sizes and counts on the device. Lists may be in the device's memory, written by work of the
+// stream: the kernel reads them.
+package blocks
 
 import (
 	"cmp"
@@ -17,107 +24,105 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// A BlocksMethod is a method of copying blocks.
-type BlocksMethod int
+// A Method is a method of copying blocks.
+type Method int
 
 const (
-	// QuickestMethod is the one that took less time for such blocks when NewBlocks measured.
-	QuickestMethod BlocksMethod = iota
-	// KernelMethod is a kernel that accesses the host memory over the link.
-	KernelMethod
-	// EngineMethod is the copy engines: a batch of copies (cudaMemcpyBatchAsync), or where library
+	// Quickest is the one that took less time for such blocks when New measured.
+	Quickest Method = iota
+	// ByKernel is a kernel that accesses the host memory over the link.
+	ByKernel
+	// ByEngine is the copy engines: a batch of copies (cudaMemcpyBatchAsync), or where library
 	// or driver are older than CUDA 12.8 a copy each.
-	EngineMethod
+	ByEngine
 )
 
 // String returns the name of the method: "kernel".
-func (m BlocksMethod) String() string {
+func (m Method) String() string {
 	switch m {
-	case QuickestMethod:
+	case Quickest:
 		return "quickest"
-	case KernelMethod:
+	case ByKernel:
 		return "kernel"
-	case EngineMethod:
+	case ByEngine:
 		return "engine"
 	}
 	return fmt.Sprintf("method %d", int(m))
 }
 
-// DefaultProcessors is the number of multiprocessors for copies of blocks unless BlocksOptions
-// sets another: a C program's copies by as many slowed down work beside them on an H200 about as much
-// as a copy engine does. That was not measured with these kernels, which move 10,000 blocks of 4 KiB and more
-// at 46 to 52 GB/s with as many there.
-const DefaultProcessors = 4
+// defaultProcessors copy 10,000 blocks of 4 KiB and more at 46 to 52 GB/s on an H200. As many of a C program's kernels
+// slowed down work beside them about as much as a copy engine does; these kernels were not measured so.
+const defaultProcessors = 4
 
-// BlocksOptions shape a [Blocks].
-type BlocksOptions struct {
-	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is
-	// DefaultProcessors.
+// Options shape a [Copier].
+type Options struct {
+	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4.
 	Processors int
-	// Method is the method of all copies. With QuickestMethod NewBlocks measures both, which
+	// Method is the method of all copies. With Quickest New measures both, which
 	// takes about 0.2 s.
-	Method BlocksMethod
+	Method Method
 }
 
-// Blocks copies many blocks at once between pinned host memory and a device, gathered and
+// A Copier copies many blocks at once between pinned host memory and a device, gathered and
 // scattered by lists of indices. Its methods may be called from any goroutine.
 //
 // With a context that can end, CUDA is called on another goroutine, so that a call returns although CUDA
 // blocks. That adds 5 to 9 µs to each call (H100, 2026-11-27). [context.WithoutCancel] avoids it for a call
 // that may block as long as CUDA does.
-type Blocks struct {
+type Copier struct {
 	dev        *cudart.Device
 	kernel     *gpukernels.Blocks // nil where the device cannot access host memory by its address
 	lists      *pool.Pool         // indices that the kernel reads
-	table      blocksTable
-	method     BlocksMethod
+	table      timings
+	method     Method
 	processors int
 	life       lifetime.Lifetime
 	batches    sync.Pool // of *cudart.CopyBatch
 	seen       sync.Pool // of *bitSet
 }
 
-// NewBlocks loads the kernel and, unless the options name a method, measures which method is
+// New loads the kernel and, unless the options name a method, measures which method is
 // quicker for which blocks, with 4 MiB of pinned memory and as much of the device. The first time on
-// a machine the driver also compiles the kernel's PTX: NewBlocks took 0.73 s on an H100, the
+// a machine the driver also compiles the kernel's PTX: New took 0.73 s on an H100, the
 // compiler 0.52 s of it. The driver caches the result (~/.nv/ComputeCache). Close it. Errors
 // are those of [gpukernels.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
-func NewBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (*Blocks, error) {
-	b, err := newBlocks(ctx, dev, o)
+func New(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
+	b, err := newCopier(ctx, dev, o)
 	if err != nil {
-		return nil, fmt.Errorf("transfer: new blocks: %w", err)
+		return nil, fmt.Errorf("blocks: new: %w", err)
 	}
 	return b, nil
 }
 
-func newBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (*Blocks, error) {
+func newCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	switch {
 	case ctx == nil:
 		return nil, errNilContext
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
 	case o.Processors < 0 || o.Processors > math.MaxInt32:
-		return nil, fmt.Errorf("BlocksOptions.Processors of %d: must be from 0 to %d", o.Processors, math.MaxInt32)
-	case o.Method < QuickestMethod || o.Method > EngineMethod:
-		return nil, fmt.Errorf("BlocksOptions.Method: invalid %v", o.Method)
+		return nil, fmt.Errorf("Options.Processors of %d: must be from 0 to %d", o.Processors, math.MaxInt32)
+	case o.Method < Quickest || o.Method > ByEngine:
+		return nil, fmt.Errorf("Options.Method: invalid %v", o.Method)
 	}
 	lists, err := pool.New(dev, pool.Options{Buffer: hostmem.Options{Label: "block lists"}})
 	if err != nil {
 		return nil, err
 	}
-	b := &Blocks{dev: dev, lists: lists, method: o.Method, processors: cmp.Or(o.Processors, DefaultProcessors)}
+	b := &Copier{dev: dev, lists: lists, method: o.Method, processors: cmp.Or(o.Processors, defaultProcessors)}
 	b.batches.New, b.seen.New = func() any { return new(cudart.CopyBatch) }, func() any { return new(bitSet) }
-	return bounded.Do(ctx, bounded.Call[*Blocks]{
-		Run: func() (*Blocks, error) {
+	return bounded.Do(ctx, bounded.Call[*Copier]{
+		Run: func() (*Copier, error) {
 			if err := b.open(ctx); err != nil {
 				return nil, errors.Join(err, lifetime.Undo(ctx, b.release))
 			}
 			return b, nil
 		},
-		Late: func(_ *Blocks, err error) {
+		Late: func(_ *Copier, err error) {
 			if err == nil {
 				_ = lifetime.Undo(ctx, b.release)
 			}
@@ -126,21 +131,21 @@ func newBlocks(ctx context.Context, dev *cudart.Device, o BlocksOptions) (*Block
 }
 
 // open loads the kernel where it can be used, and measures.
-func (b *Blocks) open(ctx context.Context) error {
+func (b *Copier) open(ctx context.Context) error {
 	sameAddress, err := b.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
 	if err != nil {
 		return err
 	}
-	if sameAddress == 0 && b.method == KernelMethod {
+	if sameAddress == 0 && b.method == ByKernel {
 		return fmt.Errorf("%v cannot access host memory by its address: %w", b.dev, errors.ErrUnsupported)
 	}
 	if sameAddress == 0 {
-		b.method = EngineMethod
+		b.method = ByEngine
 	}
-	if b.method == EngineMethod {
+	if b.method == ByEngine {
 		return nil
 	}
-	if b.kernel, err = gpukernels.NewBlocks(ctx, b.dev); err == nil && b.method == QuickestMethod {
+	if b.kernel, err = gpukernels.NewBlocks(ctx, b.dev); err == nil && b.method == Quickest {
 		b.table, err = b.measure(ctx)
 	}
 	return err
@@ -150,23 +155,23 @@ func (b *Blocks) open(ctx context.Context) error {
 // lists. From its call on copies return [cudart.ErrClosed]. After an error it may be called again; once
 // it has returned nil it does nothing. Copies by engines may go on: the host memory's owner
 // waits for them.
-func (b *Blocks) Close() error { return b.CloseContext(context.Background()) }
+func (b *Copier) Close() error { return b.CloseContext(context.Background()) }
 
 // CloseContext is Close that returns ctx's error if ctx ends first.
-func (b *Blocks) CloseContext(ctx context.Context) error {
+func (b *Copier) CloseContext(ctx context.Context) error {
 	switch {
 	case !b.made():
-		return fmt.Errorf("transfer: close blocks: %w", errNoBlocks)
+		return fmt.Errorf("blocks: close: %w", errZero)
 	case ctx == nil:
-		return fmt.Errorf("transfer: close blocks: %w", errNilContext)
+		return fmt.Errorf("blocks: close: %w", errNilContext)
 	}
 	if err := b.life.Close(ctx, b.release); err != nil {
-		return fmt.Errorf("transfer: close blocks on %v: %w", b.dev, err)
+		return fmt.Errorf("blocks: close the Copier of %v: %w", b.dev, err)
 	}
 	return nil
 }
 
-func (b *Blocks) release(ctx context.Context) error {
+func (b *Copier) release(ctx context.Context) error {
 	var err error
 	if b.kernel != nil {
 		err = b.kernel.CloseContext(ctx)
@@ -174,16 +179,20 @@ func (b *Blocks) release(ctx context.Context) error {
 	return errors.Join(err, b.lists.CloseContext(ctx))
 }
 
-var errNoBlocks = errors.New("the Blocks are nil or zero: make them with NewBlocks")
+var (
+	errNilContext = errors.New("the context is nil")
+	errNilDevice  = errors.New("the device is nil")
+	errZero       = errors.New("the Copier is nil or zero: make it with New")
+)
 
-func (b *Blocks) made() bool { return b != nil && b.lists != nil }
+func (b *Copier) made() bool { return b != nil && b.lists != nil }
 
-// A BlockCopy is copies of blocks between host memory and memory of a device. On either side
+// A Copy describes a batch of blocks to copy between host memory and memory of a device. On either side
 // block i lies at i*Stride or, with a list of indices, at Index[i]*Stride.
-type BlockCopy struct {
+type Copy struct {
 	// Host is the host memory: bytes of a [hostmem.Buffer] or a lease.
 	Host []byte
-	// Hosts are several host memories in place of Host. Their blocks are numbered through: those
+	// Hosts are several host memories instead of Host. Their blocks are numbered through: those
 	// of Hosts[1] come after the last block that is within Hosts[0]. Lists of either side are
 	// the host's then, and copies are queued for one memory after the other.
 	Hosts [][]byte
@@ -213,69 +222,56 @@ type BlockCopy struct {
 	Count int
 }
 
-// Upload queues copies from host memory to the device, on s, and returns the place after them. The
-// priority of s is that of the copies.
+// CopyToDevice queues copies from host memory to the device on s, in their order, and returns the place after them. The
+// priority of s is that of the copies. Neighbours that differ only in their lists and counts are joined: a hundred
+// copies of the same memory, such as the sequences of a cache, cost one launch. No two blocks of the target of such
+// neighbours may overlap.
+//
 // The lists may be changed when it returns. The host memory and lists in the device's memory may be
 // changed, and a lease released, when the stream has passed the copies: give s to the lease's
 // Release.
 //
-// No copy is queued if the host memory is not pinned by package hostmem, if a block is not
+// Nothing is queued if the host memory is not pinned by package hostmem, if a block is not
 // within its memory, or if two blocks of the target overlap: the error has the block.
 // Other errors are those of ctx, [cudart.ErrClosed], and CUDA's; after one of these, copies may be queued. If ctx ends while
-// a call into CUDA does not return, as on a stream whose queue is full, the error wraps [ErrUnderWay]: copies may be
-// queued later, and Close waits for the call.
-func (b *Blocks) Upload(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
-	return b.single(ctx, s, c, false)
+// a call into CUDA does not return, as on a stream whose queue is full, the error wraps
+// [github.com/gopinned/pinned/transfer.ErrUnderWay]: copies may be queued later, and Close waits for the call.
+func (b *Copier) CopyToDevice(ctx context.Context, s *cudart.Stream, copies ...Copy) (cudart.Point, error) {
+	return b.queue(ctx, s, copies, false)
 }
 
-// Download queues copies from the device to host memory: see Upload. Host memory that is registered
+// CopyToHost queues copies from the device to host memory: see CopyToDevice. Host memory that is registered
 // as read-only is refused ([hostmem.ErrReadOnly]).
-func (b *Blocks) Download(ctx context.Context, s *cudart.Stream, c BlockCopy) (cudart.Point, error) {
-	return b.single(ctx, s, c, true)
+func (b *Copier) CopyToHost(ctx context.Context, s *cudart.Stream, copies ...Copy) (cudart.Point, error) {
+	return b.queue(ctx, s, copies, true)
 }
 
-// UploadAll does what Upload does for each of several requests, in their order, and joins those next to
-// each other that differ only in their lists and counts: a hundred requests of the same memory, such as the
-// sequences of a cache, cost one launch. No two blocks of the target of such requests may overlap. No
-// copy is queued if one of the requests is refused.
-func (b *Blocks) UploadAll(ctx context.Context, s *cudart.Stream, requests []BlockCopy) (cudart.Point, error) {
-	return b.several(ctx, s, requests, false)
-}
-
-// DownloadAll does what Download does for each of several requests: see UploadAll.
-func (b *Blocks) DownloadAll(ctx context.Context, s *cudart.Stream, requests []BlockCopy) (cudart.Point, error) {
-	return b.several(ctx, s, requests, true)
-}
-
-func (b *Blocks) single(ctx context.Context, s *cudart.Stream, c BlockCopy, down bool) (cudart.Point, error) {
-	one := [1]BlockCopy{c}
-	p, err := b.copy(ctx, s, one[:], down)
-	if err != nil {
-		return p, fmt.Errorf("transfer: %s %d blocks of %d bytes: %w", direction(down), one[0].Count, c.Size, err)
+func (b *Copier) queue(ctx context.Context, s *cudart.Stream, copies []Copy, down bool) (cudart.Point, error) {
+	var one [1]Copy
+	copies = append(one[:0], copies...) // they stay the caller's
+	p, err := b.copy(ctx, s, copies, down)
+	switch to := target(down); {
+	case err == nil:
+		return p, nil
+	case len(copies) == 1:
+		return p, fmt.Errorf("blocks: copy %d blocks of %d bytes to the %s: %w", copies[0].Count, copies[0].Size, to, err)
+	default:
+		return p, fmt.Errorf("blocks: copy to the %s (copies: %d): %w", to, len(copies), err)
 	}
-	return p, nil
 }
 
-func (b *Blocks) several(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (cudart.Point, error) {
-	p, err := b.copy(ctx, s, slices.Clone(requests), down)
-	if err != nil {
-		return p, fmt.Errorf("transfer: %s blocks (requests: %d): %w", direction(down), len(requests), err)
-	}
-	return p, nil
-}
-
-func direction(down bool) string {
+func target(down bool) string {
 	if down {
-		return "download"
+		return "host"
 	}
-	return "upload"
+	return "device"
 }
 
 // begin begins a call, which the caller has to end unless there is an error.
-func (b *Blocks) begin(ctx context.Context, s *cudart.Stream) error {
+func (b *Copier) begin(ctx context.Context, s *cudart.Stream) error {
 	switch {
 	case !b.made():
-		return errNoBlocks
+		return errZero
 	case ctx == nil:
 		return errNilContext
 	case s == nil || s.Device() == nil:
@@ -290,46 +286,46 @@ func (b *Blocks) begin(ctx context.Context, s *cudart.Stream) error {
 	return nil
 }
 
-// copy queues the copies of requests, which it completes, if all of them may be.
-func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, requests []BlockCopy, down bool) (p cudart.Point, err error) {
+// copy queues copies, whose defaults it sets, if all of them may be queued.
+func (b *Copier) copy(ctx context.Context, s *cudart.Stream, copies []Copy, down bool) (p cudart.Point, err error) {
 	if err := b.begin(ctx, s); err != nil {
 		return p, err
 	}
 	defer b.life.End()
-	for i := range requests {
-		c := &requests[i]
+	for i := range copies {
+		c := &copies[i]
 		c.HostStride, c.DeviceStride = cmp.Or(c.HostStride, c.Size), cmp.Or(c.DeviceStride, c.Size)
 		err := c.count()
 		if err == nil {
 			err = b.check(c, down)
 		}
 		if err != nil {
-			return p, ofRequest(err, i, 1, len(requests))
+			return p, ofCopy(err, i, 1, len(copies))
 		}
 	}
-	call := &blocksCall{Blocks: b, ctx: ctx, s: s, down: down}
-	call.launches = call.one[:0]
-	for i, n := 0, 0; i < len(requests); i += n {
-		c := requests[i]
-		for n = 1; i+n < len(requests) && requests[i+n].joins(&c); n++ {
+	all := &call{Copier: b, ctx: ctx, s: s, down: down}
+	all.launches = all.one[:0]
+	for i, n := 0, 0; i < len(copies); i += n {
+		c := copies[i]
+		for n = 1; i+n < len(copies) && copies[i+n].joins(&c); n++ {
 		}
 		if n > 1 {
-			c = concatenate(requests[i : i+n])
+			c = concatenate(copies[i : i+n])
 			if err := b.check(&c, down); err != nil {
-				return p, ofRequest(err, i, n, len(requests))
+				return p, ofCopy(err, i, n, len(copies))
 			}
 		}
 		switch {
 		case c.Count == 0:
 		case c.Hosts != nil:
 			for _, part := range c.split() {
-				call.launches = append(call.launches, blocksLaunch{BlockCopy: part})
+				all.launches = append(all.launches, launch{Copy: part})
 			}
 		default:
-			call.launches = append(call.launches, blocksLaunch{BlockCopy: c})
+			all.launches = append(all.launches, launch{Copy: c})
 		}
 	}
-	if err := call.queue(); err != nil {
+	if err := all.queue(); err != nil {
 		return p, err
 	}
 	return s.Point(), nil
@@ -337,7 +333,7 @@ func (b *Blocks) copy(ctx context.Context, s *cudart.Stream, requests []BlockCop
 
 // count sets Count to the length of the lists on the host, if there are any. It returns an error if the numbers
 // contradict one another.
-func (c *BlockCopy) count() error {
+func (c *Copy) count() error {
 	n, listed := c.Count, false
 	for _, list := range [...][]uint32{c.HostIndex, c.DeviceIndex} {
 		switch {
@@ -358,20 +354,20 @@ func (c *BlockCopy) count() error {
 	return nil
 }
 
-// ofRequest adds to an error which of several requests it is about: n of them, from i on.
-func ofRequest(err error, i, n, of int) error {
+// ofCopy adds to an error which of several copies it is about: n of them, from i on.
+func ofCopy(err error, i, n, of int) error {
 	switch {
 	case of == 1:
 		return err
 	case n == 1:
-		return fmt.Errorf("request %d: %w", i, err)
+		return fmt.Errorf("copy %d: %w", i, err)
 	}
-	return fmt.Errorf("requests %d to %d joined: %w", i, i+n-1, err)
+	return fmt.Errorf("copies %d to %d joined: %w", i, i+n-1, err)
 }
 
 // joins reports whether the copies of c differ from others in their lists and count alone, which are on the host.
-func (c *BlockCopy) joins(other *BlockCopy) bool {
-	for _, one := range []*BlockCopy{c, other} {
+func (c *Copy) joins(other *Copy) bool {
+	for _, one := range []*Copy{c, other} {
 		if one.Hosts != nil || one.listsOnDevice() {
 			return false
 		}
@@ -381,37 +377,37 @@ func (c *BlockCopy) joins(other *BlockCopy) bool {
 		c.HostStride == other.HostStride && c.DeviceStride == other.DeviceStride && c.Size == other.Size
 }
 
-// concatenate returns the copies of requests that join.
-func concatenate(requests []BlockCopy) BlockCopy {
-	all := requests[0]
+// concatenate returns copies that join, as one.
+func concatenate(copies []Copy) Copy {
+	all := copies[0]
 	all.Count = 0
-	for i := range requests {
-		all.Count += requests[i].Count
+	for i := range copies {
+		all.Count += copies[i].Count
 	}
 	all.HostIndex, all.DeviceIndex = make([]uint32, 0, all.Count), make([]uint32, 0, all.Count)
-	for i := range requests {
-		for block := range requests[i].Count {
-			host, device := requests[i].numbers(block)
+	for i := range copies {
+		for block := range copies[i].Count {
+			host, device := copies[i].numbers(block)
 			all.HostIndex, all.DeviceIndex = append(all.HostIndex, uint32(host)), append(all.DeviceIndex, uint32(device))
 		}
 	}
 	return all
 }
 
-// A blocksCall queues the copies of one call of a Blocks. The caller's goroutine copies the lists; the goroutine that
+// A call queues the copies of one call. The caller's goroutine copies the lists; the goroutine that
 // calls CUDA may go on after the caller has returned.
-type blocksCall struct {
-	*Blocks
+type call struct {
+	*Copier
 	ctx      context.Context
 	s        *cudart.Stream
 	down     bool
-	launches []blocksLaunch
-	one      [1]blocksLaunch // memory for launches
+	launches []launch
+	one      [1]launch // memory for launches
 }
 
-// A blocksLaunch has copies of blocks of one host memory.
-type blocksLaunch struct {
-	BlockCopy
+// A launch has copies of blocks of one host memory.
+type launch struct {
+	Copy
 	owner    hostmem.Pinned
 	start    int // of Host in the owner's memory
 	byKernel bool
@@ -419,11 +415,11 @@ type blocksLaunch struct {
 }
 
 // queue queues all copies, if all of their host memories may be used.
-func (c *blocksCall) queue() (err error) {
+func (c *call) queue() (err error) {
 	for i := range c.launches {
 		l := &c.launches[i]
 		if l.CheckIndices && l.listsOnDevice() {
-			if err := c.checkOnDevice(&l.BlockCopy); err != nil {
+			if err := c.checkOnDevice(&l.Copy); err != nil {
 				return err
 			}
 		}
@@ -435,7 +431,7 @@ func (c *blocksCall) queue() (err error) {
 				return err
 			}
 		}
-		l.byKernel = c.choose(&l.BlockCopy, c.down) == KernelMethod
+		l.byKernel = c.choose(&l.Copy, c.down) == ByKernel
 	}
 	for i := range c.launches {
 		if err == nil {
@@ -443,38 +439,35 @@ func (c *blocksCall) queue() (err error) {
 		}
 	}
 	if err == nil && len(c.launches) > 0 {
-		if err = queueing.Of(c.s).Begin(c.ctx); err == nil {
-			return c.do((*blocksCall).queueAll, nil)
+		if err = queue.Calls.Of(c.s).Begin(c.ctx); err == nil {
+			return c.do((*call).queueAll, nil)
 		}
 	}
 	c.releaseLists()
 	return err
 }
 
-// queueing bounds the threads in calls that queue work on a stream, which block while the stream is full.
-var queueing bounded.Each[cudart.Stream, bounded.Group]
-
-// do calls queue, whose calls into CUDA may block, with a place among those of the stream, and then after with
+// do calls f, whose calls into CUDA may block, with a place among those of the stream, and then after with
 // the error. When the context ends do returns; Close waits for both functions.
-func (c *blocksCall) do(queue func(*blocksCall) error, after func(error) error) error {
+func (c *call) do(f func(*call) error, after func(error) error) error {
 	if c.ctx.Done() == nil { // without the allocations below
-		return c.run(queue, after)
+		return c.run(f, after)
 	}
 	c.life.Hold()
 	_, err := bounded.Do(c.ctx, bounded.Call[struct{}]{
 		Run: func() (none struct{}, err error) {
 			defer c.life.End()
-			return none, c.run(queue, after)
+			return none, c.run(f, after)
 		},
 		Grace: bounded.CallbackGrace,
 	})
 	return stage.AddUnderWay(err)
 }
 
-func (c *blocksCall) run(queue func(*blocksCall) error, after func(error) error) error {
+func (c *call) run(f func(*call) error, after func(error) error) error {
 	err := func() error {
-		defer queueing.Of(c.s).End()
-		return queue(c)
+		defer queue.Calls.Of(c.s).End()
+		return f(c)
 	}()
 	if after != nil {
 		err = after(err)
@@ -483,7 +476,7 @@ func (c *blocksCall) run(queue func(*blocksCall) error, after func(error) error)
 }
 
 // queueAll queues the copies of all launches, until one fails or the context ends.
-func (c *blocksCall) queueAll() (err error) {
+func (c *call) queueAll() (err error) {
 	defer c.releaseLists(c.s)
 	for i := range c.launches {
 		if err == nil && c.ctx.Err() != nil {
@@ -504,7 +497,7 @@ func (c *blocksCall) queueAll() (err error) {
 }
 
 // copyLists copies the lists on the host: for the kernel to pinned memory, and else if CUDA may be called without the caller.
-func (c *blocksCall) copyLists(l *blocksLaunch) (err error) {
+func (c *call) copyLists(l *launch) (err error) {
 	lists := [...]*[]uint32{&l.HostIndex, &l.DeviceIndex}
 	if !l.byKernel {
 		for _, list := range lists {
@@ -533,7 +526,7 @@ func (c *blocksCall) copyLists(l *blocksLaunch) (err error) {
 
 // releaseLists returns the pinned lists to their pool, which reuses the memory when the streams of the launches have
 // passed them.
-func (c *blocksCall) releaseLists(streams ...*cudart.Stream) {
+func (c *call) releaseLists(streams ...*cudart.Stream) {
 	for i := range c.launches {
 		if l := &c.launches[i]; l.lists.Len() > 0 {
 			_ = l.lists.Release(streams...) // fails only for a nil stream, and twice
@@ -551,15 +544,15 @@ func pinnedMemory(host []byte) (owner hostmem.Pinned, start int, err error) {
 }
 
 // split returns the copies of each of Hosts that has some.
-func (c *BlockCopy) split() []BlockCopy {
+func (c *Copy) split() []Copy {
 	ends := make([]int, len(c.Hosts)) // numbers of the first block that is not in the memory
-	parts := make([]BlockCopy, len(c.Hosts))
+	parts := make([]Copy, len(c.Hosts))
 	for i, host := range c.Hosts {
 		ends[i] = blocksWithin(len(host), c.HostStride, c.Size)
 		if i > 0 {
 			ends[i] += ends[i-1]
 		}
-		parts[i] = BlockCopy{Host: host, Device: c.Device, DeviceLen: c.DeviceLen, HostStride: c.HostStride, DeviceStride: c.DeviceStride, Size: c.Size}
+		parts[i] = Copy{Host: host, Device: c.Device, DeviceLen: c.DeviceLen, HostStride: c.HostStride, DeviceStride: c.DeviceStride, Size: c.Size}
 	}
 	for i := range c.Count {
 		host, device := c.numbers(i)
@@ -570,22 +563,22 @@ func (c *BlockCopy) split() []BlockCopy {
 		p := &parts[at]
 		p.HostIndex, p.DeviceIndex, p.Count = append(p.HostIndex, uint32(host)), append(p.DeviceIndex, uint32(device)), p.Count+1
 	}
-	return slices.DeleteFunc(parts, func(p BlockCopy) bool { return p.Count == 0 })
+	return slices.DeleteFunc(parts, func(p Copy) bool { return p.Count == 0 })
 }
 
 // choose returns the method for a copy.
-func (b *Blocks) choose(c *BlockCopy, down bool) BlocksMethod {
+func (b *Copier) choose(c *Copy, down bool) Method {
 	if c.listsOnDevice() {
-		return KernelMethod
+		return ByKernel
 	}
-	if b.method != QuickestMethod {
+	if b.method != Quickest {
 		return b.method
 	}
 	return b.table.quickest(down, c.unit(), c.Size, c.Count)
 }
 
 // unit is the number of bytes that the kernel copies at a time, as in internal/gpukernels/src/blocks.cu.
-func (c *BlockCopy) unit() int {
+func (c *Copy) unit() int {
 	all := int(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))) | int(c.Device) | c.HostStride | c.DeviceStride | c.Size
 	for _, unit := range kernelUnits[:len(kernelUnits)-1] {
 		if all%unit == 0 {
@@ -598,7 +591,7 @@ func (c *BlockCopy) unit() int {
 var kernelUnits = [...]int{16, 4, 1}
 
 // byKernel launches the kernel, which reads the lists when it runs.
-func (c *blocksCall) byKernel(l *blocksLaunch) error {
+func (c *call) byKernel(l *launch) error {
 	address := func(list []uint32, onDevice cudart.DevPtr) cudart.DevPtr {
 		return onDevice | cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(list)))) // one of them at most
 	}
@@ -619,23 +612,23 @@ func btoi(b bool) int {
 
 // byEngine queues copies, batches of them where CUDA has these. No copy may cross the seam of two registrations of the
 // host memory.
-func (c *blocksCall) byEngine(l *blocksLaunch) error {
+func (c *call) byEngine(l *launch) error {
 	batch := c.batches.Get().(*cudart.CopyBatch)
 	defer c.batches.Put(batch)
-	copies := newBatcher(c.s, batch, c.down)
+	copies := queue.NewBatcher(c.s, batch, c.down)
 	whole := len(slices.Collect(l.owner.Spans(0, l.owner.Len()))) == 1
 	for i := range l.Count {
-		if (i%64 == 0 || !copies.batches) && c.ctx.Err() != nil {
+		if (i%64 == 0 || !copies.Batches) && c.ctx.Err() != nil {
 			return bounded.Ended(c.ctx)
 		}
 		host, device := l.offsets(i)
 		err := error(nil)
 		if whole {
-			err = copies.add(unsafe.Pointer(&l.Host[host]), l.Device+cudart.DevPtr(device), l.Size)
+			err = copies.Add(unsafe.Pointer(&l.Host[host]), l.Device+cudart.DevPtr(device), l.Size)
 		} else {
 			for s := range l.owner.Spans(l.start+host, l.Size) {
 				at := s.Off - l.start
-				if err = copies.add(unsafe.Pointer(&l.Host[at]), l.Device+cudart.DevPtr(device+at-host), s.Len); err != nil {
+				if err = copies.Add(unsafe.Pointer(&l.Host[at]), l.Device+cudart.DevPtr(device+at-host), s.Len); err != nil {
 					break
 				}
 			}
@@ -644,11 +637,11 @@ func (c *blocksCall) byEngine(l *blocksLaunch) error {
 			return fmt.Errorf("block %d: %w", i, err)
 		}
 	}
-	return copies.flush()
+	return copies.Flush()
 }
 
 // numbers are those of block i on both sides.
-func (c *BlockCopy) numbers(i int) (host, device int) {
+func (c *Copy) numbers(i int) (host, device int) {
 	host, device = i, i
 	if c.HostIndex != nil {
 		host = int(c.HostIndex[i])
@@ -660,15 +653,15 @@ func (c *BlockCopy) numbers(i int) (host, device int) {
 }
 
 // offsets are the places of block i on both sides.
-func (c *BlockCopy) offsets(i int) (host, device int) {
+func (c *Copy) offsets(i int) (host, device int) {
 	host, device = c.numbers(i)
 	return host * c.HostStride, device * c.DeviceStride
 }
 
-func (c *BlockCopy) listsOnDevice() bool { return c.HostIndexOnDevice|c.DeviceIndexOnDevice != 0 }
+func (c *Copy) listsOnDevice() bool { return c.HostIndexOnDevice|c.DeviceIndexOnDevice != 0 }
 
-// A blockSide is one side of copies, for checks.
-type blockSide struct {
+// A side is one side of copies, for checks.
+type side struct {
 	name     string
 	index    []uint32
 	onDevice cudart.DevPtr // a list in the device's memory, or 0
@@ -678,8 +671,8 @@ type blockSide struct {
 	target   bool
 }
 
-func (c *BlockCopy) sides(down bool) [2]blockSide {
-	sides := [...]blockSide{
+func (c *Copy) sides(down bool) [2]side {
+	sides := [...]side{
 		{"host", c.HostIndex, c.HostIndexOnDevice, c.HostStride, len(c.Host), blocksWithin(len(c.Host), c.HostStride, c.Size), down},
 		{"device", c.DeviceIndex, c.DeviceIndexOnDevice, c.DeviceStride, c.DeviceLen, blocksWithin(c.DeviceLen, c.DeviceStride, c.Size), !down},
 	}
@@ -698,20 +691,20 @@ func blocksWithin(n, stride, size int) int {
 }
 
 // outside is the error for an index that is not within the memory.
-func (s *blockSide) outside(i int, index uint32) error {
+func (s *side) outside(i int, index uint32) error {
 	return fmt.Errorf("block %d, with index %d, is not within the %s's %d bytes: they have %d blocks", i, index, s.name, s.n, s.blocks)
 }
 
 // check returns an error for blocks outside of the memory, and for blocks of the target that
 // overlap. Of lists in the device's memory it does not see the indices.
-func (b *Blocks) check(c *BlockCopy, down bool) error {
+func (b *Copier) check(c *Copy, down bool) error {
 	switch {
 	case c.Size <= 0 || c.Count < 0 || c.DeviceLen < 0 || c.HostStride < 0 || c.DeviceStride < 0:
 		return fmt.Errorf("the size must be positive, and the count, the strides of %d and %d and the device's %d bytes not negative", c.HostStride, c.DeviceStride, c.DeviceLen)
 	case uint64(c.Device) > ^uint64(0)-uint64(c.DeviceLen):
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
 	case c.listsOnDevice() && b.kernel == nil:
-		return fmt.Errorf("a list in the device's memory needs the kernel, and these Blocks copy by engines alone: %w", errors.ErrUnsupported)
+		return fmt.Errorf("a list in the device's memory needs the kernel, and this Copier copies by engines alone: %w", errors.ErrUnsupported)
 	case c.Hosts != nil && (c.Host != nil || c.listsOnDevice()):
 		return errors.New("with Hosts there is neither a Host nor a list in the device's memory")
 	case down && overlap(c.Hosts):
@@ -770,17 +763,17 @@ func overlap(memories [][]byte) bool {
 
 // checkOnDevice returns an error for the first index that is not within the memory, of lists in the
 // device's memory.
-func (c *blocksCall) checkOnDevice(l *BlockCopy) error {
+func (c *call) checkOnDevice(l *Copy) error {
 	sides := l.sides(false)
 	const words = 2 // of a result: see gpukernels.Blocks.FirstBeyond
 	lease, err := c.lists.Get(c.ctx, 8*words*len(sides))
 	if err != nil {
 		return err
 	}
-	if err := queueing.Of(c.s).Begin(c.ctx); err != nil {
+	if err := queue.Calls.Of(c.s).Begin(c.ctx); err != nil {
 		return errors.Join(err, lease.Release())
 	}
-	search := func(c *blocksCall) error {
+	search := func(c *call) error {
 		for i, side := range sides {
 			at := cudart.DevPtr(uintptr(lease.Pointer())) + cudart.DevPtr(8*words*i)
 			if side.onDevice == 0 {

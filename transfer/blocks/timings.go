@@ -1,4 +1,4 @@
-package transfer
+package blocks
 
 import (
 	"context"
@@ -13,45 +13,45 @@ import (
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
-// A blocksTable has how long copies of blocks take, by direction, size and variant, as was measured
+// timings are how long copies of blocks take, by direction, size and variant, as was measured
 // on the device.
-type blocksTable [2][]blocksRow // up and down; sorted by size
+type timings [2][]timingsRow // up and down; sorted by size
 
-// A blocksRow is of blocks of one size.
-type blocksRow struct {
+// A timingsRow is of blocks of one size.
+type timingsRow struct {
 	size     int
-	variants [numVariants]blocksTime
+	variants [numVariants]timing
 }
 
-// A blocksVariant is a method, and for the kernel the unit of the addresses.
-type blocksVariant int
+// A kind of copy is a method, and for the kernel the unit of the addresses.
+type kind int
 
 // The variants: the kernel by each of kernelUnits, and the copy engine.
 const (
-	engineVariant = blocksVariant(len(kernelUnits))
+	engineVariant = kind(len(kernelUnits))
 	numVariants   = engineVariant + 1
 )
 
-// A blocksTime is the time of n copies in nanoseconds: base + n*each.
-type blocksTime struct{ base, each float64 }
+// A timing is the time of n copies in nanoseconds: base + n*each.
+type timing struct{ base, each float64 }
 
 // quickest returns the method that takes less time.
-func (t *blocksTable) quickest(down bool, unit, size, count int) BlocksMethod {
-	variant := blocksVariant(slices.Index(kernelUnits[:], unit))
+func (t *timings) quickest(down bool, unit, size, count int) Method {
+	variant := kind(slices.Index(kernelUnits[:], unit))
 	rows := t[btoi(down)]
 	if len(rows) > 0 && estimate(rows, engineVariant, size, count) < estimate(rows, variant, size, count) {
-		return EngineMethod
+		return ByEngine
 	}
-	return KernelMethod
+	return ByKernel
 }
 
 // estimate returns how many nanoseconds a variant takes: between two sizes that were measured, and
 // beyond the largest, on the line through two of them, and for smaller ones as long as the smallest.
-func estimate(rows []blocksRow, variant blocksVariant, size, count int) float64 {
-	at := func(row blocksRow) float64 {
+func estimate(rows []timingsRow, variant kind, size, count int) float64 {
+	at := func(row timingsRow) float64 {
 		return row.variants[variant].base + float64(count)*row.variants[variant].each
 	}
-	i, _ := slices.BinarySearchFunc(rows, size, func(r blocksRow, size int) int { return r.size - size })
+	i, _ := slices.BinarySearchFunc(rows, size, func(r timingsRow, size int) int { return r.size - size })
 	if i == 0 || len(rows) == 1 {
 		return at(rows[0])
 	}
@@ -70,37 +70,37 @@ const (
 var measureSizes = [...]int{4 << 10, 64 << 10, 512, 1 << 20, 16 << 10}
 
 // fill measures sizes until more is false.
-func (t *blocksTable) fill(took func(variant blocksVariant, down bool, size, count int) (time.Duration, error), more func() bool) error {
+func (t *timings) fill(took func(variant kind, down bool, size, count int) (time.Duration, error), more func() bool) error {
 	for _, size := range measureSizes {
 		if !more() {
 			break
 		}
 		for down := range t {
-			row := blocksRow{size: size}
+			row := timingsRow{size: size}
 			many := min(max(measureBytes/4/size, 4), measureCount)
 			for variant := range row.variants {
-				one, err := took(blocksVariant(variant), down == 1, size, 1)
+				one, err := took(kind(variant), down == 1, size, 1)
 				if err != nil {
 					return err
 				}
-				all, err := took(blocksVariant(variant), down == 1, size, many)
+				all, err := took(kind(variant), down == 1, size, many)
 				if err != nil {
 					return err
 				}
 				each := max(float64(all-one)/float64(many-1), 0)
-				row.variants[variant] = blocksTime{max(float64(one)-each, 0), each}
+				row.variants[variant] = timing{max(float64(one)-each, 0), each}
 			}
 			t[down] = append(t[down], row)
 		}
 	}
 	for _, rows := range t {
-		slices.SortFunc(rows, func(a, b blocksRow) int { return a.size - b.size })
+		slices.SortFunc(rows, func(a, b timingsRow) int { return a.size - b.size })
 	}
 	return nil
 }
 
 // measure makes the table, of copies on a stream of its own.
-func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
+func (b *Copier) measure(ctx context.Context) (t timings, err error) {
 	buf, err := hostmem.Alloc(ctx, b.dev, measureBytes+16, hostmem.Options{Label: "blocks, measured"})
 	if err != nil {
 		return t, err
@@ -118,7 +118,7 @@ func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	began := time.Now()
-	err = t.fill(func(variant blocksVariant, down bool, size, count int) (time.Duration, error) {
+	err = t.fill(func(variant kind, down bool, size, count int) (time.Duration, error) {
 		return b.timed(ctx, s, buf, p, variant, down, size, count)
 	}, func() bool { return time.Since(began) < measureTime })
 	if err != nil {
@@ -128,10 +128,10 @@ func (b *Blocks) measure(ctx context.Context) (t blocksTable, err error) {
 }
 
 // timed returns the time of copies from the call to the end, the shorter of two after a first one.
-func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, variant blocksVariant, down bool, size, count int) (time.Duration, error) {
-	c := blocksLaunch{
-		BlockCopy: BlockCopy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size},
-		owner:     buf, byKernel: variant != engineVariant,
+func (b *Copier) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, variant kind, down bool, size, count int) (time.Duration, error) {
+	c := launch{
+		Copy:  Copy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size},
+		owner: buf, byKernel: variant != engineVariant,
 	}
 	if variant != engineVariant && kernelUnits[variant] < kernelUnits[0] {
 		unit := kernelUnits[variant]
@@ -145,10 +145,10 @@ func (b *Blocks) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffe
 	var shortest time.Duration
 	for i := range 3 {
 		began := time.Now()
-		call := blocksCall{Blocks: b, ctx: ctx, s: s, down: down, launches: []blocksLaunch{c}}
-		err := call.copyLists(&call.launches[0])
+		one := call{Copier: b, ctx: ctx, s: s, down: down, launches: []launch{c}}
+		err := one.copyLists(&one.launches[0])
 		if err == nil {
-			err = call.queueAll()
+			err = one.queueAll()
 		}
 		if err = errors.Join(err, s.Synchronize(ctx)); err != nil {
 			return 0, err

@@ -1,4 +1,4 @@
-package transfer
+package queue
 
 import (
 	"slices"
@@ -7,20 +7,20 @@ import (
 	"github.com/gopinned/pinned/internal/raw"
 )
 
-// allocations are the device's allocations that the parts of a chunk are in. They are asked for each chunk
+// Allocations are the device's allocations that the parts of a chunk are in. They are asked for each chunk
 // anew, because memory may be freed between calls.
-type allocations struct {
-	dev  *cudart.Device
-	list []allocation // sorted
-	last allocation
-	few  [4]allocation // memory of the list, mostly
+type Allocations struct {
+	Device *cudart.Device
+	list   []allocation // sorted
+	last   allocation
+	few    [4]allocation // memory of the list, mostly
 }
 
 // An allocation is memory from one address to another.
 type allocation struct{ from, to cudart.DevPtr }
 
 // of returns the allocation of an address, which is empty if there is none or the library cannot tell.
-func (a *allocations) of(p cudart.DevPtr) allocation {
+func (a *Allocations) of(p cudart.DevPtr) allocation {
 	if a.last.from <= p && p < a.last.to {
 		return a.last
 	}
@@ -31,7 +31,7 @@ func (a *allocations) of(p cudart.DevPtr) allocation {
 		return -1
 	})
 	if i == len(a.list) || a.list[i].from > p {
-		base, n := raw.AddressRange(a.dev, uintptr(p))
+		base, n := raw.AddressRange(a.Device, uintptr(p))
 		if n == 0 {
 			return allocation{}
 		}
@@ -44,9 +44,9 @@ func (a *allocations) of(p cudart.DevPtr) allocation {
 	return a.last
 }
 
-// hold reports whether allocations have all n bytes at p. Neighbours may share them, as the parts of memory
+// Hold reports whether allocations have all n bytes at p. Neighbours may share them, as the parts of memory
 // that grows do.
-func (a *allocations) hold(p cudart.DevPtr, n int) bool {
+func (a *Allocations) Hold(p cudart.DevPtr, n int) bool {
 	for end := p + cudart.DevPtr(n); p < end; p = a.last.to {
 		if a.of(p).to <= p {
 			return false
@@ -55,8 +55,8 @@ func (a *allocations) hold(p cudart.DevPtr, n int) bool {
 	return true
 }
 
-// joins reports whether n bytes at p may be one copy: CUDA refuses a copy that spans two allocations.
-func (a *allocations) joins(p cudart.DevPtr, n int) bool {
+// Joins reports whether n bytes at p may be one copy: CUDA refuses a copy that spans two allocations.
+func (a *Allocations) Joins(p cudart.DevPtr, n int) bool {
 	x := a.of(p)
 	return x.to == 0 || p+cudart.DevPtr(n) <= x.to // unknown: CUDA decides
 }

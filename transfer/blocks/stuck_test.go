@@ -1,4 +1,4 @@
-package transfer
+package blocks
 
 import (
 	"context"
@@ -16,11 +16,13 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/queue"
+	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// Whichever call of NewBlocks blocks until its caller has gone, what NewBlocks has made is released when the call
+// Whichever call of New blocks until its caller has gone, what New has made is released when the call
 // returns.
-func TestNewBlocksIsAbandoned(t *testing.T) {
+func TestNewIsAbandoned(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	var mu sync.Mutex
@@ -30,7 +32,7 @@ func TestNewBlocksIsAbandoned(t *testing.T) {
 		defer mu.Unlock()
 		calls[fn] = true
 	})
-	b, err := NewBlocks(t.Context(), rt.Devices()[0], BlocksOptions{})
+	b, err := New(t.Context(), rt.Devices()[0], Options{})
 	require.NoError(t, err)
 	sim.OnCall(nil)
 	require.NoError(t, b.Close())
@@ -43,10 +45,10 @@ func TestNewBlocksIsAbandoned(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			made := make(chan error, 1)
-			var b *Blocks
+			var b *Copier
 			go func() {
 				var err error
-				b, err = NewBlocks(ctx, rt.Devices()[0], BlocksOptions{})
+				b, err = New(ctx, rt.Devices()[0], Options{})
 				made <- err
 			}()
 			blocked := make(chan error, 1)
@@ -70,51 +72,51 @@ func TestNewBlocksIsAbandoned(t *testing.T) {
 	}
 }
 
-// blocksCalls has a call of each kind, and the function of CUDA in which it blocks.
-var blocksCalls = []struct {
+// stuckCalls has a call of each kind, and the function of CUDA in which it blocks.
+var stuckCalls = []struct {
 	name, fn string
 	version  cudart.Version
-	method   BlocksMethod
-	call     func(ctx context.Context, f *blocksFixture, s *cudart.Stream, c BlockCopy) error
+	method   Method
+	call     func(ctx context.Context, f *fixture, s *cudart.Stream, c Copy) error
 }{
-	{"kernel", "cuLaunchKernel", 13000, KernelMethod, upload},
-	{"batch", "cudaMemcpyBatchAsync", 13000, EngineMethod, upload},
-	{"one copy each", "cudaMemcpyAsync", 11080, EngineMethod, upload},
-	{"check of a list on the device", "cuLaunchKernel", 13000, KernelMethod, func(ctx context.Context, f *blocksFixture, s *cudart.Stream, c BlockCopy) error {
+	{"kernel", "cuLaunchKernel", 13000, ByKernel, upload},
+	{"batch", "cudaMemcpyBatchAsync", 13000, ByEngine, upload},
+	{"one copy each", "cudaMemcpyAsync", 11080, ByEngine, upload},
+	{"check of a list on the device", "cuLaunchKernel", 13000, ByKernel, func(ctx context.Context, f *fixture, s *cudart.Stream, c Copy) error {
 		c.HostIndex, c.HostIndexOnDevice, c.CheckIndices = nil, f.p+cudart.DevPtr(f.n/2), true
 		return upload(ctx, f, s, c)
 	}},
-	{"requests", "cuLaunchKernel", 13000, KernelMethod, func(ctx context.Context, f *blocksFixture, s *cudart.Stream, c BlockCopy) error {
+	{"requests", "cuLaunchKernel", 13000, ByKernel, func(ctx context.Context, f *fixture, s *cudart.Stream, c Copy) error {
 		other := c
 		other.Device += cudart.DevPtr(f.n / 4)
-		_, err := f.UploadAll(ctx, s, []BlockCopy{c, other})
+		_, err := f.CopyToDevice(ctx, s, c, other)
 		return err
 	}},
-	{"download", "cudaMemcpyBatchAsync", 13000, EngineMethod, func(ctx context.Context, f *blocksFixture, s *cudart.Stream, c BlockCopy) error {
-		_, err := f.Download(ctx, s, c)
+	{"download", "cudaMemcpyBatchAsync", 13000, ByEngine, func(ctx context.Context, f *fixture, s *cudart.Stream, c Copy) error {
+		_, err := f.CopyToHost(ctx, s, c)
 		return err
 	}},
 }
 
-func upload(ctx context.Context, f *blocksFixture, s *cudart.Stream, c BlockCopy) error {
-	_, err := f.Upload(ctx, s, c)
+func upload(ctx context.Context, f *fixture, s *cudart.Stream, c Copy) error {
+	_, err := f.CopyToDevice(ctx, s, c)
 	return err
 }
 
 // A call whose context ends while CUDA does not return does so, and uses the lists no more: of the copies that have yet
 // to be queued then none is. Close waits for the call.
-func TestBlocksReturnWhenTheirContextEnds(t *testing.T) {
+func TestCopiesReturnWhenTheirContextEnds(t *testing.T) {
 	t.Parallel()
-	for _, tc := range blocksCalls {
+	for _, tc := range stuckCalls {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			sim, rt := testgpu.Sim(t, cudasim.Config{Version: tc.version})
-			f := newBlocksFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
-			list := make([]uint32, 2*maxBatch+2)
+			f := newFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
+			list := make([]uint32, 2*queue.MaxBatch+2)
 			for i := range list {
 				list[i] = uint32(i)
 			}
-			c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: list, Size: 16, Count: len(list)}
+			c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: list, Size: 16, Count: len(list)}
 			before := sim.Calls(tc.fn)
 			unblock := sim.Block(tc.fn, cudasim.Fault{})
 			defer unblock()
@@ -125,7 +127,7 @@ func TestBlocksReturnWhenTheirContextEnds(t *testing.T) {
 			cancel()
 			err := <-returned
 			require.ErrorIs(t, err, context.Canceled)
-			require.ErrorIs(t, err, ErrUnderWay)
+			require.ErrorIs(t, err, stage.ErrUnderWay)
 			for i := range list {
 				list[i] = 1<<32 - 1
 			}
@@ -139,17 +141,17 @@ func TestBlocksReturnWhenTheirContextEnds(t *testing.T) {
 
 // A full stream blocks the copies on it as long as their contexts admit, a bounded number of them inside CUDA, and no
 // copies on other streams.
-func TestBlocksOnAFullStream(t *testing.T) {
+func TestCopiesOnAFullStream(t *testing.T) {
 	t.Parallel()
-	for _, tc := range blocksCalls {
+	for _, tc := range stuckCalls {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			const depth = 300 // cudart takes a quarter of a real stream's for granted
 			sim, rt := testgpu.Sim(t, cudasim.Config{Version: tc.version, QueueDepth: depth})
-			f := newBlocksFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
+			f := newFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
 			other, err := rt.Devices()[0].NewStream(cudart.StreamOptions{})
 			require.NoError(t, err)
-			c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9}, Size: 16, Count: 2}
+			c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9}, Size: 16, Count: 2}
 			sim.Hold()
 			for range depth {
 				require.NoError(t, f.s.Memset(f.p, 0, 16))
@@ -176,19 +178,19 @@ func TestBlocksOnAFullStream(t *testing.T) {
 }
 
 // Without a context that can end a call waits for CUDA.
-func TestBlocksWaitForCUDA(t *testing.T) {
+func TestCopiesWaitForCUDA(t *testing.T) {
 	t.Parallel()
-	for _, tc := range blocksCalls {
+	for _, tc := range stuckCalls {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			sim, rt := testgpu.Sim(t, cudasim.Config{Version: tc.version})
-			f := newBlocksFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
+			f := newFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
 			unblock := sim.Block(tc.fn, cudasim.Fault{})
 			defer unblock()
 			returned := make(chan error, 1)
 			require.NoError(t, f.s.Memset(f.p, 0, f.n))
 			go func() {
-				returned <- tc.call(context.Background(), f, f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9}, Size: 16, Count: 2})
+				returned <- tc.call(context.Background(), f, f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9}, Size: 16, Count: 2})
 			}()
 			require.NoError(t, sim.AwaitBlocked(t.Context(), tc.fn, 1))
 			unblock()

@@ -1,4 +1,4 @@
-package transfer
+package blocks
 
 import (
 	"bytes"
@@ -22,20 +22,21 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer/internal/queue"
 )
 
-// A blocksFixture is blocks with memory on both sides, of which tests know all bytes.
-type blocksFixture struct {
-	*Blocks
+// A fixture is blocks with memory on both sides, of which tests know all bytes.
+type fixture struct {
+	*Copier
 	s   *cudart.Stream
 	mem []byte // pinned, across a seam if it is in chunks
 	p   cudart.DevPtr
 	n   int // bytes on either side
 }
 
-func newBlocksFixture(t *testing.T, dev *cudart.Device, method BlocksMethod, buffer hostmem.Options) *blocksFixture {
+func newFixture(t *testing.T, dev *cudart.Device, method Method, buffer hostmem.Options) *fixture {
 	t.Helper()
-	b, err := NewBlocks(t.Context(), dev, BlocksOptions{Method: method})
+	b, err := New(t.Context(), dev, Options{Method: method})
 	require.NoError(t, err)
 	const n = 1 << 20
 	host, err := hostmem.Alloc(t.Context(), dev, 3*n, buffer)
@@ -51,11 +52,18 @@ func newBlocksFixture(t *testing.T, dev *cudart.Device, method BlocksMethod, buf
 		assert.NoError(t, dev.Free(p))
 		assert.NoError(t, s.Close())
 	})
-	return &blocksFixture{b, s, host.Bytes()[n+n/2:][:n], p, n}
+	return &fixture{b, s, host.Bytes()[n+n/2:][:n], p, n}
+}
+
+// bytesOf returns n bytes that differ from those of other seeds, and from each other.
+func bytesOf(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(b)
+	return b
 }
 
 // copyByModel copies block by block.
-func copyByModel(c BlockCopy, host, device []byte, hostAt, deviceAt int, down bool) {
+func copyByModel(c Copy, host, device []byte, hostAt, deviceAt int, down bool) {
 	for i := range c.Count {
 		h, d := i, i
 		if c.HostIndex != nil {
@@ -77,7 +85,7 @@ func copyByModel(c BlockCopy, host, device []byte, hostAt, deviceAt int, down bo
 func TestBlocksMatchANaiveModel(t *testing.T) {
 	t.Parallel()
 	for _, v := range []cudart.Version{11080, 13000} { // the older one has no batches
-		for _, method := range []BlocksMethod{KernelMethod, EngineMethod, QuickestMethod} {
+		for _, method := range []Method{ByKernel, ByEngine, Quickest} {
 			t.Run(fmt.Sprint(v, " ", method), func(t *testing.T) {
 				t.Parallel()
 				var dev *cudart.Device
@@ -87,7 +95,7 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					_, rt := testgpu.Sim(t, cudasim.Config{Version: v})
 					dev = rt.Devices()[0]
 				}
-				f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+				f := newFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
 				lists, err := dev.Malloc(2 * 4 * 2500)
 				require.NoError(t, err)
 				defer func() { assert.NoError(t, dev.Free(lists)) }()
@@ -96,7 +104,7 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 				want := make([]byte, f.n)
 				for trial := range 40 {
 					align := 1 << r.IntN(5)
-					c := BlockCopy{Size: (1 + r.IntN([...]int{40, 700, 9000}[r.IntN(3)]) + align - 1) / align * align}
+					c := Copy{Size: (1 + r.IntN([...]int{40, 700, 9000}[r.IntN(3)]) + align - 1) / align * align}
 					hostAt, deviceAt := r.IntN(100)/align*align, r.IntN(100)/align*align
 					c.Host, c.Device, c.DeviceLen = f.mem[hostAt:], f.p+cudart.DevPtr(deviceAt), f.n-deviceAt
 					c.HostStride, c.DeviceStride = c.Size+r.IntN(50)/align*align, c.Size+r.IntN(50)/align*align
@@ -120,15 +128,15 @@ func TestBlocksMatchANaiveModel(t *testing.T) {
 					require.NoError(t, dev.Synchronize(t.Context()))
 					copy(want, f.mem)
 					copyByModel(c, want, device, hostAt, deviceAt, down)
-					onDevice := method != EngineMethod && r.IntN(2) == 0
+					onDevice := method != ByEngine && r.IntN(2) == 0
 					if c.CheckIndices = r.IntN(2) == 0; onDevice {
 						c.HostIndexOnDevice = listOnDevice(t, dev, lists, &c.HostIndex)
 						c.DeviceIndexOnDevice = listOnDevice(t, dev, lists+4*2500, &c.DeviceIndex)
 					}
 
-					do := f.Upload
+					do := f.CopyToDevice
 					if down {
-						do = f.Download
+						do = f.CopyToHost
 					}
 					point, err := do(t.Context(), f.s, c)
 					require.NoError(t, err)
@@ -162,18 +170,18 @@ func TestListsOnTheDeviceAreReadInStreamOrder(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]
-	f := newBlocksFixture(t, dev, QuickestMethod, hostmem.Options{})
+	f := newFixture(t, dev, Quickest, hostmem.Options{})
 	for i := range f.mem {
 		f.mem[i] = byte(i / 64)
 	}
 	at := f.p + 4096
-	c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: 4096, HostIndexOnDevice: listOnDevice(t, dev, at, &[]uint32{1 << 30, 1 << 31}), Size: 64, Count: 2}
+	c := Copy{Host: f.mem, Device: f.p, DeviceLen: 4096, HostIndexOnDevice: listOnDevice(t, dev, at, &[]uint32{1 << 30, 1 << 31}), Size: 64, Count: 2}
 	indices := f.mem[f.n-8:]
 	copy(indices, []byte{5, 0, 0, 0, 3, 0, 0, 0})
 	require.NoError(t, dev.Synchronize(t.Context()))
 	sim.Hold()
 	require.NoError(t, f.s.CopyToDevice(at, unsafe.Pointer(&indices[0]), 8))
-	point, err := f.Upload(t.Context(), f.s, c)
+	point, err := f.CopyToDevice(t.Context(), f.s, c)
 	require.NoError(t, err)
 	sim.Release()
 	require.NoError(t, point.Wait(t.Context()))
@@ -188,9 +196,9 @@ func TestWrongIndicesOnTheDeviceAreNamed(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]
-	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
+	f := newFixture(t, dev, ByKernel, hostmem.Options{})
 	lists := f.p + 4096
-	right := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, CheckIndices: true,
+	right := Copy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, CheckIndices: true,
 		HostIndexOnDevice: lists, DeviceIndexOnDevice: lists + 400}
 	set := func(host, device []uint32) {
 		listOnDevice(t, dev, lists, &host)
@@ -203,34 +211,34 @@ func TestWrongIndicesOnTheDeviceAreNamed(t *testing.T) {
 		"block 2, with index 20, is not within the device's 2000 bytes: they have 20 blocks":      {{9, 0, 4}, {19, 0, 20}},
 	} {
 		set(list[0], list[1])
-		_, err := f.Upload(t.Context(), f.s, right)
+		_, err := f.CopyToDevice(t.Context(), f.s, right)
 		assert.ErrorContains(t, err, want)
-		assert.ErrorContains(t, err, "transfer: upload 3 blocks of 100 bytes: ")
-		_, err = f.Download(t.Context(), f.s, right)
+		assert.ErrorContains(t, err, "blocks: copy 3 blocks of 100 bytes to the ")
+		_, err = f.CopyToHost(t.Context(), f.s, right)
 		assert.ErrorContains(t, err, want)
 	}
 	got := make([]byte, 2000)
 	require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, len(got)))
 	assert.Equal(t, bytes.Repeat([]byte{7}, 2000), got)
 	set([]uint32{9, 0, 4}, []uint32{19, 2, 1})
-	point, err := f.Upload(t.Context(), f.s, right)
+	point, err := f.CopyToDevice(t.Context(), f.s, right)
 	require.NoError(t, err)
 	require.NoError(t, point.Wait(t.Context()))
 
-	for want, change := range map[string]func(c *BlockCopy){
-		"the host has two lists: one on the host, and one in the device's memory": func(c *BlockCopy) { c.HostIndex = []uint32{1, 2, 3} },
-		"is not at a multiple of 4 bytes":                                         func(c *BlockCopy) { c.DeviceIndexOnDevice += 2 },
-		"block 0 is not within the host's 99 bytes: they have 0 blocks":           func(c *BlockCopy) { c.Host = c.Host[:99] },
-		"blocks overlap in the device's memory, 99 bytes apart":                   func(c *BlockCopy) { c.DeviceStride = 99 },
+	for want, change := range map[string]func(c *Copy){
+		"the host has two lists: one on the host, and one in the device's memory": func(c *Copy) { c.HostIndex = []uint32{1, 2, 3} },
+		"is not at a multiple of 4 bytes":                                         func(c *Copy) { c.DeviceIndexOnDevice += 2 },
+		"block 0 is not within the host's 99 bytes: they have 0 blocks":           func(c *Copy) { c.Host = c.Host[:99] },
+		"blocks overlap in the device's memory, 99 bytes apart":                   func(c *Copy) { c.DeviceStride = 99 },
 	} {
 		c := right
 		change(&c)
-		_, err := f.Upload(t.Context(), f.s, c)
+		_, err := f.CopyToDevice(t.Context(), f.s, c)
 		assert.ErrorContains(t, err, want)
 	}
-	engines, err := NewBlocks(t.Context(), dev, BlocksOptions{Method: EngineMethod})
+	engines, err := New(t.Context(), dev, Options{Method: ByEngine})
 	require.NoError(t, err)
-	_, err = engines.Upload(t.Context(), f.s, right)
+	_, err = engines.CopyToDevice(t.Context(), f.s, right)
 	assert.ErrorIs(t, err, errors.ErrUnsupported)
 	assert.ErrorContains(t, err, "a list in the device's memory needs the kernel")
 	require.NoError(t, engines.Close())
@@ -243,21 +251,21 @@ func TestWrongIndicesOnTheDeviceAreNamed(t *testing.T) {
 			cancel(os.ErrDeadlineExceeded)
 		}
 	})
-	_, err = f.Upload(ctx, f.s, right)
+	_, err = f.CopyToDevice(ctx, f.s, right)
 	sim.OnCall(nil)
 	sim.Release()
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	assert.ErrorIs(t, err, context.Canceled)
 }
 
-// Blocks of several host memories are numbered through, and copied as from one, by each method.
+// Copier of several host memories are numbered through, and copied as from one, by each method.
 func TestBlocksOfSeveralHostMemories(t *testing.T) {
 	t.Parallel()
-	for _, method := range []BlocksMethod{KernelMethod, EngineMethod} {
+	for _, method := range []Method{ByKernel, ByEngine} {
 		t.Run(method.String(), func(t *testing.T) {
 			t.Parallel()
 			dev := testgpu.Device(t)
-			f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+			f := newFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
 			leases, err := pool.New(dev, pool.Options{})
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, leases.Close()) }()
@@ -266,7 +274,7 @@ func TestBlocksOfSeveralHostMemories(t *testing.T) {
 			defer func() { assert.NoError(t, lease.Release(f.s)) }()
 			r := rand.New(rand.NewPCG(3, uint64(method)))
 			for trial := range 40 {
-				c := BlockCopy{Hosts: [][]byte{f.mem[5000:9000], lease.Bytes(), nil, f.mem[:3], f.mem[100_000:150_000]}, Device: f.p, DeviceLen: f.n, Size: 1 + r.IntN(600)}
+				c := Copy{Hosts: [][]byte{f.mem[5000:9000], lease.Bytes(), nil, f.mem[:3], f.mem[100_000:150_000]}, Device: f.p, DeviceLen: f.n, Size: 1 + r.IntN(600)}
 				c.HostStride, c.DeviceStride = c.Size+r.IntN(50), c.Size+r.IntN(50)
 				var places [][]byte // of all blocks
 				for _, host := range c.Hosts {
@@ -293,9 +301,9 @@ func TestBlocksOfSeveralHostMemories(t *testing.T) {
 				require.NoError(t, dev.CopyToDevice(f.p, unsafe.Pointer(&device[0]), f.n))
 				before := [2][]byte{slices.Clone(f.mem), slices.Clone(lease.Bytes())}
 				down := r.IntN(2) == 0
-				do := f.Upload
+				do := f.CopyToDevice
 				if down {
-					do = f.Download
+					do = f.CopyToHost
 				}
 				point, err := do(t.Context(), f.s, c)
 				require.NoError(t, err)
@@ -318,23 +326,23 @@ func TestBlocksOfSeveralHostMemories(t *testing.T) {
 				require.True(t, bytes.Equal(f.mem, after[0]), "%s: on the host", name)
 				require.True(t, bytes.Equal(lease.Bytes(), after[1]), "%s: in the lease", name)
 			}
-			right := BlockCopy{Hosts: [][]byte{f.mem[:1000], f.mem[2000:2550]}, Device: f.p, DeviceLen: f.n, Size: 100, Count: 3, HostIndex: []uint32{0, 14, 10}}
-			_, err = f.Upload(t.Context(), f.s, right)
+			right := Copy{Hosts: [][]byte{f.mem[:1000], f.mem[2000:2550]}, Device: f.p, DeviceLen: f.n, Size: 100, Count: 3, HostIndex: []uint32{0, 14, 10}}
+			_, err = f.CopyToDevice(t.Context(), f.s, right)
 			require.NoError(t, err)
 			require.NoError(t, f.s.Synchronize(t.Context()))
 			require.NoError(t, dev.Memset(f.p, 7, f.n))
-			for want, change := range map[string]func(c *BlockCopy){
-				"block 1, with index 15, is not within the host's 1550 bytes: they have 15 blocks": func(c *BlockCopy) { c.HostIndex = []uint32{0, 15, 10} },
-				"block 15 is not within the host's 1550 bytes: they have 15 blocks":                func(c *BlockCopy) { c.HostIndex, c.Count = nil, 16 },
-				"block 1 overlaps another one in the host's memory: index 0 is there twice":        func(c *BlockCopy) { c.HostIndex = []uint32{0, 0, 10} },
-				"with Hosts there is neither a Host nor a list in the device's memory":             func(c *BlockCopy) { c.Host = f.mem },
-				"two of Hosts overlap":                    func(c *BlockCopy) { c.Hosts = [][]byte{f.mem[900:2000], f.mem[:1000]} },
-				"550 bytes of host memory are not pinned": func(c *BlockCopy) { c.Hosts = [][]byte{f.mem[:1000], make([]byte, 550)} },
+			for want, change := range map[string]func(c *Copy){
+				"block 1, with index 15, is not within the host's 1550 bytes: they have 15 blocks": func(c *Copy) { c.HostIndex = []uint32{0, 15, 10} },
+				"block 15 is not within the host's 1550 bytes: they have 15 blocks":                func(c *Copy) { c.HostIndex, c.Count = nil, 16 },
+				"block 1 overlaps another one in the host's memory: index 0 is there twice":        func(c *Copy) { c.HostIndex = []uint32{0, 0, 10} },
+				"with Hosts there is neither a Host nor a list in the device's memory":             func(c *Copy) { c.Host = f.mem },
+				"two of Hosts overlap":                    func(c *Copy) { c.Hosts = [][]byte{f.mem[900:2000], f.mem[:1000]} },
+				"550 bytes of host memory are not pinned": func(c *Copy) { c.Hosts = [][]byte{f.mem[:1000], make([]byte, 550)} },
 			} {
 				c := right
 				change(&c)
 				before := slices.Clone(f.mem)
-				_, err := f.Download(t.Context(), f.s, c)
+				_, err := f.CopyToHost(t.Context(), f.s, c)
 				assert.ErrorContains(t, err, want)
 				require.NoError(t, f.s.Synchronize(t.Context()))
 				assert.True(t, bytes.Equal(before, f.mem), want)
@@ -344,17 +352,17 @@ func TestBlocksOfSeveralHostMemories(t *testing.T) {
 }
 
 // Requests are copied as if one by one, but those next to each other that differ in their lists alone by one launch.
-func TestRequestsOfBlocksAreJoined(t *testing.T) {
+func TestCopiesAreJoined(t *testing.T) {
 	t.Parallel()
-	for _, method := range []BlocksMethod{KernelMethod, EngineMethod} {
+	for _, method := range []Method{ByKernel, ByEngine} {
 		t.Run(method.String(), func(t *testing.T) {
 			t.Parallel()
 			dev := testgpu.Device(t)
-			f := newBlocksFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
+			f := newFixture(t, dev, method, hostmem.Options{Chunk: 2 << 20})
 			r := rand.New(rand.NewPCG(4, uint64(method)))
 			for trial := range 30 {
 				down := trial%2 == 0
-				kinds := []BlockCopy{
+				kinds := []Copy{
 					{Host: f.mem, Device: f.p, DeviceLen: f.n / 2, Size: 100, HostStride: 112, DeviceStride: 128},
 					{Host: f.mem, Device: f.p + cudart.DevPtr(f.n/2), DeviceLen: f.n / 2, Size: 4000, HostStride: 4000, DeviceStride: 4000},
 				}
@@ -367,7 +375,7 @@ func TestRequestsOfBlocksAreJoined(t *testing.T) {
 				device := bytesOf(uint64(trial)+99, f.n)
 				copy(f.mem, bytesOf(uint64(trial), f.n))
 				wantHost, wantDevice := slices.Clone(f.mem), slices.Clone(device)
-				var requests []BlockCopy
+				var requests []Copy
 				for range r.IntN(30) {
 					k := r.IntN(2)
 					c := kinds[k]
@@ -388,11 +396,11 @@ func TestRequestsOfBlocksAreJoined(t *testing.T) {
 					}
 				}
 				require.NoError(t, dev.CopyToDevice(f.p, unsafe.Pointer(&device[0]), f.n))
-				do := f.UploadAll
+				do := f.CopyToDevice
 				if down {
-					do = f.DownloadAll
+					do = f.CopyToHost
 				}
-				point, err := do(t.Context(), f.s, requests)
+				point, err := do(t.Context(), f.s, requests...)
 				require.NoError(t, err)
 				require.NoError(t, point.Wait(t.Context()))
 				got := make([]byte, f.n)
@@ -405,27 +413,27 @@ func TestRequestsOfBlocksAreJoined(t *testing.T) {
 	t.Run("launches", func(t *testing.T) {
 		t.Parallel()
 		sim, rt := testgpu.Sim(t, cudasim.Config{})
-		f := newBlocksFixture(t, rt.Devices()[0], KernelMethod, hostmem.Options{})
-		one := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 1}
+		f := newFixture(t, rt.Devices()[0], ByKernel, hostmem.Options{})
+		one := Copy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 1}
 		list := one
 		list.Count, list.HostIndex, list.DeviceIndex = 2, []uint32{4, 4}, []uint32{7, 9}
 		larger := one
 		larger.Size, larger.DeviceIndex = 200, []uint32{3}
 		launches := func() int { return sim.Calls("cuLaunchKernel") }
 		for _, tc := range []struct {
-			requests []BlockCopy
+			requests []Copy
 			launches int
 		}{
 			{nil, 0},
-			{[]BlockCopy{{Size: 1}, {Size: 1}}, 0},
-			{[]BlockCopy{one}, 1},
-			{[]BlockCopy{one, list}, 1},
-			{[]BlockCopy{larger, one, list}, 2},
-			{[]BlockCopy{one, larger, list}, 3},
+			{[]Copy{{Size: 1}, {Size: 1}}, 0},
+			{[]Copy{one}, 1},
+			{[]Copy{one, list}, 1},
+			{[]Copy{larger, one, list}, 2},
+			{[]Copy{one, larger, list}, 3},
 		} {
 			before := launches()
 			given := slices.Clone(tc.requests)
-			point, err := f.UploadAll(t.Context(), f.s, tc.requests)
+			point, err := f.CopyToDevice(t.Context(), f.s, tc.requests...)
 			require.NoError(t, err)
 			require.NoError(t, point.Wait(t.Context()))
 			assert.Equal(t, tc.launches, launches()-before, "%v", tc.requests)
@@ -434,36 +442,36 @@ func TestRequestsOfBlocksAreJoined(t *testing.T) {
 		far, foreign := list, one
 		far.DeviceIndex = []uint32{7, 20}
 		foreign.Host = make([]byte, 1000)
-		for want, requests := range map[string][]BlockCopy{
-			"transfer: upload blocks (requests: 2): request 1: block 1, with index 20, is not within":             {one, far},
-			"requests 1 to 2 joined: block 2 overlaps another one in the device's memory: index 7 is there twice": {larger, list, list},
-			"1000 bytes of host memory are not pinned":                                                            {one, foreign},
+		for want, requests := range map[string][]Copy{
+			"blocks: copy to the device (copies: 2): copy 1: block 1, with index 20, is not within":             {one, far},
+			"copies 1 to 2 joined: block 2 overlaps another one in the device's memory: index 7 is there twice": {larger, list, list},
+			"1000 bytes of host memory are not pinned":                                                          {one, foreign},
 		} {
 			before := launches()
-			_, err := f.UploadAll(t.Context(), f.s, requests)
+			_, err := f.CopyToDevice(t.Context(), f.s, requests...)
 			assert.ErrorContains(t, err, want)
 			assert.Equal(t, before, launches(), want)
 		}
-		_, err := f.UploadAll(t.Context(), nil, nil)
+		_, err := f.CopyToDevice(t.Context(), nil)
 		assert.ErrorContains(t, err, "stream")
-		_, err = (*Blocks)(nil).DownloadAll(t.Context(), f.s, nil)
-		assert.ErrorIs(t, err, errNoBlocks)
+		_, err = (*Copier)(nil).CopyToHost(t.Context(), f.s)
+		assert.ErrorIs(t, err, errZero)
 	})
 }
 
 // Copies are in the order of their stream, and nothing of them runs before.
 func TestBlocksAreInStreamOrder(t *testing.T) {
 	t.Parallel()
-	for _, method := range []BlocksMethod{KernelMethod, EngineMethod} {
+	for _, method := range []Method{ByKernel, ByEngine} {
 		t.Run(method.String(), func(t *testing.T) {
 			t.Parallel()
 			sim, rt := testgpu.Sim(t, cudasim.Config{})
-			f := newBlocksFixture(t, rt.Devices()[0], method, hostmem.Options{})
+			f := newFixture(t, rt.Devices()[0], method, hostmem.Options{})
 			clear(f.mem)
-			c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: []uint32{5, 3}, DeviceIndex: []uint32{1, 0}, Size: 64, Count: 2}
+			c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: []uint32{5, 3}, DeviceIndex: []uint32{1, 0}, Size: 64, Count: 2}
 			sim.Hold()
 			require.NoError(t, f.s.Memset(f.p, 7, 128))
-			point, err := f.Download(t.Context(), f.s, c)
+			point, err := f.CopyToHost(t.Context(), f.s, c)
 			require.NoError(t, err)
 			require.NoError(t, f.s.Memset(f.p, 9, 128))
 			assert.False(t, point.Done(t.Context()))
@@ -479,63 +487,63 @@ func TestBlocksAreInStreamOrder(t *testing.T) {
 func TestWrongBlocksAreRefused(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	f := newBlocksFixture(t, rt.Devices()[0], KernelMethod, hostmem.Options{})
+	f := newFixture(t, rt.Devices()[0], ByKernel, hostmem.Options{})
 	other, err := rt.Devices()[1].NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, other.Close()) }()
-	right := BlockCopy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, HostIndex: []uint32{9, 0, 4}, DeviceIndex: []uint32{19, 2, 1}}
-	for want, change := range map[string]func(c *BlockCopy){
-		"block 2, with index 10, is not within the host's 1000 bytes: they have 10 blocks": func(c *BlockCopy) { c.HostIndex = []uint32{9, 0, 10} },
-		"block 0, with index 4294967295, is not within the device's 2000 bytes":            func(c *BlockCopy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
-		"block 2 overlaps another one in the device's memory: index 1 is there twice":      func(c *BlockCopy) { c.DeviceIndex = []uint32{1, 0, 1} },
-		"blocks overlap in the device's memory, 99 bytes apart":                            func(c *BlockCopy) { c.DeviceStride = 99 },
-		"indices: 2 in HostIndex, 3 in DeviceIndex: the lists must have the same length":   func(c *BlockCopy) { c.HostIndex = c.HostIndex[:2] },
-		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                func(c *BlockCopy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
-		"block 0 is not within the host's 0 bytes: they have 0 blocks":                     func(c *BlockCopy) { c.Host, c.HostIndex = nil, nil },
-		"the size must be positive":                func(c *BlockCopy) { c.Size = 0 },
-		"and the count, the strides of -1 and 100": func(c *BlockCopy) { c.HostStride = -1 },
-		"no memory has such addresses":             func(c *BlockCopy) { c.Device = ^cudart.DevPtr(0) },
-		"the 1000 bytes of host memory are not pinned, or not by package hostmem: hostmem.R": func(c *BlockCopy) { c.Host = make([]byte, 1000) },
+	right := Copy{Host: f.mem[:1000], Device: f.p, DeviceLen: 2000, Size: 100, Count: 3, HostIndex: []uint32{9, 0, 4}, DeviceIndex: []uint32{19, 2, 1}}
+	for want, change := range map[string]func(c *Copy){
+		"block 2, with index 10, is not within the host's 1000 bytes: they have 10 blocks": func(c *Copy) { c.HostIndex = []uint32{9, 0, 10} },
+		"block 0, with index 4294967295, is not within the device's 2000 bytes":            func(c *Copy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
+		"block 2 overlaps another one in the device's memory: index 1 is there twice":      func(c *Copy) { c.DeviceIndex = []uint32{1, 0, 1} },
+		"blocks overlap in the device's memory, 99 bytes apart":                            func(c *Copy) { c.DeviceStride = 99 },
+		"indices: 2 in HostIndex, 3 in DeviceIndex: the lists must have the same length":   func(c *Copy) { c.HostIndex = c.HostIndex[:2] },
+		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                func(c *Copy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
+		"block 0 is not within the host's 0 bytes: they have 0 blocks":                     func(c *Copy) { c.Host, c.HostIndex = nil, nil },
+		"the size must be positive":                func(c *Copy) { c.Size = 0 },
+		"and the count, the strides of -1 and 100": func(c *Copy) { c.HostStride = -1 },
+		"no memory has such addresses":             func(c *Copy) { c.Device = ^cudart.DevPtr(0) },
+		"the 1000 bytes of host memory are not pinned, or not by package hostmem: hostmem.R": func(c *Copy) { c.Host = make([]byte, 1000) },
 	} {
 		c := right
 		change(&c)
-		_, err := f.Upload(t.Context(), f.s, c)
+		_, err := f.CopyToDevice(t.Context(), f.s, c)
 		assert.ErrorContains(t, err, want)
-		assert.ErrorContains(t, err, fmt.Sprintf("transfer: upload %d blocks of %d bytes: ", c.Count, c.Size))
+		assert.ErrorContains(t, err, fmt.Sprintf("blocks: copy %d blocks of %d bytes to the device: ", c.Count, c.Size))
 	}
 	down := right
 	down.HostIndex = []uint32{4, 4, 0}
-	_, err = f.Download(t.Context(), f.s, down)
+	_, err = f.CopyToHost(t.Context(), f.s, down)
 	assert.ErrorContains(t, err, "block 1 overlaps another one in the host's memory: index 4 is there twice")
-	_, err = f.Upload(t.Context(), f.s, down)
+	_, err = f.CopyToDevice(t.Context(), f.s, down)
 	assert.NoError(t, err, "a source may be read twice")
 
 	for _, s := range []*cudart.Stream{nil, new(cudart.Stream), other} {
-		_, err := f.Upload(t.Context(), s, right)
+		_, err := f.CopyToDevice(t.Context(), s, right)
 		assert.ErrorContains(t, err, "stream")
 	}
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(os.ErrDeadlineExceeded)
-	_, err = f.Upload(ended, f.s, right)
+	_, err = f.CopyToDevice(ended, f.s, right)
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	assert.ErrorIs(t, err, context.Canceled)
 	var none context.Context
-	_, err = f.Upload(none, f.s, right)
+	_, err = f.CopyToDevice(none, f.s, right)
 	assert.ErrorContains(t, err, "the context is nil")
 
-	for _, b := range []*Blocks{nil, {}} {
-		_, err := b.Upload(t.Context(), f.s, right)
-		assert.ErrorIs(t, err, errNoBlocks)
-		assert.ErrorIs(t, b.Close(), errNoBlocks)
+	for _, b := range []*Copier{nil, {}} {
+		_, err := b.CopyToDevice(t.Context(), f.s, right)
+		assert.ErrorIs(t, err, errZero)
+		assert.ErrorIs(t, b.Close(), errZero)
 	}
-	for _, o := range []BlocksOptions{{Processors: -1}, {Processors: 1 << 31}, {Method: 3}, {Method: -1}} {
-		_, err := NewBlocks(t.Context(), rt.Devices()[0], o)
-		assert.ErrorContains(t, err, "transfer: new blocks: BlocksOptions")
+	for _, o := range []Options{{Processors: -1}, {Processors: 1 << 31}, {Method: 3}, {Method: -1}} {
+		_, err := New(t.Context(), rt.Devices()[0], o)
+		assert.ErrorContains(t, err, "blocks: new: Options")
 	}
-	_, err = NewBlocks(t.Context(), nil, BlocksOptions{})
+	_, err = New(t.Context(), nil, Options{})
 	assert.ErrorIs(t, err, errNilDevice)
 	require.NoError(t, f.Close())
-	_, err = f.Upload(t.Context(), f.s, right)
+	_, err = f.CopyToDevice(t.Context(), f.s, right)
 	assert.ErrorIs(t, err, os.ErrClosed)
 }
 
@@ -545,18 +553,18 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev := rt.Devices()[0]
-	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
+	f := newFixture(t, dev, ByKernel, hostmem.Options{})
 	name := filepath.Join(t.TempDir(), "data")
 	require.NoError(t, os.WriteFile(name, make([]byte, 4096), 0o600))
 	file, err := hostmem.MapFile(t.Context(), dev, name, hostmem.FileOptions{})
 	require.NoError(t, err)
-	c := BlockCopy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
-	_, err = f.Download(t.Context(), f.s, c)
+	c := Copy{Host: file.Bytes()[:4096], Device: f.p, DeviceLen: f.n, Size: 512, Count: 8}
+	_, err = f.CopyToHost(t.Context(), f.s, c)
 	assert.ErrorIs(t, err, hostmem.ErrReadOnly)
 	several := c
 	f.mem[0] = 77
 	several.Host, several.Hosts = nil, [][]byte{f.mem[:2048], file.Bytes()[:2048]}
-	_, err = f.Download(t.Context(), f.s, several)
+	_, err = f.CopyToHost(t.Context(), f.s, several)
 	assert.ErrorIs(t, err, hostmem.ErrReadOnly)
 	require.NoError(t, f.s.Synchronize(t.Context()))
 	assert.EqualValues(t, 77, f.mem[0], "nothing was copied")
@@ -567,13 +575,13 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	require.NoError(t, err)
 	leased := c
 	leased.Host = lease.Bytes()
-	_, err = f.Download(t.Context(), f.s, leased)
+	_, err = f.CopyToHost(t.Context(), f.s, leased)
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(f.s))
 	require.NoError(t, leases.Close())
 
 	sim.Hold()
-	_, err = f.Upload(t.Context(), f.s, c)
+	_, err = f.CopyToDevice(t.Context(), f.s, c)
 	require.NoError(t, err)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -600,9 +608,9 @@ func TestTheQuickestMethodIsChosen(t *testing.T) {
 		"slow kernels": {[3]float64{30 * us, 500, 2}, [3]float64{4 * us, 1 * us, 50}, [][2]int{{4096, 1}, {4096, 10_000}, {1 << 20, 100}, {64 << 20, 1}},
 			[][2]int{{16, 1000}, {512, 1000}}},
 	} {
-		var table blocksTable
+		var table timings
 		calls := 0
-		require.NoError(t, table.fill(func(variant blocksVariant, _ bool, size, count int) (time.Duration, error) {
+		require.NoError(t, table.fill(func(variant kind, _ bool, size, count int) (time.Duration, error) {
 			switch calls++; variant {
 			case engineVariant:
 				return took(d.engine[0], d.engine[1], d.engine[2], size, count), nil
@@ -613,45 +621,45 @@ func TestTheQuickestMethodIsChosen(t *testing.T) {
 		}, func() bool { return true }))
 		assert.Equal(t, 2*2*int(numVariants)*len(measureSizes), calls)
 		for _, c := range d.engines {
-			assert.Equal(t, EngineMethod, table.quickest(false, 16, c[0], c[1]), "%s: %v", name, c)
+			assert.Equal(t, ByEngine, table.quickest(false, 16, c[0], c[1]), "%s: %v", name, c)
 		}
 		for _, c := range d.kernels {
-			assert.Equal(t, KernelMethod, table.quickest(true, 16, c[0], c[1]), "%s: %v", name, c)
-			assert.Equal(t, EngineMethod, table.quickest(true, 1, c[0], c[1]), "%s: %v", name, c)
+			assert.Equal(t, ByKernel, table.quickest(true, 16, c[0], c[1]), "%s: %v", name, c)
+			assert.Equal(t, ByEngine, table.quickest(true, 1, c[0], c[1]), "%s: %v", name, c)
 		}
 	}
 	// When time runs out what was measured decides.
-	var table blocksTable
+	var table timings
 	rows := 0
-	require.NoError(t, table.fill(func(variant blocksVariant, _ bool, size, count int) (time.Duration, error) {
+	require.NoError(t, table.fill(func(variant kind, _ bool, size, count int) (time.Duration, error) {
 		return time.Duration(count) * time.Duration(1+variant), nil
 	}, func() bool { rows++; return rows == 1 }))
 	assert.Len(t, table[0], 1)
-	assert.Equal(t, KernelMethod, table.quickest(false, 16, 1<<20, 3))
+	assert.Equal(t, ByKernel, table.quickest(false, 16, 1<<20, 3))
 }
 
 // A device that cannot access host memory by its address copies by engines.
 func TestBlocksWithoutHostAddresses(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrCanUseHostPointerForRegisteredMem: 0}}}})
-	b, err := NewBlocks(t.Context(), rt.Devices()[0], BlocksOptions{})
+	b, err := New(t.Context(), rt.Devices()[0], Options{})
 	require.NoError(t, err)
-	assert.Equal(t, EngineMethod, b.method)
+	assert.Equal(t, ByEngine, b.method)
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Close())
-	_, err = NewBlocks(t.Context(), rt.Devices()[0], BlocksOptions{Method: KernelMethod})
+	_, err = New(t.Context(), rt.Devices()[0], Options{Method: ByKernel})
 	assert.ErrorIs(t, err, errors.ErrUnsupported)
 }
 
-// Whichever call fails, NewBlocks leaves nothing behind, and copies return the error.
-func TestEveryCallOfBlocksCanFail(t *testing.T) {
+// Whichever call fails, New leaves nothing behind, and copies return the error.
+func TestEveryCallCanFail(t *testing.T) {
 	t.Parallel()
 	for k := 1; k <= 40; k++ {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
 			sim, rt := testgpu.Sim(t, cudasim.Config{})
 			dev := rt.Devices()[0]
 			sim.FailCall(sim.TotalCalls()+k, cudart.ErrMemoryAllocation)
-			b, err := NewBlocks(t.Context(), dev, BlocksOptions{})
+			b, err := New(t.Context(), dev, Options{})
 			if err != nil {
 				require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 				return
@@ -661,8 +669,8 @@ func TestEveryCallOfBlocksCanFail(t *testing.T) {
 	}
 }
 
-// Whenever its context ends, NewBlocks leaves nothing behind.
-func TestNewBlocksInterruptedAnywhere(t *testing.T) {
+// Whenever its context ends, New leaves nothing behind.
+func TestNewInterruptedAnywhere(t *testing.T) {
 	t.Parallel()
 	for k := 1; k <= 200; k += 1 + k/20 {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
@@ -676,7 +684,7 @@ func TestNewBlocksInterruptedAnywhere(t *testing.T) {
 					cancel()
 				}
 			})
-			b, err := NewBlocks(ctx, dev, BlocksOptions{})
+			b, err := New(ctx, dev, Options{})
 			if err != nil {
 				require.ErrorIs(t, err, context.Canceled)
 				return
@@ -690,11 +698,11 @@ func TestNewBlocksInterruptedAnywhere(t *testing.T) {
 func TestLongListsAreSeveralBatches(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	f := newBlocksFixture(t, rt.Devices()[0], EngineMethod, hostmem.Options{})
-	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 2*maxBatch + 2})
+	f := newFixture(t, rt.Devices()[0], ByEngine, hostmem.Options{})
+	_, err := f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 2*queue.MaxBatch + 2})
 	require.NoError(t, err)
 	assert.Equal(t, 3, sim.Calls("cudaMemcpyBatchAsync"))
-	_, err = f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: maxBatch + 1})
+	_, err = f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: queue.MaxBatch + 1})
 	require.NoError(t, err)
 	assert.Equal(t, 4, sim.Calls("cudaMemcpyBatchAsync"))
 	assert.Equal(t, 1, sim.Calls("cudaMemcpyAsync"), "one copy is no batch")
@@ -704,7 +712,7 @@ func TestLongListsAreSeveralBatches(t *testing.T) {
 func TestCountOfBlocks(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
-	f := newBlocksFixture(t, dev, KernelMethod, hostmem.Options{})
+	f := newFixture(t, dev, ByKernel, hostmem.Options{})
 	three, four := []uint32{5, 3, 9}, []uint32{8, 0, 2, 6}
 	for name, tc := range map[string]struct {
 		host, device []uint32
@@ -726,12 +734,12 @@ func TestCountOfBlocks(t *testing.T) {
 		"different, count of a first": {host: three, device: four, count: 3, err: "indices: 3 in HostIndex, 4 in DeviceIndex"},
 	} {
 		copy(f.mem, bytesOf(11, f.n))
-		c := BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: tc.host, DeviceIndex: tc.device, Size: 16, Count: tc.count}
+		c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndex: tc.host, DeviceIndex: tc.device, Size: 16, Count: tc.count}
 		want := bytes.Repeat([]byte{7}, 256)
 		require.NoError(t, dev.Memset(f.p, 7, len(want)))
 		for _, upload := range []func() (cudart.Point, error){
-			func() (cudart.Point, error) { return f.Upload(t.Context(), f.s, c) },
-			func() (cudart.Point, error) { return f.UploadAll(t.Context(), f.s, []BlockCopy{c}) },
+			func() (cudart.Point, error) { return f.CopyToDevice(t.Context(), f.s, c) },
+			func() (cudart.Point, error) { return f.CopyToDevice(t.Context(), f.s, c) },
 		} {
 			point, err := upload()
 			if tc.err != "" {
@@ -749,7 +757,7 @@ func TestCountOfBlocks(t *testing.T) {
 		require.NoError(t, dev.CopyToHost(unsafe.Pointer(&got[0]), f.p, len(got)))
 		require.Equal(t, want, got, name)
 	}
-	_, err := f.Upload(t.Context(), f.s, BlockCopy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndexOnDevice: f.p, Size: 16})
+	_, err := f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndexOnDevice: f.p, Size: 16})
 	assert.ErrorContains(t, err, "Count of 0 beside a list in device memory")
 }
 

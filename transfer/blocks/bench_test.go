@@ -1,6 +1,6 @@
 //go:build unix
 
-package transfer
+package blocks
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ import (
 // a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Latency is that of few
 // blocks in µs, BothWays the sum of both directions, Requests many small ones. On a real GPU:
 //
-//	PINNED_TEST_GPU=1 go test ./transfer -run XXX -bench Blocks -benchtime 7x
+//	PINNED_TEST_GPU=1 go test ./transfer -run XXX -bench Copier -benchtime 7x
 //
 // A simulated one has no times of its own.
 func BenchmarkBlocks(b *testing.B) {
@@ -46,7 +46,7 @@ func BenchmarkBlocks(b *testing.B) {
 	s := streams[0]
 
 	// random is count blocks at random in the pool, in order on the device.
-	random := func(size, count int) BlockCopy {
+	random := func(size, count int) Copy {
 		blocks := poolBytes / size
 		list, seen := make([]uint32, 0, count), make(map[uint32]bool)
 		for r := rand.New(rand.NewPCG(1, uint64(size))); len(list) < count; {
@@ -55,13 +55,13 @@ func BenchmarkBlocks(b *testing.B) {
 				list = append(list, at)
 			}
 		}
-		return BlockCopy{Host: host.Bytes(), Device: p, DeviceLen: deviceBytes, HostIndex: list, Size: size, Count: count}
+		return Copy{Host: host.Bytes(), Device: p, DeviceLen: deviceBytes, HostIndex: list, Size: size, Count: count}
 	}
 	type variant struct {
 		name string
-		copy func(s *cudart.Stream, c BlockCopy, down bool) error
+		copy func(s *cudart.Stream, c Copy, down bool) error
 	}
-	each := variant{"each", func(s *cudart.Stream, c BlockCopy, down bool) error {
+	each := variant{"each", func(s *cudart.Stream, c Copy, down bool) error {
 		for i := range c.Count {
 			at, p := unsafe.Pointer(&c.Host[int(c.HostIndex[i])*c.Size]), c.Device+cudart.DevPtr(i*c.Size)
 			err := error(nil)
@@ -77,23 +77,24 @@ func BenchmarkBlocks(b *testing.B) {
 		return nil
 	}}
 	variants := []variant{each}
-	var requests *Blocks
+	var requests *Copier
 	for _, w := range []struct {
 		name string
-		o    BlocksOptions
-	}{{"quickest", BlocksOptions{}}, {"engine", BlocksOptions{Method: EngineMethod}}, {"kernel", BlocksOptions{Method: KernelMethod}}, {"kernel8", BlocksOptions{Method: KernelMethod, Processors: 8}}} {
-		blocks, err := NewBlocks(b.Context(), dev, w.o)
+		o    Options
+	}{{"quickest", Options{}}, {"engine", Options{Method: ByEngine}}, {"kernel", Options{Method: ByKernel}}, {"kernel8", Options{Method: ByKernel, Processors: 8}}} {
+		blocks, err := New(b.Context(), dev, w.o)
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, blocks.Close()) })
 		if w.name == "kernel" {
 			requests = blocks
 		}
-		variants = append(variants, variant{w.name, func(s *cudart.Stream, c BlockCopy, down bool) error {
-			do := blocks.Upload
+		variants = append(variants, variant{w.name, func(s *cudart.Stream, c Copy, down bool) error {
+			// Called as a function value, it would allocate the slice of copies.
 			if down {
-				do = blocks.Download
+				_, err := blocks.CopyToHost(b.Context(), s, c)
+				return err
 			}
-			_, err := do(b.Context(), s, c)
+			_, err := blocks.CopyToDevice(b.Context(), s, c)
 			return err
 		}})
 	}
@@ -152,7 +153,7 @@ func BenchmarkBlocks(b *testing.B) {
 	}
 	// A hundred requests of 16 blocks, as of sequences of a cache.
 	all := random(4<<10, min(1600, poolBytes/(8<<10)))
-	apart := make([]BlockCopy, 100)
+	apart := make([]Copy, 100)
 	for i := range apart {
 		n := all.Count / len(apart)
 		apart[i] = all
@@ -164,14 +165,14 @@ func BenchmarkBlocks(b *testing.B) {
 	}
 	run("Requests/apart", all.Count*all.Size, func() error {
 		for _, c := range apart {
-			if _, err := requests.Upload(b.Context(), s, c); err != nil {
+			if _, err := requests.CopyToDevice(b.Context(), s, c); err != nil {
 				return err
 			}
 		}
 		return s.SynchronizeBlocking()
 	})
 	run("Requests/joined", all.Count*all.Size, func() error {
-		if _, err := requests.UploadAll(b.Context(), s, apart); err != nil {
+		if _, err := requests.CopyToDevice(b.Context(), s, apart...); err != nil {
 			return err
 		}
 		return s.SynchronizeBlocking()
