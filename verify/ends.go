@@ -7,6 +7,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -27,79 +28,48 @@ type end struct {
 // done on return if s is nil.
 type copyFunc func(ctx context.Context, s *cudart.Stream, dev cudart.DevPtr, off, n int) error
 
-// newPinned allocates a hostmem buffer, whose own copies split at the seams of registrations.
+// newEnd returns an end with the copies of a kind of memory.
+func newEnd(m hostkind.Memory, free func() error) *end {
+	return &end{mem: m.Bytes(), upload: m.CopyToDevice, download: m.CopyFromDevice, release: func(context.Context) error { return free() }}
+}
+
+func opened(m hostkind.Memory, free func() error, err error) (*end, error) {
+	if err != nil {
+		return nil, err
+	}
+	return newEnd(m, free), nil
+}
+
 func newPinned(ctx context.Context, t *trip) (*end, error) {
 	buf, err := hostmem.Alloc(ctx, t.dev, t.bytes, hostmem.Options{Label: "verify"})
 	if err != nil {
 		return nil, err
 	}
-	return &end{
-		mem: buf.Bytes(),
-		upload: func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-			return buf.CopyToDevice(s, dst, off, n)
-		},
-		download: func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-			return buf.CopyFromDevice(s, src, off, n)
-		},
-		release: buf.CloseContext,
-	}, nil
-}
-
-// direct returns memory that streams copy from and to by its host address.
-func direct(mem []byte, free func() error) *end {
-	return &end{
-		mem: mem,
-		upload: func(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-			return s.CopyToDevice(dst, unsafe.Pointer(&mem[off]), n)
-		},
-		download: func(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-			return s.CopyToHost(unsafe.Pointer(&mem[off]), src, n)
-		},
-		release: func(context.Context) error { return free() },
-	}
+	e := newEnd(hostkind.Pinned(buf), nil)
+	e.release = buf.CloseContext
+	return e, nil
 }
 
 func hostAlloc(flags cudart.HostAllocFlags) func(context.Context, *trip) (*end, error) {
 	return func(_ context.Context, t *trip) (*end, error) {
-		p, err := t.dev.HostAlloc(t.bytes, flags)
-		if err != nil {
-			return nil, err
-		}
-		return direct(unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.FreeHost(p) }), nil
+		return opened(hostkind.HostAlloc(t.dev, t.bytes, flags))
 	}
 }
 
-// newRegistered maps memory and registers it, as a program does with memory of its own.
 func newRegistered(_ context.Context, t *trip) (*end, error) {
 	mem, unmap, err := hostos.Map(t.bytes, 0)
 	if err != nil {
 		return nil, err
 	}
-	p := unsafe.Pointer(&mem[0])
-	if err := t.dev.HostRegister(p, t.bytes, 0); err != nil {
-		return nil, errors.Join(err, unmap())
-	}
-	registered := true
-	return direct(mem, func() error {
-		if registered {
-			if err := t.dev.HostUnregister(p); err != nil {
-				return err // memory that is registered must stay mapped
-			}
-			registered = false
-		}
-		return unmap()
-	}), nil
+	return opened(hostkind.Register(t.dev, mem, 0, unmap))
 }
 
 func newManaged(_ context.Context, t *trip) (*end, error) {
-	p, err := t.dev.MallocManaged(t.bytes)
-	if err != nil {
-		return nil, err
+	e, err := opened(hostkind.Managed(t.dev, t.bytes))
+	if err == nil {
+		e.view = cudart.DevPtr(uintptr(unsafe.Pointer(&e.mem[0])))
 	}
-	at := cudart.DevPtr(uintptr(p))
-	e := direct(unsafe.Slice((*byte)(p), t.bytes), func() error { return t.dev.Free(at) })
-	e.view = at
-	return e, nil
+	return e, err
 }
 
 // copyByView makes the device copy from and to its own address of the memory.
@@ -154,12 +124,5 @@ func newMoved(ctx context.Context, t *trip) (*end, error) {
 
 // newPageable allocates Go heap memory: its copies are synchronous.
 func newPageable(_ context.Context, t *trip) (*end, error) {
-	e := direct(make([]byte, t.bytes), func() error { return nil })
-	e.upload = func(_ context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-		return t.dev.CopyToDevice(dst, unsafe.Pointer(&e.mem[off]), n)
-	}
-	e.download = func(_ context.Context, _ *cudart.Stream, src cudart.DevPtr, off, n int) error {
-		return t.dev.CopyToHost(unsafe.Pointer(&e.mem[off]), src, n)
-	}
-	return e, nil
+	return newEnd(hostkind.Pageable{Direct: make([]byte, t.bytes), Dev: t.dev}, func() error { return nil }), nil
 }

@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -25,6 +24,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -114,7 +114,7 @@ type pinMethod struct {
 	// sample. pin pins it, and returns it with what unpins it; both are timed.
 	prepare func(p *pinner, n int) error
 	always  bool
-	pin     func(ctx context.Context, p *pinner, n int) (memory hostMemory, unpin func() error, err error)
+	pin     func(ctx context.Context, p *pinner, n int) (memory hostkind.Memory, unpin func() error, err error)
 	// pooled memory is unpinned later, by the pool, so that this is not counted.
 	pooled bool
 	// times is how often a sample pins and unpins, to be longer than the clock is coarse.
@@ -311,7 +311,7 @@ func (p *pinner) sized(n int) measure.Case {
 	return c
 }
 
-func pinOurs(ctx context.Context, p *pinner, n int) (hostMemory, func() error, error) {
+func pinOurs(ctx context.Context, p *pinner, n int) (hostkind.Memory, func() error, error) {
 	b, err := hostmem.Alloc(ctx, p.dev, n, hostmem.Options{Label: "bench"})
 	if err != nil {
 		return nil, nil, err
@@ -321,35 +321,22 @@ func pinOurs(ctx context.Context, p *pinner, n int) (hostMemory, func() error, e
 			p.notes = append(p.notes, note)
 		}
 	}
-	return bufferMemory{b}, b.Close, nil
+	return hostkind.Pinned(b), b.Close, nil
 }
 
 // pinByCUDA is cudaHostAlloc, of the rounded size where the method rounds.
-func pinByCUDA(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
-	memory, err := p.dev.HostAlloc(takes(p.method.allocator(), n), 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	return asyncMemory(unsafe.Slice((*byte)(memory), n)), func() error { return p.dev.FreeHost(memory) }, nil
+func pinByCUDA(_ context.Context, p *pinner, n int) (hostkind.Memory, func() error, error) {
+	return hostkind.HostAlloc(p.dev, takes(p.method.allocator(), n), 0)
 }
 
 // registering returns a method that allocates memory and registers it as it is.
-func registering(allocate func(n int) ([]byte, func() error, error)) func(context.Context, *pinner, int) (hostMemory, func() error, error) {
-	return func(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
+func registering(allocate func(n int) ([]byte, func() error, error)) func(context.Context, *pinner, int) (hostkind.Memory, func() error, error) {
+	return func(_ context.Context, p *pinner, n int) (hostkind.Memory, func() error, error) {
 		b, free, err := allocate(n)
 		if err != nil {
 			return nil, nil, err
 		}
-		at := unsafe.Pointer(&b[0])
-		if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
-			return nil, nil, errors.Join(err, free())
-		}
-		return asyncMemory(b), func() error {
-			if err := p.dev.HostUnregister(at); err != nil {
-				return err // it may be pinned still, and stays mapped
-			}
-			return free()
-		}, nil
+		return hostkind.Register(p.dev, b, cudart.HostRegisterPortable, free)
 	}
 }
 
@@ -366,12 +353,8 @@ func populated(p *pinner, n int) error {
 }
 
 // register registers what is populated.
-func register(_ context.Context, p *pinner, n int) (hostMemory, func() error, error) {
-	at := unsafe.Pointer(&p.memory[0])
-	if err := p.dev.HostRegister(at, n, cudart.HostRegisterPortable); err != nil {
-		return nil, nil, err
-	}
-	return asyncMemory(p.memory), func() error { return p.dev.HostUnregister(at) }, nil
+func register(_ context.Context, p *pinner, n int) (hostkind.Memory, func() error, error) {
+	return hostkind.Register(p.dev, p.memory, cudart.HostRegisterPortable, func() error { return nil })
 }
 
 // freshPool makes a pool that has nothing pinned.
@@ -397,12 +380,12 @@ func filledPool(p *pinner, n int) error {
 	return l.Release()
 }
 
-func pinFromPool(ctx context.Context, p *pinner, n int) (hostMemory, func() error, error) {
+func pinFromPool(ctx context.Context, p *pinner, n int) (hostkind.Memory, func() error, error) {
 	l, err := p.pool.Get(ctx, n)
 	if err != nil {
 		return nil, nil, err
 	}
-	return leaseMemory{l}, func() error { return l.Release() }, nil
+	return hostkind.Pinned(l), func() error { return l.Release() }, nil
 }
 
 func explainAlloc(_ measure.Env, b *result.Bench) []string {

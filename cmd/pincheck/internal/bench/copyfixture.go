@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/hostkind"
 )
 
 // onDevice is the direction of a copy within a device's memory, beside those of package
@@ -25,8 +26,8 @@ type copyFixture struct {
 	kind hostKind
 	n    int // bytes of each of the four blocks
 
-	source, target hostMemory    // of uploads, of downloads
-	in, out        cudart.DevPtr // the target of uploads, the source of downloads
+	source, target hostkind.Memory // of uploads, of downloads
+	in, out        cudart.DevPtr   // the target of uploads, the source of downloads
 	up, down       *cudart.Stream
 	span, all      *measure.Span // of this fixture; of this and others together
 	fork, join     *cudart.Event
@@ -84,7 +85,7 @@ func (r *copyFixture) open(ctx context.Context) error {
 		}
 	}
 	for _, m := range []struct {
-		memory  *hostMemory
+		memory  *hostkind.Memory
 		content pattern
 	}{{&r.source, uploaded}, {&r.target, downloaded}} {
 		made, err := r.kind.open(ctx, &r.resources, r.n)

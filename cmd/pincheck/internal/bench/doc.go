@@ -17,7 +17,7 @@
 //
 // What an experiment copies it verifies: source and target have different patterns, the target is
 // overwritten before, and all bytes are compared after the samples. A mismatch makes the series an
-// error. A [hostMemory] of each [hostKind] hides how memory is allocated and copied, so that a
+// error. A hostkind.Memory of each [hostKind] hides how memory is allocated and copied, so that a
 // copyFixture measures and verifies all kinds in the same way.
 //
 // # Answers

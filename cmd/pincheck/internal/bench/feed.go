@@ -16,6 +16,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -192,7 +193,7 @@ type plainFeed struct {
 	batch   int       // samples
 	stream  *cudart.Stream
 
-	mem                   hostMemory // of all batches
+	mem                   hostkind.Memory // of all batches
 	free, full            chan *plainBatch
 	claimed               atomic.Int64 // samples
 	reading, transforming atomic.Int64 // ns

@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -135,11 +136,11 @@ type trip struct {
 	up     *cudart.Stream
 	spent  map[string]time.Duration // in each part of the last step
 
-	source, returned hostMemory // returned is nil if it is allocated anew
+	source, returned hostkind.Memory // returned is nil if it is allocated anew
 	mem              cudart.DevPtr
 
 	// allocated anew: the batch as it came back last, and what releases it
-	current asyncMemory
+	current hostkind.Direct
 	release func() error
 	// overlapped: the stream of the other direction
 	down *cudart.Stream
@@ -164,13 +165,13 @@ func (t *trip) reuses() bool { return t.method != framesAnew && t.method != fram
 // kind returns the kind of the memory at both ends, or of the source alone if the other end is allocated anew.
 func (t *trip) kind() hostKind {
 	locked := func(way string) hostKind {
-		return hostKind{name: t.method, open: func(_ context.Context, w *resources, n int) (hostMemory, error) {
+		return hostKind{name: t.method, open: func(_ context.Context, w *resources, n int) (hostkind.Memory, error) {
 			b, unmap, err := t.lock(n, way)
 			if err != nil {
 				return nil, err
 			}
 			w.undo.PushClose(unmap)
-			return asyncMemory(b), nil
+			return hostkind.Direct(b), nil
 		}}
 	}
 	switch t.method {
@@ -269,7 +270,7 @@ func (t *trip) in(stage string, do func() error) error {
 }
 
 // copy copies the batch and waits for it.
-func (t *trip) copy(ctx context.Context, direction string, m hostMemory) error {
+func (t *trip) copy(ctx context.Context, direction string, m hostkind.Memory) error {
 	err := pieces(ctx, t.n, func(off, n int) error {
 		return copyMemory(ctx, direction, m, t.up, t.mem+cudart.DevPtr(off), off, n)
 	})

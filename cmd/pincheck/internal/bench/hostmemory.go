@@ -10,8 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -24,19 +23,11 @@ type hostKind struct {
 	slowToRead bool   // reading by the CPU takes many times as long as writing
 
 	// open allocates n bytes, which w releases.
-	open func(ctx context.Context, w *resources, n int) (hostMemory, error)
-}
-
-// hostMemory is memory of a kind. Copies are complete when the stream is synchronized: a call
-// may return when they are queued, or staged, or complete.
-type hostMemory interface {
-	Bytes() []byte
-	CopyToDevice(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error
-	CopyFromDevice(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error
+	open func(ctx context.Context, w *resources, n int) (hostkind.Memory, error)
 }
 
 // copyMemory copies in a direction, between n bytes of m from off on and device memory.
-func copyMemory(ctx context.Context, direction string, m hostMemory, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
+func copyMemory(ctx context.Context, direction string, m hostkind.Memory, s *cudart.Stream, dev cudart.DevPtr, off, n int) error {
 	if direction == result.HostToDevice {
 		return m.CopyToDevice(ctx, s, dev, off, n)
 	}
@@ -58,7 +49,7 @@ var (
 	// unpinned is copied by cudaMemcpy, unpinnedAsync by cudaMemcpyAsync, as far as that is
 	// asynchronous for such memory.
 	unpinned      = hostKind{name: memoryPageable, wall: true, open: openUnpinned}
-	unpinnedAsync = hostKind{name: memoryPageable, open: func(_ context.Context, w *resources, n int) (hostMemory, error) { return w.pageable(n) }}
+	unpinnedAsync = hostKind{name: memoryPageable, open: func(_ context.Context, w *resources, n int) (hostkind.Memory, error) { return w.pageable(n) }}
 )
 
 // hostKinds returns all kinds that copies can be measured with, registered memory first.
@@ -77,89 +68,33 @@ func hostKinds() []hostKind {
 // known where it is faster.
 const writeCombined cudart.HostAllocFlags = 4
 
-// bufferMemory is memory that hostmem registered.
-type bufferMemory struct{ *hostmem.Buffer }
-
-func openRegistered(ctx context.Context, w *resources, n int) (hostMemory, error) {
+func openRegistered(ctx context.Context, w *resources, n int) (hostkind.Memory, error) {
 	b, err := w.pinned(ctx, n)
-	return bufferMemory{b}, err
+	return hostkind.Pinned(b), err
 }
 
-func (m bufferMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return m.Buffer.CopyToDevice(s, dst, off, n)
-}
-
-func (m bufferMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-	return m.Buffer.CopyFromDevice(s, src, off, n)
-}
-
-// leaseMemory is memory of a pool.
-type leaseMemory struct{ pool.Lease }
-
-func (m leaseMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return m.Lease.CopyToDevice(s, dst, off, n)
-}
-
-func (m leaseMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-	return m.Lease.CopyFromDevice(s, src, off, n)
-}
-
-// asyncMemory is memory that cudaMemcpyAsync copies by its address. Where it is pageable, CUDA
-// stages it, and the call blocks.
-type asyncMemory []byte
-
-func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *resources, int) (hostMemory, error) {
-	return func(_ context.Context, w *resources, n int) (hostMemory, error) {
-		p, err := w.dev.HostAlloc(n, flags)
-		if err != nil {
-			return nil, err
+func openHostAlloc(flags cudart.HostAllocFlags) func(context.Context, *resources, int) (hostkind.Memory, error) {
+	return func(_ context.Context, w *resources, n int) (hostkind.Memory, error) {
+		m, free, err := hostkind.HostAlloc(w.dev, n, flags)
+		if err == nil {
+			w.undo.PushClose(free)
 		}
-		w.undo.PushClose(func() error { return w.dev.FreeHost(p) })
-		return asyncMemory(unsafe.Slice((*byte)(p), n)), nil
+		return m, err
 	}
 }
 
-func (m asyncMemory) Bytes() []byte { return m }
-
-// pointer returns the address of the n bytes from off on.
-func (m asyncMemory) pointer(off, n int) unsafe.Pointer { return unsafe.Pointer(&m[off:][:n][0]) }
-
-func (m asyncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyToDevice(dst, m.pointer(off, n), n)
-}
-
-func (m asyncMemory) CopyFromDevice(_ context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-	return s.CopyToHost(m.pointer(off, n), src, n)
-}
-
-// syncMemory is pageable memory that cudaMemcpy copies.
-type syncMemory struct {
-	asyncMemory
-	dev *cudart.Device
-}
-
-func openUnpinned(_ context.Context, w *resources, n int) (hostMemory, error) {
+func openUnpinned(_ context.Context, w *resources, n int) (hostkind.Memory, error) {
 	m, err := w.pageable(n)
-	return syncMemory{m, w.dev}, err
-}
-
-// CopyToDevice copies on the stream: streams that do not block do not wait for the end of a
-// cudaMemcpy to the device, which returns before.
-func (m syncMemory) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return s.CopyPageableToDevice(dst, m.pointer(off, n), n)
-}
-
-func (m syncMemory) CopyFromDevice(_ context.Context, _ *cudart.Stream, src cudart.DevPtr, off, n int) error {
-	return m.dev.CopyToHost(m.pointer(off, n), src, n)
+	return hostkind.Pageable{Direct: m, Dev: w.dev}, err
 }
 
 // stagedMemory is pageable memory that package transfer copies.
 type stagedMemory struct {
-	asyncMemory
+	hostkind.Direct
 	copier *transfer.Copier
 }
 
-func openStaged(ctx context.Context, w *resources, n int) (hostMemory, error) {
+func openStaged(ctx context.Context, w *resources, n int) (hostkind.Memory, error) {
 	m, err := w.pageable(n)
 	if err != nil {
 		return nil, err
@@ -173,20 +108,20 @@ func openStaged(ctx context.Context, w *resources, n int) (hostMemory, error) {
 }
 
 func (m stagedMemory) CopyToDevice(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
-	return m.copier.Upload(ctx, dst, m.asyncMemory[off:][:n])
+	return m.copier.Upload(ctx, dst, m.Direct[off:][:n])
 }
 
 func (m stagedMemory) CopyFromDevice(ctx context.Context, _ *cudart.Stream, src cudart.DevPtr, off, n int) error {
-	return m.copier.Download(ctx, m.asyncMemory[off:][:n], src)
+	return m.copier.Download(ctx, m.Direct[off:][:n], src)
 }
 
 // prefetchedMemory is managed memory, of which a copy is a prefetch (cudaMemPrefetchAsync).
 type prefetchedMemory struct {
-	asyncMemory
+	hostkind.Direct
 	dev *cudart.Device
 }
 
-func openManaged(_ context.Context, w *resources, n int) (hostMemory, error) {
+func openManaged(_ context.Context, w *resources, n int) (hostkind.Memory, error) {
 	for _, footprint := range []struct {
 		attribute cudart.Attr
 		what      string
@@ -202,16 +137,15 @@ func openManaged(_ context.Context, w *resources, n int) (hostMemory, error) {
 			return nil, fmt.Errorf("%v %s: %w", w.dev, footprint.what, errors.ErrUnsupported)
 		}
 	}
-	p, err := w.dev.MallocManaged(n)
-	if err != nil {
-		return nil, err
+	m, free, err := hostkind.Managed(w.dev, n)
+	if err == nil {
+		w.undo.PushClose(free)
 	}
-	w.undo.PushClose(func() error { return w.dev.Free(cudart.DevPtr(uintptr(p))) })
-	return prefetchedMemory{unsafe.Slice((*byte)(p), n), w.dev}, nil
+	return prefetchedMemory{m, w.dev}, err
 }
 
 func (m prefetchedMemory) prefetch(s *cudart.Stream, off, n int, to cudart.Location) error {
-	return s.Prefetch(cudart.DevPtr(uintptr(m.pointer(off, n))), n, to)
+	return s.Prefetch(cudart.DevPtr(uintptr(unsafe.Pointer(&m.Direct[off]))), n, to)
 }
 
 func (m prefetchedMemory) CopyToDevice(_ context.Context, s *cudart.Stream, _ cudart.DevPtr, off, n int) error {

@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/loader"
@@ -253,7 +254,7 @@ func (l *loop) fit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	from := asyncMemory(unsafe.Slice((*byte)(unsafe.Pointer(&l.data.data[0])), n))
+	from := hostkind.Direct(unsafe.Slice((*byte)(unsafe.Pointer(&l.data.data[0])), n))
 	var took time.Duration
 	for range 2 { // the first is a warm-up
 		if took, err = span.Time(ctx, l.stream, func() error { return from.CopyToDevice(ctx, l.stream, target, 0, n) }); err != nil {

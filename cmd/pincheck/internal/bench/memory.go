@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-	"unsafe"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
@@ -26,7 +25,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/units"
@@ -209,7 +208,7 @@ func (k *keeper) retained(n int) measure.Case {
 				return 0, err
 			}
 			for _, note := range reply.Notes {
-				if note = k.allocator + ": " + note; !slices.Contains(k.notes, note) {
+				if !slices.Contains(k.notes, note) {
 					k.notes = append(k.notes, note)
 				}
 			}
@@ -278,16 +277,30 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 		return reply, err
 	}
 	opened.PushClose(first.Close)
-	a := &allocation{dev: dev, allocator: r.Allocator, size: r.Size}
+	method := slices.IndexFunc(pinMethods, func(m pinMethod) bool {
+		return m.name == r.Allocator || m.name == poolFirst && r.Allocator == pooled
+	})
+	if method < 0 {
+		return reply, fmt.Errorf("there is no allocator %q", r.Allocator)
+	}
+	p := &pinner{dev: dev, method: pinMethods[method]}
+	opened.PushClose(p.reset)
+	unpopulated := r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo)
 	before, err := resident()
 	if err != nil {
 		return reply, err
 	}
-	var blocks [2]hostMemory // the first and the last
+	if err := p.prepare(r.Size); err != nil {
+		return reply, err
+	}
+	var blocks [2]hostkind.Memory // the first and the last
 	for i := range r.Count {
-		block, release, err := a.alloc(ctx)
+		block, release, err := p.method.pin(ctx, p, r.Size)
 		if err != nil {
 			return reply, err
+		}
+		if unpopulated {
+			touch(block.Bytes())
 		}
 		opened.PushClose(release)
 		blocks[min(i, 1)] = block
@@ -296,10 +309,10 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	if err != nil {
 		return reply, err
 	}
-	if r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo) {
-		a.notes = append(a.notes, "the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
+	if unpopulated {
+		p.notes = append(p.notes, r.Allocator+": the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
 	}
-	reply = keepReply{Retained: after - before, Notes: a.notes}
+	reply = keepReply{Retained: after - before, Notes: p.notes}
 	for _, block := range blocks[:min(r.Count, 2)] {
 		switch err := prove(ctx, dev, block, r.Size); {
 		case errors.Is(err, measure.ErrMismatch):
@@ -309,59 +322,6 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 		}
 	}
 	return reply, nil
-}
-
-// An allocation is of memory by one of the allocators.
-type allocation struct {
-	dev       *cudart.Device
-	allocator string
-	size      int
-	pool      *pool.Pool
-	notes     []string
-}
-
-// alloc allocates a block. Its pages are resident.
-func (a *allocation) alloc(ctx context.Context) (block hostMemory, release func() error, err error) {
-	switch a.allocator {
-	case ours:
-		b, err := hostmem.Alloc(ctx, a.dev, a.size, hostmem.Options{Label: "bench"})
-		if err != nil {
-			return nil, nil, err
-		}
-		if len(a.notes) == 0 {
-			a.notes = b.Info().Notes
-		}
-		return bufferMemory{b}, b.Close, nil
-	case pooled:
-		made := a.pool == nil
-		if made {
-			if a.pool, err = pool.New(a.dev, pool.Options{}); err != nil {
-				return nil, nil, err
-			}
-		}
-		l, err := a.pool.Get(ctx, a.size)
-		switch {
-		case err != nil && made:
-			return nil, nil, errors.Join(err, a.pool.Close())
-		case err != nil:
-			return nil, nil, err
-		case made: // released last
-			return leaseMemory{l}, func() error { return errors.Join(l.Release(), a.pool.Close()) }, nil
-		}
-		return leaseMemory{l}, func() error { return l.Release() }, nil
-	case cudas, powerOfTwo:
-		n := takes(a.allocator, a.size)
-		p, err := a.dev.HostAlloc(n, 0)
-		if err != nil {
-			return nil, nil, err
-		}
-		b := unsafe.Slice((*byte)(p), n)
-		if a.dev.Runtime().Library().Simulated {
-			touch(b)
-		}
-		return asyncMemory(b), func() error { return a.dev.FreeHost(p) }, nil
-	}
-	return nil, nil, fmt.Errorf("there is no allocator %q", a.allocator)
 }
 
 // touch writes to each page.

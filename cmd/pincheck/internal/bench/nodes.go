@@ -20,6 +20,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -97,13 +98,13 @@ func remotest(host *hostinfo.Host, busID string) (own, remote int, ok bool) {
 // where the kernel refuses that, or does not report their nodes.
 func onNode(node int) hostKind {
 	k := registered
-	k.open = func(ctx context.Context, w *resources, n int) (hostMemory, error) {
+	k.open = func(ctx context.Context, w *resources, n int) (hostkind.Memory, error) {
 		b, err := hostmem.Alloc(ctx, w.dev, n, hostmem.Options{Label: "bench", Node: hostmem.OnNode(node)})
 		if err != nil {
 			return nil, err
 		}
 		w.undo.Push(b.CloseContext)
-		return bufferMemory{b}, checkNode(os.DirFS("/"), b.Bytes(), node, b.Info().Misplaced)
+		return hostkind.Pinned(b), checkNode(os.DirFS("/"), b.Bytes(), node, b.Info().Misplaced)
 	}
 	return k
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -72,7 +73,7 @@ func TestCopiesByNode(t *testing.T) {
 	refused := -1
 	memory := func(node int) hostKind {
 		k := registered
-		k.open = func(ctx context.Context, w *resources, n int) (hostMemory, error) {
+		k.open = func(ctx context.Context, w *resources, n int) (hostkind.Memory, error) {
 			if node == refused {
 				return nil, fmt.Errorf("binding to node %d failed: %w", node, errors.ErrUnsupported)
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/verify"
 )
@@ -300,14 +301,14 @@ func staleGroup(dev *cudart.Device) measure.Group {
 // default stream copy what arrived.
 type ordering struct {
 	resources
-	source asyncMemory // without poison
+	source hostkind.Direct // without poison
 	a, b   cudart.DevPtr
-	came   asyncMemory
+	came   hostkind.Direct
 	stream *cudart.Stream
 }
 
 func (o *ordering) open(ctx context.Context, n int) (err error) {
-	for _, m := range []*asyncMemory{&o.source, &o.came} {
+	for _, m := range []*hostkind.Direct{&o.source, &o.came} {
 		if *m, err = o.pageable(n); err != nil {
 			return err
 		}

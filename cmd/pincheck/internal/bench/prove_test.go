@@ -14,18 +14,19 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // flipped is pinned memory of which a byte comes back wrong.
 type flipped struct {
-	hostMemory
+	hostkind.Memory
 	at int
 }
 
 func (f flipped) CopyFromDevice(ctx context.Context, s *cudart.Stream, src cudart.DevPtr, off, n int) error {
-	if err := f.hostMemory.CopyFromDevice(ctx, s, src, off, n); err != nil {
+	if err := f.Memory.CopyFromDevice(ctx, s, src, off, n); err != nil {
 		return err
 	}
 	if err := s.Synchronize(ctx); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
@@ -113,7 +114,7 @@ func (w *resources) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) 
 }
 
 // pageable allocates memory that is not pinned.
-func (w *resources) pageable(n int) (asyncMemory, error) {
+func (w *resources) pageable(n int) (hostkind.Direct, error) {
 	p, err := hostmem.AllocPageable(n)
 	if err != nil {
 		return nil, err
@@ -148,7 +149,7 @@ func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 const poison = 0xee
 
 // prove copies n bytes of pinned memory to the device and back, and compares them.
-func prove(ctx context.Context, dev *cudart.Device, m hostMemory, n int) (err error) {
+func prove(ctx context.Context, dev *cudart.Device, m hostkind.Memory, n int) (err error) {
 	w := resources{dev: dev}
 	defer func() { err = errors.Join(err, w.close()) }()
 	s, err := w.stream()
