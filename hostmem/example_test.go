@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -235,17 +236,17 @@ func Example_limits() {
 func ExampleRegister() {
 	dev, _, done := openGPU()
 	defer done()
-	mapped, err := hostmem.AllocPageable(100_000) // in place of memory of a C library
+	mapped, err := syscall.Mmap(-1, 0, 100_000, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON) // as a C library does
 	if err != nil {
 		log.Fatal(err)
 	}
-	r, err := hostmem.Register(context.Background(), dev, mapped.Bytes(), hostmem.RegisterOptions{})
+	r, err := hostmem.Register(context.Background(), dev, mapped, hostmem.RegisterOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	_, off, ok := hostmem.Find(mapped.Bytes()[4096:])
+	_, off, ok := hostmem.Find(mapped[4096:])
 	fmt.Println(r, off, ok)
-	fmt.Println(errors.Join(r.Close(), mapped.Close())) // in this order
+	fmt.Println(errors.Join(r.Close(), syscall.Munmap(mapped))) // in this order
 	// Output:
 	// registration of 100000 bytes 4096 true
 	// <nil>

@@ -15,6 +15,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -129,9 +130,9 @@ func TestTensorsThatAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	gone := closed.Bytes()
 	require.NoError(t, closed.Close())
-	pageable, err := hostmem.AllocPageable(4096)
+	pageable, unmap, err := hostos.Map(4096, 0)
 	require.NoError(t, err)
-	defer pageable.Close()
+	defer func() { assert.NoError(t, unmap()) }()
 	mem := buf.Bytes()
 	const huge = 1 << 62
 	bytes := DataType{Code: Uint, Bits: 8}
@@ -141,7 +142,7 @@ func TestTensorsThatAreRefused(t *testing.T) {
 		want string
 	}{
 		"the Go heap":       {make([]byte, 64), Tensor{Type: bytes, Shape: []int{64}}, "not pinned"},
-		"pageable":          {pageable.Bytes(), Tensor{Type: bytes, Shape: []int{64}}, "not pinned"},
+		"pageable":          {pageable, Tensor{Type: bytes, Shape: []int{64}}, "not pinned"},
 		"closed":            {gone, Tensor{Type: bytes, Shape: []int{64}}, "not pinned"},
 		"too short":         {mem[:39], Tensor{Type: float32s, Shape: []int{10}}, "the tensor needs 40"},
 		"no memory":         {nil, Tensor{Type: float32s}, "the tensor needs 4"},

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -40,10 +41,10 @@ type theirs struct {
 // newTheirs makes a tensor of 2 x 3 numbers of 4 bytes.
 func newTheirs(t *testing.T) *theirs {
 	t.Helper()
-	mem, err := hostmem.AllocPageable(int(unsafe.Sizeof(theirs{})))
+	mem, unmap, err := hostos.Map(int(unsafe.Sizeof(theirs{})), 0)
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, mem.Close()) })
-	x := (*theirs)(unsafe.Pointer(&mem.Bytes()[0]))
+	t.Cleanup(func() { assert.NoError(t, unmap()) })
+	x := (*theirs)(unsafe.Pointer(&mem[0]))
 	x.shape, x.strides = [3]int64{2, 3}, [3]int64{3, 1}
 	for i := range x.data {
 		x.data[i] = byte(i)

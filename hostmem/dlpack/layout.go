@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 )
 
 // The structs of dlpack.h. Pointers are integers to Go: they refer to C's memory, or to
@@ -60,7 +61,6 @@ var exports = struct {
 	mu   sync.Mutex
 	live map[uintptr]exported
 	free []*cell
-	all  []*hostmem.Pageable
 }{live: make(map[uintptr]exported)}
 
 // An exported tensor refers to its memory, so that it is not lost.
@@ -77,13 +77,12 @@ const cellsAtOnce = 64
 func takeCell() (*cell, error) {
 	if len(exports.free) == 0 {
 		const size = int(unsafe.Sizeof(cell{}))
-		mem, err := hostmem.AllocPageable(cellsAtOnce * size)
+		mem, _, err := hostos.Map(cellsAtOnce*size, 0)
 		if err != nil {
 			return nil, fmt.Errorf("memory for the DLTensor: %w", err)
 		}
-		exports.all = append(exports.all, mem)
 		for i := range cellsAtOnce {
-			exports.free = append(exports.free, (*cell)(unsafe.Pointer(&mem.Bytes()[i*size])))
+			exports.free = append(exports.free, (*cell)(unsafe.Pointer(&mem[i*size])))
 		}
 	}
 	c := exports.free[0]
