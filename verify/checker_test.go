@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -61,7 +62,7 @@ func TestACheckerFindsWhatDiffers(t *testing.T) {
 
 func TestACheckerRefusesWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	dev := testgpu.Device(t)
+	_, dev := simulated(t, cudasim.Config{})
 	c, err := NewChecker(t.Context(), dev)
 	require.NoError(t, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -17,7 +16,6 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/pattern"
-	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // counted counts when it is closed.
@@ -194,22 +192,4 @@ func TestKernelsThatDoNotLoad(t *testing.T) {
 	})
 	assert.Equal(t, 2, r.FailureCount)
 	assert.ErrorContains(t, r.Err(), "does not compile")
-}
-
-// All cases of the paths, on a real GPU where there is one.
-func TestQuickPlanOfKernels(t *testing.T) {
-	plan := Plan{Paths: []Path{PathKernel, PathDeviceMemory}, NoStale: true}
-	if testgpu.Race {
-		plan.MaxBytes = 65537
-	}
-	r, err := Run(t.Context(), testgpu.Device(t), plan)
-	require.NoError(t, err)
-	requireClean(t, r)
-	for _, s := range r.Skipped {
-		assert.False(t, strings.Contains(s.Reason, "kernel"), "%v", s)
-	}
-	for _, p := range r.Paths {
-		t.Logf("%-14s %5d cases %12d bytes %v", p.Path, p.Cases, p.VerifiedBytes, p.Duration)
-		assert.Positive(t, p.Cases)
-	}
 }
