@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -118,6 +119,14 @@ func TestAllocRefuses(t *testing.T) {
 		{"a crooked alignment", 10, Options{Align: 3000}, "allocate 10 bytes: Options.Align of 3000 bytes: must be a power of two"},
 		{"a chunk below the unit", 10, Options{Chunk: 4096}, "Options.Chunk of 4096 bytes: must be a multiple of 2 MiB"},
 		{"a negative chunk", 10, Options{Chunk: -2 * mib}, "Options.Chunk of -2097152 bytes"},
+		{"a negative alignment", 10, Options{Align: math.MinInt}, "Options.Align of -9223372036854775808 bytes: must be a power of two"},
+		{"fewer workers than none", 10, Options{Workers: -1}, "Options.Workers of -1: must be from 0 to 1024"},
+		{"too many workers", 10, Options{Workers: math.MaxInt}, "Options.Workers of 9223372036854775807: must be from 0 to 1024"},
+		{"a node below 0", 10, Options{Node: OnNode(-1)}, "Options.Node: Linux numbers nodes from 0 to 1023"},
+		{"a node that AnyNode stands for", 10, Options{Node: OnNode(-2)}, "Options.Node: "},
+		{"a node that Linux cannot have", 10, Options{Node: OnNode(1024)}, "Options.Node: "},
+		{"the largest node", 10, Options{Node: OnNode(math.MaxInt)}, "Options.Node: "},
+		{"a node that is no constant", 10, Options{Node: -2}, "Options.Node: "},
 		{"pages that there are none of", 10, Options{HugePages: 17}, "Options.HugePages of 17: no such value"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

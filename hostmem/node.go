@@ -22,8 +22,17 @@ const (
 	AnyNode Node = -1
 )
 
-// OnNode is the node with that number, as in /sys/devices/system/node.
-func OnNode(n int) Node { return Node(n + 1) }
+// maxNodes is the largest number of nodes of a Linux kernel (CONFIG_NODES_SHIFT is at most 10).
+const maxNodes = 1 << 10
+
+// OnNode is the node with that number, as in /sys/devices/system/node. Memory on a node below 0
+// or above 1023 is refused.
+func OnNode(n int) Node {
+	if n < 0 || n >= maxNodes {
+		return maxNodes + 1
+	}
+	return Node(n + 1)
+}
 
 // choose returns the node for memory of dev, if there is a choice. A host with one
 // node has none, and firmware may not report the device's node.

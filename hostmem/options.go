@@ -2,6 +2,7 @@ package hostmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
@@ -83,6 +84,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("Options.Chunk of %d bytes: must be a multiple of 2 MiB", o.Chunk)
 	case o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G:
 		return fmt.Errorf("Options.HugePages of %d: no such value", o.HugePages)
+	case o.Node < AnyNode || o.Node > maxNodes:
+		return errors.New("Options.Node: Linux numbers nodes from 0 to 1023")
 	case o.Workers < 0 || o.Workers > maxWorkers:
 		return fmt.Errorf("Options.Workers of %d: must be from 0 to %d", o.Workers, maxWorkers)
 	}

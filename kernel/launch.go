@@ -26,8 +26,21 @@ const MaxArgs = raw.MaxArgs
 // A Dim is a number of blocks or threads in three dimensions. Y and Z are 1 if they are 0.
 type Dim struct{ X, Y, Z int }
 
-// Size returns the number of blocks or threads.
-func (d Dim) Size() int { return d.X * max(d.Y, 1) * max(d.Z, 1) }
+// Size returns the number of blocks or threads: 0 if a dimension is negative, and [math.MaxInt] if the
+// number is larger.
+func (d Dim) Size() int {
+	if min(d.X, d.Y, d.Z) < 0 {
+		return 0
+	}
+	size := d.X
+	for _, n := range []int{max(d.Y, 1), max(d.Z, 1)} {
+		if size > math.MaxInt/n {
+			return math.MaxInt
+		}
+		size *= n
+	}
+	return size
+}
 
 func (d Dim) all() [3]int { return [3]int{d.X, d.Y, d.Z} }
 

@@ -125,6 +125,18 @@ func TestLaunchDoesNotAllocate(t *testing.T) {
 	})
 }
 
+func TestTheSizeOfADimNeverWraps(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[kernel.Dim]int{
+		{}: 0, {X: 5}: 5, {X: 2, Y: 3, Z: 4}: 24, {X: 2, Z: 4}: 8, {Y: 3, Z: 3}: 0,
+		{X: -2, Y: -3}: 0, {X: 3, Y: math.MinInt}: 0, {X: 3, Y: 1, Z: -1}: 0,
+		{X: math.MaxInt}: math.MaxInt, {X: math.MaxInt, Y: 2}: math.MaxInt, {X: 1 << 31, Y: 1 << 31, Z: 2}: math.MaxInt,
+		{X: 1 << 32, Y: 1 << 32}: math.MaxInt, {Y: math.MaxInt, Z: math.MaxInt}: 0,
+	} {
+		assert.Equal(t, want, d.Size(), "%+v", d)
+	}
+}
+
 func TestWrongLaunchesAreRefused(t *testing.T) {
 	each(t, func(t *testing.T, v cudart.Version) {
 		r := newFixture(t, v, ptx)

@@ -21,7 +21,7 @@ type Range struct {
 	Off    int64 // in bytes
 	N      int   // bytes, without those that are left out
 	// Row and Stride leave bytes out, as a range of columns does: Row bytes of every Stride
-	// bytes are in the range, from Off on, N in all. A Row of 0 leaves nothing out.
+	// bytes are in the range, from Off on, N in all. Both are 0 if nothing is left out.
 	Row, Stride int
 }
 
@@ -57,6 +57,9 @@ func NewRanges(list []Range) (*Ranges, error) {
 func (g Range) check() error {
 	if g.Reader != nil && isNil(g.Reader) {
 		return errNilReadWriter
+	}
+	if g.Row == 0 && g.Stride != 0 {
+		return fmt.Errorf("a Stride of %d without a Row: want both, or neither", g.Stride)
 	}
 	if g.N < 0 || g.Row < 0 || g.Stride < g.Row {
 		return fmt.Errorf("%d bytes in rows of %d every %d bytes: want no negative number, and no row longer than its stride", g.N, g.Row, g.Stride)

@@ -338,6 +338,10 @@ func TestRangesThatAreRefused(t *testing.T) {
 		"transfer: range 1: offset -1: must not be negative":           {Reader: mem, Off: -1, N: 1},
 		"transfer: range 1: more than 9223372036854775807 bytes in al": {Reader: mem, N: math.MaxInt},
 		"transfer: range 1: 3 rows every 9223372036854775807 bytes":    {Reader: mem, N: 3, Row: 1, Stride: math.MaxInt},
+		"transfer: range 1: a Stride of 10 without a Row":              {Reader: mem, N: 5, Stride: 10},
+		"transfer: range 1: a Stride of -10 without a Row":             {Reader: mem, N: 5, Stride: -10},
+		"transfer: range 1: offset 9223372036854775807: must not be n": {Reader: mem, Off: math.MaxInt64, N: 1},
+		"transfer: range 1: offset 1: must not be negative, nor the e": {Reader: mem, Off: 1, N: math.MaxInt},
 		"transfer: range 1: the reader or writer is nil":               {Reader: (*os.File)(nil), N: 1},
 	} {
 		_, err := NewRanges([]Range{{N: 1}, g})

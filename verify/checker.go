@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/gopinned/pinned/cudart"
@@ -42,7 +43,7 @@ func seeded(seed uint64) pattern.Content { return pattern.Content{Seed: seed} }
 func Fill(b []byte, seed uint64, at int) { seeded(seed).Fill(b, uint64(at)) }
 
 // Fill queues a kernel that writes the bytes of n positions from at on to p. The error wraps
-// [cudart.ErrInvalidValue] if n or at is negative, [cudart.ErrClosed], or is that of the launch.
+// [cudart.ErrInvalidValue] if n or at is negative or their sum is above [math.MaxInt], [cudart.ErrClosed], or is that of the launch.
 func (c *Checker) Fill(s *cudart.Stream, p cudart.DevPtr, n int, seed uint64, at int) error {
 	return c.queue("fill", s, p, n, at, func() error { return c.memory.Fill(s, p, n, seeded(seed), uint64(at)) })
 }
@@ -67,7 +68,7 @@ func (c *Checker) queue(what string, s *cudart.Stream, p cudart.DevPtr, n, at in
 		err = errNoChecker
 	case s == nil || s.Device() == nil:
 		err = errors.New("the stream is nil or zero")
-	case n < 0 || at < 0:
+	case n < 0 || at < 0 || at > math.MaxInt-n:
 		err = cudart.ErrInvalidValue
 	case !c.life.Begin():
 		err = cudart.ErrClosed

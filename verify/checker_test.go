@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -69,6 +70,8 @@ func TestACheckerRefusesWhatIsWrong(t *testing.T) {
 	require.NoError(t, err)
 	assert.ErrorIs(t, c.Fill(s, 1, -1, 0, 0), cudart.ErrInvalidValue)
 	assert.ErrorIs(t, c.Check(s, 1, 1, 0, -1), cudart.ErrInvalidValue)
+	assert.ErrorIs(t, c.Fill(s, 1, 2, 0, math.MaxInt-1), cudart.ErrInvalidValue, "there are no more positions")
+	assert.ErrorIs(t, c.Check(s, 1, math.MaxInt, 0, 1), cudart.ErrInvalidValue)
 	assert.ErrorContains(t, c.Check(nil, 1, 1, 0, 0), "the stream is nil")
 	var none context.Context
 	assert.ErrorContains(t, c.CloseContext(none), "the context is nil")

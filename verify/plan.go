@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -266,10 +267,11 @@ func (p Plan) normal() (Plan, error) {
 	if len(p.Offsets) == 0 {
 		p.Offsets = allOffsets
 	}
-	if p.MaxDetails <= 0 {
-		p.MaxDetails = defaultMaxDetails
-	}
+	p.MaxDetails = cmp.Or(p.MaxDetails, defaultMaxDetails)
 	var errs []error
+	if min(p.Variants, p.MaxBytes, p.MaxDetails) < 0 {
+		errs = append(errs, fmt.Errorf("Plan.Variants of %d, MaxBytes of %d, MaxDetails of %d: must not be negative", p.Variants, p.MaxBytes, p.MaxDetails))
+	}
 	for _, path := range p.Paths {
 		errs = append(errs, oneOf("Plan.Paths", "path", path, Paths()))
 	}

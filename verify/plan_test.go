@@ -1,7 +1,9 @@
 package verify
 
 import (
+	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"testing"
 
@@ -108,6 +110,11 @@ func TestInvalidPlansAreErrors(t *testing.T) {
 		"Plan.Streams has 65":                             {Streams: []int{65}},
 		"Device:-1 Return:0}: must be 0 to 1048576 bytes": {Offsets: []Offset{{0, -1, 0}}},
 		"Return:1048577":                                  {Offsets: []Offset{{0, 0, mib + 1}}},
+		fmt.Sprintf("Source:%d", math.MaxInt):             {Offsets: []Offset{{math.MaxInt, 0, 0}}},
+		fmt.Sprintf("Plan.Sizes has %d", math.MinInt):     {Sizes: []int{math.MinInt}},
+		"Plan.Variants of -1":                             {Variants: -1},
+		"MaxBytes of -1":                                  {MaxBytes: -1},
+		"MaxDetails of -1: must not be negative":          {MaxDetails: -1},
 	} {
 		_, err := plan.normal()
 		require.ErrorContains(t, err, name)

@@ -17,7 +17,7 @@ type Part struct {
 	From, Size int // in bytes
 	// Row and Stride are set for columns: Row bytes of every Stride bytes of the tensor are in
 	// the part, from From on, and Size bytes in all. They are one behind the other in device
-	// memory. A Row of 0 leaves nothing out.
+	// memory. Both are 0 if nothing is left out.
 	Row, Stride int
 }
 
@@ -97,6 +97,8 @@ func (p Part) check() error {
 		return fmt.Errorf("tensor %s: not from a File's or Model's tensors", quote(t.Name))
 	case p.From < 0 || p.Size < 0 || p.From > t.Size || p.Size > t.Size-p.From:
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on, it has %d", quote(t.Name), t.File.name, p.Size, p.From, t.Size)
+	case p.Row == 0 && p.Stride != 0:
+		return fmt.Errorf("tensor %s of %s: a Stride of %d without a Row: want both, or neither", quote(t.Name), t.File.name, p.Stride)
 	case p.Row < 0 || p.Row > 0 && (p.Stride < p.Row || p.Size > 0 && (p.Size-1)/p.Row > (t.Size-p.From)/p.Stride || p.end() > t.Size):
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on in rows of %d every %d bytes, it has %d", quote(t.Name), t.File.name, p.Size, p.From, p.Row, p.Stride, t.Size)
 	}

@@ -167,6 +167,27 @@ func TestPlanRefusesInvalidArguments(t *testing.T) {
 		assert.ErrorContains(t, err, "weights: plan: ")
 	}
 
+	// Numbers that contradict one another, or that no tensor has.
+	for says, part := range map[string]weights.Part{
+		"a Stride of 2 without a Row: want both, or neither":                         {Size: 2, Stride: 2},
+		"a Stride of -2 without a Row":                                               {Size: 2, Stride: -2},
+		"2 bytes from byte 0 on in rows of 1 every 0 bytes, it has 3":                {Size: 2, Row: 1},
+		"in rows of -1 every 2 bytes":                                                {Size: 2, Row: -1, Stride: 2},
+		fmt.Sprintf("in rows of 1 every %d bytes", maxInt):                           {Size: 2, Row: 1, Stride: maxInt},
+		fmt.Sprintf("%d bytes from byte 1 on", maxInt):                               {From: 1, Size: maxInt},
+		fmt.Sprintf("%d bytes from byte 0 on", maxInt):                               {Size: maxInt, Row: 1, Stride: 2},
+		fmt.Sprintf("1 bytes from byte %d on", maxInt):                               {From: maxInt, Size: 1},
+		"-1 bytes from byte 0 on":                                                    {Size: -1},
+		"1 bytes from byte -1 on":                                                    {From: -1, Size: 1},
+		fmt.Sprintf("1 bytes from byte 0 on in rows of 4 every %d bytes", -maxInt-1): {Size: 1, Row: 4, Stride: -maxInt - 1},
+	} {
+		part.Tensor = a
+		_, err := weights.PlanShares([]weights.Share{{Part: part}}, weights.PlanOptions{})
+		assert.ErrorContains(t, err, says)
+	}
+	_, err := weights.PlanShares([]weights.Share{{Part: a.Whole(), Device: -1}}, weights.PlanOptions{})
+	assert.ErrorContains(t, err, "device -1, want 0 or more")
+
 	// Files that together have more bytes than an int counts.
 	header := fmt.Sprintf(`{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, maxInt-1000, maxInt-1000)
 	r := &sparse{start: st(header, 0), size: int64(8+len(header)) + maxInt - 1000}

@@ -701,6 +701,8 @@ func (b *Copier) check(c *Copy, down bool) error {
 	switch {
 	case c.Size <= 0 || c.Count < 0 || c.DeviceLen < 0 || c.HostStride < 0 || c.DeviceStride < 0:
 		return fmt.Errorf("the size must be positive, and the count, the strides of %d and %d and the device's %d bytes not negative", c.HostStride, c.DeviceStride, c.DeviceLen)
+	case c.Count > math.MaxInt/max(c.Size, 4): // 4 bytes of a list
+		return fmt.Errorf("they or their list have more than %d bytes", math.MaxInt)
 	case uint64(c.Device) > ^uint64(0)-uint64(c.DeviceLen):
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
 	case c.listsOnDevice() && b.kernel == nil:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -484,6 +485,13 @@ func TestBlocksAreInStreamOrder(t *testing.T) {
 }
 
 // What cannot be right is refused before anything is queued, and the error says which block it is.
+// listed returns c with lists of n blocks in the device's memory, which are checked.
+func listed(c Copy, list cudart.DevPtr, n, size int) Copy {
+	c.HostIndex, c.DeviceIndex, c.HostIndexOnDevice, c.DeviceIndexOnDevice = nil, nil, list, list
+	c.Count, c.Size, c.CheckIndices = n, size, true
+	return c
+}
+
 func TestWrongBlocksAreRefused(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
@@ -500,9 +508,14 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 		"indices: 2 in HostIndex, 3 in DeviceIndex: the lists must have the same length":   func(c *Copy) { c.HostIndex = c.HostIndex[:2] },
 		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                func(c *Copy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
 		"block 0 is not within the host's 0 bytes: they have 0 blocks":                     func(c *Copy) { c.Host, c.HostIndex = nil, nil },
-		"the size must be positive":                func(c *Copy) { c.Size = 0 },
-		"and the count, the strides of -1 and 100": func(c *Copy) { c.HostStride = -1 },
-		"no memory has such addresses":             func(c *Copy) { c.Device = ^cudart.DevPtr(0) },
+		"the size must be positive":                                                           func(c *Copy) { c.Size = 0 },
+		"and the count, the strides of -1 and 100":                                            func(c *Copy) { c.HostStride = -1 },
+		"the device's -1 bytes not negative":                                                  func(c *Copy) { c.DeviceLen = -1 },
+		"copy 9223372036854775807 blocks of 100 bytes to the device: they or their list have": func(c *Copy) { *c = listed(*c, f.p, math.MaxInt, 100) },
+		"copy 2305843009213693952 blocks of 1 bytes to the device: they or their list have":   func(c *Copy) { *c = listed(*c, f.p, 1<<61, 1) },
+		"copy 3 blocks of 9223372036854775807 bytes to the device: they or their list":        func(c *Copy) { c.Size, c.HostStride, c.DeviceStride = math.MaxInt, math.MaxInt, math.MaxInt },
+		"they have 1 blocks":           func(c *Copy) { c.HostStride, c.DeviceStride = math.MaxInt, math.MaxInt },
+		"no memory has such addresses": func(c *Copy) { c.Device = ^cudart.DevPtr(0) },
 		"the 1000 bytes of host memory are not pinned, or not by package hostmem: hostmem.R": func(c *Copy) { c.Host = make([]byte, 1000) },
 	} {
 		c := right
