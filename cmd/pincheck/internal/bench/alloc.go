@@ -15,7 +15,6 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
@@ -23,7 +22,6 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
-	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/units"
@@ -152,8 +150,7 @@ type pinner struct {
 	memory []byte
 	pool   *pool.Pool
 
-	running   sync.WaitGroup // a sample
-	abandoned bool           // it was not waited for when ctx ended, and uses all of this
+	abandonable
 }
 
 // warmUpBytes is the number of bytes that are pinned before the first sample, for the context, the driver's
@@ -165,18 +162,7 @@ func (p *pinner) open(ctx context.Context) error {
 	return err
 }
 
-// close releases what is prepared. It does not wait for a call into CUDA that ctx did not
-// end: when that returns it is undone, and the rest released.
-func (p *pinner) close() error {
-	if !p.abandoned {
-		return p.reset()
-	}
-	go func() {
-		p.running.Wait()
-		_ = p.reset() // an interrupted run reports no errors
-	}()
-	return nil
-}
+func (p *pinner) close() error { return p.release(p.reset) }
 
 func (p *pinner) said() []string {
 	if p.abandoned {
@@ -213,25 +199,7 @@ type pinning struct{ pin, unpin, cpu time.Duration } // cpu is of pinning
 // once calls do, and returns when it has, or when ctx ends: what is pinned by then is unpinned
 // later.
 func (p *pinner) once(ctx context.Context, n int, do func(context.Context, int) (pinning, error)) (pinning, error) {
-	if err := bounded.Ended(ctx); err != nil {
-		return pinning{}, err
-	}
-	type taken struct {
-		pinning
-		err error
-	}
-	done := make(chan taken, 1)
-	p.running.Go(func() {
-		took, err := do(ctx, n)
-		done <- taken{took, err}
-	})
-	select {
-	case t := <-done:
-		return t.pinning, t.err
-	case <-ctx.Done():
-		p.abandoned = true
-		return pinning{}, bounded.Ended(ctx)
-	}
+	return once(ctx, &p.abandonable, func() (pinning, error) { return do(ctx, n) })
 }
 
 // measure pins and unpins n bytes.

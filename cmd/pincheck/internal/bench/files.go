@@ -16,7 +16,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
-	"sync"
 	"time"
 	"unsafe"
 
@@ -24,7 +23,6 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/units"
 	"github.com/gopinned/pinned/transfer"
 )
@@ -70,8 +68,6 @@ const (
 	quickFileSize     = 128 << 20
 	simulatedFileSize = 8 << 20
 
-	// pieceSize is after how many bytes of a file ctx is asked, where that is for us to do.
-	pieceSize = 16 << 20
 	// writeRate is that of a disk that is not fast, in GB/s, for estimates.
 	writeRate = 0.5
 	// stillCached is the share of a file above which it was not dropped from the page
@@ -134,8 +130,7 @@ type fileFixture struct {
 	fanout *transfer.Fanout
 	direct bool
 
-	running   sync.WaitGroup // a sample
-	abandoned bool           // it was not waited for when ctx ended, and uses all of this
+	abandonable
 }
 
 func (f *fileFixture) group() measure.Group {
@@ -186,6 +181,7 @@ const ringBytes = 64 << 20
 // open writes the file, and allocates the rest.
 func (f *fileFixture) open(ctx context.Context) error {
 	var err error
+	f.at = nil
 	if f.file, f.path, err = unlinkedFile(f.dir); err != nil {
 		return err
 	}
@@ -232,10 +228,10 @@ func (f *fileFixture) open(ctx context.Context) error {
 // not have cannot be dropped from the page cache.
 func (f *fileFixture) write(ctx context.Context) error {
 	random := rand.NewChaCha8([32]byte{1})
-	piece := make([]byte, min(f.n, pieceSize))
-	return f.pieces(ctx, func(off, n int) error {
-		_, _ = random.Read(piece[:n]) // never fails
-		if _, err := f.file.WriteAt(piece[:n], int64(off)); err != nil {
+	bytes := make([]byte, min(f.n, piece))
+	return pieces(ctx, f.n, func(off, n int) error {
+		_, _ = random.Read(bytes[:n]) // never fails
+		if _, err := f.file.WriteAt(bytes[:n], int64(off)); err != nil {
 			return err
 		}
 		return f.file.Sync()
@@ -244,38 +240,13 @@ func (f *fileFixture) write(ctx context.Context) error {
 
 // fill reads the file into the pinned memory.
 func (f *fileFixture) fill(ctx context.Context) error {
-	return f.pieces(ctx, func(off, n int) error {
+	return pieces(ctx, f.n, func(off, n int) error {
 		_, err := f.file.ReadAt(f.buffer.Bytes()[off:off+n], int64(off))
 		return err
 	})
 }
 
-// pieces calls do for pieces of the file, until ctx ends.
-func (f *fileFixture) pieces(ctx context.Context, do func(off, n int) error) error {
-	for off := 0; off < f.n; off += pieceSize {
-		if err := bounded.Ended(ctx); err != nil {
-			return err
-		}
-		if err := do(off, min(f.n-off, pieceSize)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// close releases everything. It does not wait for a sample that ctx did not end: all is
-// released when that returns.
-func (f *fileFixture) close() error {
-	if !f.abandoned {
-		f.at = nil
-		return f.resources.close()
-	}
-	go func() {
-		f.running.Wait()
-		_ = f.resources.close() // an interrupted run reports no errors
-	}()
-	return nil
-}
+func (f *fileFixture) close() error { return f.release(f.resources.close) }
 
 // A fileMethod copies the file to the device. It returns the duration by the clock of the device, or 0:
 // then the host's clock counts.
@@ -297,36 +268,28 @@ func (f *fileFixture) sample(ctx context.Context, cache, method, device string, 
 	case method == fileDirect && !f.direct:
 		return 0, fmt.Errorf("the file system of %s has no O_DIRECT: %w", f.dir, errors.ErrUnsupported)
 	}
-	var took fileTime
-	done := make(chan error, 1)
-	f.running.Go(func() { done <- f.time(ctx, cache, device, bring, &took) })
-	select {
-	case err := <-done:
-		*cpu += took.cpu
-		return float64(f.n) / float64(took.time.Nanoseconds()), err
-	case <-ctx.Done():
-		f.abandoned = true
-		return 0, bounded.Ended(ctx)
-	}
+	took, err := once(ctx, &f.abandonable, func() (fileTime, error) { return f.time(ctx, cache, device, bring) })
+	*cpu += took.cpu
+	return float64(f.n) / float64(took.time.Nanoseconds()), err
 }
 
 // time is one sample. What the devices had before is overwritten, so that bytes which do
 // not arrive show.
-func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileMethod, took *fileTime) error {
+func (f *fileFixture) time(ctx context.Context, cache, device string, bring fileMethod) (took fileTime, err error) {
 	for i, d := range f.devices {
 		if device == allDevices || i == 0 {
 			if err := errors.Join(d.Memset(f.at[i], 0x5a, f.n), d.Synchronize(ctx)); err != nil {
-				return err
+				return took, err
 			}
 		}
 	}
 	if cache == outOfCache {
-		abandoned, err := dropCache(f.file, f.n)
+		cached, err := dropCache(f.file, f.n)
 		if err != nil {
-			return err
+			return took, err
 		}
-		if abandoned > stillCached {
-			return fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(abandoned), errors.ErrUnsupported)
+		if cached > stillCached {
+			return took, fmt.Errorf("%s of the file stay in the page cache: %w", units.Share(cached), errors.ErrUnsupported)
 		}
 	}
 	var watch measure.Stopwatch
@@ -334,7 +297,7 @@ func (f *fileFixture) time(ctx context.Context, cache, device string, bring file
 	onDevice, err := bring(ctx)
 	took.time = max(cmp.Or(onDevice, watch.Stop()), 1)
 	took.cpu = watch.CPU()
-	return err
+	return took, err
 }
 
 // fromPinned copies what is in pinned memory already.
@@ -348,7 +311,7 @@ func (f *fileFixture) fromMapping(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = f.pieces(ctx, func(off, n int) error {
+	err = pieces(ctx, f.n, func(off, n int) error {
 		return f.devices[0].CopyToDevice(f.at[0]+cudart.DevPtr(off), unsafe.Pointer(&b[off]), n)
 	})
 	// cudaMemcpy of pageable memory returns when it was staged, which may be before it
@@ -394,12 +357,12 @@ func (f *fileFixture) toAll(ctx context.Context) error {
 
 // verify compares what is on the devices with the file.
 func (f *fileFixture) verify(ctx context.Context, device string) error {
-	arrived, want := make([]byte, min(f.n, pieceSize)), make([]byte, min(f.n, pieceSize))
+	arrived, want := make([]byte, min(f.n, piece)), make([]byte, min(f.n, piece))
 	for i, d := range f.devices {
 		if device != allDevices && i > 0 {
 			break
 		}
-		err := f.pieces(ctx, func(off, n int) error {
+		err := pieces(ctx, f.n, func(off, n int) error {
 			if _, err := f.file.ReadAt(want[:n], int64(off)); err != nil {
 				return err
 			}
