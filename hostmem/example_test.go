@@ -22,11 +22,7 @@ import (
 // openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
 // cudart.Open(context.Background(), cudart.Options{}).
 func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
-	sim, err := cudasim.New(cudasim.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -37,7 +33,7 @@ func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
 		log.Fatal(err)
 	}
 	return dev, s, func() {
-		if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		if err := errors.Join(s.Close(), rt.Close()); err != nil {
 			log.Fatal(err)
 		}
 	}
@@ -275,7 +271,7 @@ func Example_debugging() {
 			fmt.Println(h.Kind, h.Bytes, strings.Contains(h.Stack, "Example_debugging"))
 		}
 	}
-	if err := errors.Join(buf.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+	if err := errors.Join(buf.Close(), rt.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output: buffer 12288 true

@@ -40,17 +40,12 @@ func Example() {
 
 // On a simulated device a Go function stands for each kernel.
 func ExampleLoad() {
-	sim, err := cudasim.New(cudasim.Config{Kernels: map[string]cudasim.KernelFunc{"scale": func(l *cudasim.Launch) {
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{Kernels: map[string]cudasim.KernelFunc{"scale": func(l *cudasim.Launch) {
 		x := cudasim.Elements[float32](l.Write(cudasim.Arg[cudart.DevPtr](l, 0), 4*cudasim.Arg[int](l, 2)))
 		for i := range x {
 			x[i] *= cudasim.Arg[float32](l, 1)
 		}
 	}}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer sim.Close()
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -26,11 +26,7 @@ func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
 
 // openGPUWith is openGPU with Go functions in place of kernels.
 func openGPUWith(kernels map[string]cudasim.KernelFunc) (dev *cudart.Device, s *cudart.Stream, done func()) {
-	sim, err := cudasim.New(cudasim.Config{Kernels: kernels})
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{Kernels: kernels})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -41,7 +37,7 @@ func openGPUWith(kernels map[string]cudasim.KernelFunc) (dev *cudart.Device, s *
 		log.Fatal(err)
 	}
 	return dev, s, func() {
-		if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		if err := errors.Join(s.Close(), rt.Close()); err != nil {
 			log.Fatal(err)
 		}
 	}

@@ -23,9 +23,7 @@ func open(o managed.Options) (dev *cudart.Device, s *cudart.Stream, a *managed.A
 }
 
 func openDevice(cfg cudasim.DeviceConfig, o managed.Options) (dev *cudart.Device, s *cudart.Stream, a *managed.Allocator, done func()) {
-	sim, err := cudasim.New(cudasim.Config{Devices: []cudasim.DeviceConfig{cfg}})
-	check(err)
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim}) // cudart.Options{} for a real one
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{Devices: []cudasim.DeviceConfig{cfg}}) // cudart.Options{} for a real one
 	check(err)
 	dev, err = rt.Device(0)
 	check(err)
@@ -33,7 +31,7 @@ func openDevice(cfg cudasim.DeviceConfig, o managed.Options) (dev *cudart.Device
 	check(err)
 	a, err = managed.New(context.Background(), dev, o)
 	check(err)
-	return dev, s, a, func() { check(errors.Join(s.Close(), a.Close(), rt.Close(), sim.Check(), sim.Close())) }
+	return dev, s, a, func() { check(errors.Join(s.Close(), a.Close(), rt.Close())) }
 }
 
 func check(err error) {

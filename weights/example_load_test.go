@@ -17,12 +17,7 @@ import (
 
 func ExampleLoadModel() {
 	// A simulated GPU; without Options it is the machine's.
-	sim, err := cudasim.New(cudasim.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer sim.Close()
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -52,12 +47,7 @@ func ExampleLoadModel() {
 
 // A load ends with its context.
 func ExampleLoadModel_canceled() {
-	sim, err := cudasim.New(cudasim.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer sim.Close()
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -75,12 +65,7 @@ func ExampleLoadModel_canceled() {
 
 func ExamplePlan_Load() {
 	// A simulated GPU; without Options it is the machine's.
-	sim, err := cudasim.New(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer sim.Close()
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -26,11 +26,7 @@ type arrowAllocator interface {
 
 // A column is built in pinned memory, which grows with it, and is copied to the GPU.
 func ExampleAllocator() {
-	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{}) // instead of a GPU
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -65,7 +61,7 @@ func ExampleAllocator() {
 	a.Free(column) // the copy may still run: the pool reuses the memory after it
 	fmt.Println(a.Stats().Allocations, "allocations, last error:", a.Err())
 
-	if err := errors.Join(p.Close(), stream.Close(), dev.Free(mem), rt.Close(), sim.Check(), sim.Close()); err != nil {
+	if err := errors.Join(p.Close(), stream.Close(), dev.Free(mem), rt.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
@@ -89,11 +85,7 @@ func buildColumn(a arrowAllocator, n int) []byte {
 // Memory that was freed is not reused while a stream of Options.Streams may use it. If the pool
 // has none, memory is of the Go heap: Err returns why.
 func Example_memoryLifetime() {
-	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{}) // instead of a GPU
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -126,7 +118,7 @@ func Example_memoryLifetime() {
 	}
 	a.Free(a.Allocate(1000))
 	fmt.Println("closed:", errors.Is(a.Err(), cudart.ErrClosed))
-	if err := errors.Join(stream.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+	if err := errors.Join(stream.Close(), rt.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

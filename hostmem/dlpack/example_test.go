@@ -18,11 +18,7 @@ import (
 // Memory of a pool goes to another library, which has a stream of its own. The pool
 // reuses the memory when the library is done with it, and its stream as well.
 func ExampleExport() {
-	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{}) // instead of a GPU
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -65,7 +61,7 @@ func ExampleExport() {
 	}
 	fmt.Println(p.Stats().Leases, "leases")
 
-	if err := errors.Join(p.Close(), stream.Close(), theirs.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+	if err := errors.Join(p.Close(), stream.Close(), theirs.Close(), rt.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
@@ -89,11 +85,7 @@ func consume(tensor dlpack.Versioned) {
 // A tensor that no consumer takes is deleted. Its memory is released on a goroutine, which may
 // wait for the GPU.
 func Example_memoryLifetime() {
-	sim, err := cudasim.New(cudasim.Config{}) // in place of a GPU
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{}) // instead of a GPU
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -117,7 +109,7 @@ func Example_memoryLifetime() {
 	}
 	tensor.Delete()
 	fmt.Println(<-released, buf.Bytes() == nil)
-	if err := errors.Join(rt.Close(), sim.Check(), sim.Close()); err != nil {
+	if err := rt.Close(); err != nil {
 		log.Fatal(err)
 	}
 	// Output: <nil> true

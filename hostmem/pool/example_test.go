@@ -18,11 +18,7 @@ import (
 // openGPU opens a simulated GPU, so that the examples run anywhere. Programs call
 // cudart.Open(context.Background(), cudart.Options{}).
 func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
-	sim, err := cudasim.New(cudasim.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -33,7 +29,7 @@ func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
 		log.Fatal(err)
 	}
 	return dev, s, func() {
-		if err := errors.Join(s.Close(), rt.Close(), sim.Check(), sim.Close()); err != nil {
+		if err := errors.Join(s.Close(), rt.Close()); err != nil {
 			log.Fatal(err)
 		}
 	}

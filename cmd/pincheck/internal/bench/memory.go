@@ -252,17 +252,13 @@ type keepReply struct {
 func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	var opened lifetime.Stack
 	defer func() { err = errors.Join(err, opened.Run(context.WithoutCancel(ctx))) }()
-	options := cudart.Options{Library: r.Library}
+	var rt *cudart.Runtime
 	if r.Simulated {
-		sim, err := cudasim.New(cudasim.Config{})
-		if err != nil {
-			return reply, err
-		}
-		opened.PushClose(sim.Close)
-		options = cudart.Options{Source: sim}
+		rt, err = cudasim.Open(ctx, cudasim.Config{})
 		r.Device = 0
+	} else {
+		rt, err = cudart.Open(ctx, cudart.Options{Library: r.Library})
 	}
-	rt, err := cudart.Open(ctx, options)
 	if err != nil {
 		return reply, err
 	}
