@@ -222,6 +222,22 @@ func TestAGPUThatIsNotExplainedIsNotHealthy(t *testing.T) {
 	assert.Equal(t, Healthy, verdict, "somebody says that one is enough")
 }
 
+// One of eight GPUs in MIG mode without an instance, as somebody wants it: a note says what excludes it, and the host is
+// healthy, which is exit status 0.
+func TestAGPUInMIGModeWithoutAnInstance(t *testing.T) {
+	t.Parallel()
+	for _, boards := range []bool{true, false} {
+		states := slices.Repeat([]string{isMeasured}, 8)
+		states[5] = emptyMIG
+		verdict, found := Evaluate(madeHost(t, *host(t, "h200-vm"), states, boards, true))
+		assert.Equal(t, Healthy, verdict)
+		require.Equal(t, []string{"mig_without_instance"}, ids(found))
+		assert.Equal(t, Note, found[0].Severity)
+		assert.Contains(t, found[0].Evidence, "NVML: GPU 5 (00000000:06:00.0): MIG is on, with 0 instances")
+		assert.Contains(t, found[0].Remedy, "nothing, if instances are made when they are needed")
+	}
+}
+
 // A node that is gone, with the module's list of GPUs and without.
 func TestAGPUWhoseNodeIsGone(t *testing.T) {
 	t.Parallel()
