@@ -9,11 +9,6 @@ import (
 	"github.com/gopinned/pinned/examples/internal/exampletest"
 )
 
-func TestBytesComeBackFromASimulatedGPU(t *testing.T) {
-	t.Parallel()
-	require.NoError(t, run(t.Context(), true))
-}
-
 func TestAnEndedContextIsReported(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -9,10 +9,5 @@ import (
 )
 
 func TestAColumnReachesTheGPUFromPinnedMemory(t *testing.T) {
-	t.Parallel()
-	require.NoError(t, run(t.Context(), true))
-}
-
-func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
-	require.NotEmpty(t, exampletest.Run(t, main, "-sim"))
+	require.Contains(t, exampletest.Run(t, main, "-sim"), "4000000 bytes of pinned memory, on device 0")
 }
