@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -226,11 +227,14 @@ func (c Config) withDefaults() (Config, error) {
 		value int
 	}{
 		{"DriverVersion", int(c.DriverVersion)}, {"MaxRegister", c.MaxRegister}, {"MaxRegistrations", c.MaxRegistrations},
-		{"MaxPinned", c.MaxPinned}, {"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory},
+		{"MaxPinned", c.MaxPinned}, {"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory}, {"EventResolution", int(c.EventResolution)},
 	} {
 		if f.value < 0 {
 			return c, fmt.Errorf("cudasim: Config.%s %d: cannot be negative", f.name, f.value)
 		}
+	}
+	if c.DriverVersion > math.MaxInt32 { // an int of C
+		return c, fmt.Errorf("cudasim: Config.DriverVersion %d: at most %d", c.DriverVersion, math.MaxInt32)
 	}
 	if c.QueueDepth == 0 {
 		c.QueueDepth = defaultDepth
@@ -302,7 +306,7 @@ func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {
 		if *w.speed == (Speed{}) {
 			*w.speed = *w.def
 		}
-		if w.speed.Rate <= 0 || w.speed.Latency < 0 {
+		if !(w.speed.Rate > 0) || w.speed.Latency < 0 {
 			return d, fmt.Errorf("link: a copy needs a rate above 0 and a latency of 0 or more, not %+v", *w.speed)
 		}
 	}

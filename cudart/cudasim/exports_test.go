@@ -3,6 +3,7 @@
 package cudasim_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -193,6 +194,8 @@ func TestConfigErrors(t *testing.T) {
 		"pinned":   {MaxPinned: -1},
 		"leak":     {LeakAbove: -1},
 		"host":     {HostMemory: -1},
+		"step":     {EventResolution: -1},
+		"C int":    {DriverVersion: 1 << 40},
 		"peer":     {NoPeerAccess: [][2]int{{0, 1}}},
 		"peer -1":  {NoPeerAccess: [][2]int{{-1, 0}}},
 		"lost":     {LostPeerCopies: [][2]int{{1, 0}}},
@@ -200,6 +203,7 @@ func TestConfigErrors(t *testing.T) {
 		"PCI":      {Devices: []cudasim.DeviceConfig{{PCIBusID: "6"}}},
 		"PCI hex":  {Devices: []cudasim.DeviceConfig{{PCIBusID: "0000:xx:00.0"}}},
 		"rate":     {Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{Peer: cudasim.Speed{Latency: 1}}}}},
+		"NaN":      {Devices: []cudasim.DeviceConfig{{Link: cudasim.Link{Peer: cudasim.Speed{Rate: math.NaN()}}}}},
 	} {
 		_, err := cudasim.New(cfg)
 		assert.ErrorContains(t, err, "cudasim: ", name)

@@ -1,6 +1,7 @@
 package dlpack
 
 import (
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -154,6 +155,8 @@ func TestTensorsThatAreRefused(t *testing.T) {
 		"negative device":   {mem, Tensor{Device: -1, Type: float32s}, "Tensor.Device of -1"},
 		"no type":           {mem, Tensor{Shape: []int{1}}, "Tensor.Type"},
 		"four bits":         {mem, Tensor{Type: DataType{Code: 17, Bits: 4}}, "Tensor.Type of code 17, 4 bits"},
+		"elements overflow": {mem, Tensor{Type: bytes, Shape: []int{math.MaxInt, 2, 4}, Strides: []int{0, 0, 1}}, "larger than the address space"},
+		"extent overflows":  {mem, Tensor{Type: bytes, Shape: []int{3, 2}, Strides: []int{math.MaxInt, 1}}, "larger than the address space"},
 		"negative shape":    {mem, Tensor{Type: bytes, Shape: []int{2, -1}}, "dimension 1 is negative"},
 		"negative, empty":   {mem, Tensor{Type: bytes, Shape: []int{0, -1}}, "dimension 1 is negative"},
 		"negative stride":   {mem, Tensor{Type: bytes, Shape: []int{2}, Strides: []int{-1}}, "Tensor.Strides of [-1]: dimension 0 is negative"},

@@ -111,8 +111,9 @@ func (t *Tensor) layout() (strides []int, size int, err error) {
 	if ok && slices.Contains(t.Shape, 0) {
 		return strides, 0, nil // consumers read the strides of empty tensors, too
 	}
-	last := 0 // index of the last element
+	last, elements := 0, 1 // the index of the last element; with strides of 0 there are more elements than indices
 	for i, n := range t.Shape {
+		elements, ok = addProduct(0, elements, n, ok)
 		last, ok = addProduct(last, n-1, strides[i], ok)
 	}
 	if size, ok = addProduct(t.Type.size(), last, t.Type.size(), ok); !ok {
