@@ -5,6 +5,7 @@ package hostmem
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -106,6 +107,11 @@ func TestMapFileRefusesWithoutCallingCUDA(t *testing.T) {
 		{name: "offset at the end", path: path, o: FileOptions{Offset: 10_000}, want: "not all within the 10000"},
 		{name: "offset past the end", path: path, o: FileOptions{Offset: 1 << 40}, want: "not all within"},
 		{name: "too long", path: path, o: FileOptions{Offset: 1, Length: 10_000}, want: "10000 bytes from 1 on are not all within the 10000"},
+		{name: "the largest offset", path: path, o: FileOptions{Offset: math.MaxInt64}, want: "not all within the 10000"},
+		{name: "the largest length", path: path, o: FileOptions{Offset: 1, Length: math.MaxInt}, want: "9223372036854775807 bytes from 1 on are not all within the 10000"},
+		{name: "the largest of both", path: path, o: FileOptions{Offset: math.MaxInt64, Length: math.MaxInt}, want: "not all within the 10000"},
+		{name: "too many workers", path: path, o: FileOptions{Workers: 1025}, want: "Options.Workers of 1025: must be from 0 to 1024"},
+		{name: "fewer workers than none", path: path, o: FileOptions{Workers: -1}, want: "Options.Workers of -1"},
 		{name: "negative offset", path: path, o: FileOptions{Offset: -1}, want: "negative"},
 		{name: "negative length", path: path, o: FileOptions{Length: -1}, want: "negative"},
 		{name: "a wrong chunk", path: path, o: FileOptions{Chunk: 1}, want: "Options.Chunk of 1 bytes: must be a multiple of 2 MiB"},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -214,6 +215,9 @@ func TestRegisterRefusesWithoutCallingCUDA(t *testing.T) {
 		{name: "no access", mem: mapped(t, -1, 64*kib, unix.PROT_NONE, private), want: "cannot be read"},
 		{name: "no access to the end", mem: twoPages[1:], want: "cannot be read"},
 		{name: "nothing there", mem: unsafe.Slice(*(**byte)(unsafe.Pointer(&low)), 100), want: "nothing is mapped at 0x8000"},
+		{name: "a negative chunk", mem: twoPages[:1], o: RegisterOptions{Chunk: -2 * mib}, want: "Options.Chunk of -2097152 bytes"},
+		{name: "too many workers", mem: twoPages[:1], o: RegisterOptions{Workers: math.MaxInt}, want: "Options.Workers of 9223372036854775807: must be from 0 to 1024"},
+		{name: "fewer workers than none", mem: twoPages[:1], o: RegisterOptions{Workers: -1}, want: "Options.Workers of -1"},
 		{name: "a wrong chunk", mem: twoPages[:1], o: RegisterOptions{Chunk: 1000}, want: "Options.Chunk of 1000 bytes: must be a multiple of 2 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package cublas
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -27,6 +28,10 @@ func TestShapesOfProductsAreChecked(t *testing.T) {
 		{shape(0, 4), shape(0, 3), shape(3, 4), false},
 		{shape(2, 4), shape(2, 0), shape(0, 4), false},
 		{shape(1<<31, 4), shape(1<<31, 3), shape(3, 4), false},
+		{shape(2, 1<<31), shape(2, 3), shape(3, 1<<31), false},
+		{shape(2, 4), shape(2, math.MaxInt), shape(math.MaxInt, 4), false},
+		{shape(-2, 4), shape(-2, 3), shape(3, 4), false},
+		{shape(2, 4), shape(2, math.MinInt), shape(math.MinInt, 4), false},
 	} {
 		err := checkProduct(tt.c, tt.a, tt.b)
 		if !tt.ok {
