@@ -3,9 +3,7 @@ package cudart
 import (
 	"context"
 	"fmt"
-	"unsafe"
 
-	"github.com/gopinned/pinned/internal/elements"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
@@ -90,62 +88,4 @@ func (m *DeviceMemory) Close() error {
 		return nil
 	}
 	return m.life.Close(context.Background(), func(context.Context) error { return m.dev.Free(m.ptr) })
-}
-
-// A DeviceSlice is device memory as elements of type T: what a []T is for the memory of the
-// host. It keeps no memory from being freed. The zero value is empty.
-type DeviceSlice[T any] struct {
-	m      *DeviceMemory
-	off, n int // elements
-}
-
-// ViewOf returns the memory as elements of type T: numbers, or arrays and structs of them,
-// with Go's layout, which C shares. It does not block. The error wraps [ErrInvalidValue]
-// if T holds pointers or has no bytes, if the size of m is not a multiple of T's, or if m is
-// nil, and [ErrClosed] after m's Close.
-func ViewOf[T any](m *DeviceMemory) (DeviceSlice[T], error) {
-	var element T
-	size := int(unsafe.Sizeof(element))
-	if err := elements.Check[T](); err != nil {
-		return DeviceSlice[T]{}, fmt.Errorf("view of %v: %w: %w", m, err, ErrInvalidValue)
-	}
-	if m.Len()%size != 0 {
-		return DeviceSlice[T]{}, fmt.Errorf("view of %v: not a multiple of the %d bytes of %T: %w", m, size, element, ErrInvalidValue)
-	}
-	if _, err := m.Range(0, 0); err != nil {
-		return DeviceSlice[T]{}, err
-	}
-	return DeviceSlice[T]{m: m, n: m.Len() / size}, nil
-}
-
-// Len returns the number of elements.
-func (s DeviceSlice[T]) Len() int { return s.n }
-
-// Bytes returns the size of all elements in bytes.
-func (s DeviceSlice[T]) Bytes() int { return s.n * s.size() }
-
-func (s DeviceSlice[T]) size() int {
-	var element T
-	return int(unsafe.Sizeof(element))
-}
-
-// Memory returns the memory that s is part of, nil for the zero value.
-func (s DeviceSlice[T]) Memory() *DeviceMemory { return s.m }
-
-// Ptr returns the address of the first element. It is 0 for the zero value, and after the
-// memory was closed.
-func (s DeviceSlice[T]) Ptr() DevPtr {
-	if p := s.m.Ptr(); p != 0 {
-		return p + DevPtr(s.off*s.size())
-	}
-	return 0
-}
-
-// Slice returns elements i to j-1, as s[i:j] does for a slice. The error wraps
-// [ErrInvalidValue] unless 0 <= i <= j <= Len.
-func (s DeviceSlice[T]) Slice(i, j int) (DeviceSlice[T], error) {
-	if i < 0 || j < i || j > s.n {
-		return DeviceSlice[T]{}, fmt.Errorf("elements %d to %d of %d on the device: %w", i, j, s.n, ErrInvalidValue)
-	}
-	return DeviceSlice[T]{m: s.m, off: s.off + i, n: j - i}, nil
 }

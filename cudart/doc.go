@@ -105,8 +105,7 @@
 // # Device memory
 //
 // [Device.Alloc] returns device memory with its size: [DeviceMemory.Range] checks the
-// bounds of a part of it, and [ViewOf] counts elements of a type in place of bytes.
-// [Device.Malloc] returns the bare address.
+// bounds of a part of it. [Device.Malloc] returns the bare address.
 //
 // # Sizes
 //

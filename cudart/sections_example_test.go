@@ -79,29 +79,6 @@ func ExampleDevice_Alloc() {
 	// true true
 }
 
-// A view counts elements where DeviceMemory counts bytes.
-func ExampleViewOf() {
-	sim, err := cudasim.New(cudasim.Config{})
-	check(err)
-	rt, err := cudart.Open(context.Background(), cudart.Options{Source: sim})
-	check(err)
-	dev, err := rt.Device(0)
-	check(err)
-
-	type vertex struct{ X, Y, Z float32 }
-	mem, err := dev.Alloc(1000 * 12)
-	check(err)
-	vertices, err := cudart.ViewOf[vertex](mem)
-	check(err)
-	last, err := vertices.Slice(990, 1000)
-	check(err)
-	fmt.Println(vertices.Len(), last.Len(), last.Bytes(), last.Ptr()-mem.Ptr() == 990*12)
-
-	check(errors.Join(mem.Close(), rt.Close(), sim.Check(), sim.Close()))
-	// Output:
-	// 1000 10 120 true
-}
-
 // Pinned memory stays as it is until the stream has passed the copy that reads it.
 func Example_memoryLifetime() {
 	sim, err := cudasim.New(cudasim.Config{})

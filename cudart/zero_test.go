@@ -37,7 +37,7 @@ func TestMethodsOfNilAndZeroValuesReturnErrors(t *testing.T) {
 		(*cudart.DeviceMemory)(nil), new(cudart.DeviceMemory),
 
 		(*cudart.CopyBatch)(nil), new(cudart.CopyBatch),
-		cudart.Point{}, cudart.DeviceSlice[float32]{}, cudart.Location{}, cudart.StuckCall{},
+		cudart.Point{}, cudart.Location{}, cudart.StuckCall{},
 		cudart.Code(0), cudart.Version(0), cudart.DevPtr(0), cudart.MemoryType(0), cudart.DriverFacts{},
 		new(cudart.Error), new(cudart.OpenError),
 	} {

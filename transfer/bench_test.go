@@ -90,15 +90,6 @@ func BenchmarkDownload(b *testing.B) {
 		rate(b, n, func() { require.NoError(b, r.c.Download(b.Context(), dst, src)) })
 	})
 	n = benchSize(1 << 30)
-	b.Run("new/"+benchName(n), func(b *testing.B) {
-		rate(b, n, func() {
-			mem, err := r.c.DownloadNew(b.Context(), src, n)
-			require.NoError(b, err)
-			b.StopTimer()
-			require.NoError(b, mem.Close())
-			b.StartTimer()
-		})
-	})
 	// All stay in use: the runtime has to clear memory that it uses again.
 	var all [][]byte
 	b.Run("make/"+benchName(n), func(b *testing.B) {

@@ -132,10 +132,6 @@ func TestCallbacksThatDoNotReturn(t *testing.T) {
 			defer func() { assert.NoError(r, buf.Close()) }()
 			return r.c.With(progress(end)).Upload(ctx, r.device(n), buf.Bytes())
 		},
-		"progress of new memory": func(ctx context.Context, r *fixture, end func()) error {
-			_, err := r.c.With(progress(end)).DownloadNew(ctx, r.device(100), 100)
-			return err
-		},
 		"progress of parts": func(ctx context.Context, r *fixture, end func()) error {
 			return r.c.With(progress(end)).UploadAll(ctx, cutUp(want, r.device(n), 0, 5000))
 		},

@@ -33,7 +33,7 @@ func TestCopiesAtOnce(t *testing.T) {
 			for i := range rounds {
 				n := []int{100, stage.MaxSmall, 700 * kib, maxN}[(g+i)%4]
 				want, got := bytesOf(uint64(g*100+i), n), make([]byte, n)
-				c := &r.c.View
+				c := r.c
 				if i%2 == 1 {
 					c = c.With(Call{Stream: s})
 				}

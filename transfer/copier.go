@@ -28,8 +28,12 @@ var (
 var ErrUnderWay = stage.ErrUnderWay
 
 // A Copier copies between one device and any host memory, file, reader or
-// writer. Its copies are the methods of [View].
-type Copier struct{ View }
+// writer. Any goroutine may call its methods.
+//
+// For all methods that copy: ctx, a reader and a writer must not be nil, and sizes are
+// bytes, 0 or more. A copy of no bytes succeeds at once. Errors are those of ctx (its error
+// and its cause), of the reader or writer, of CUDA, and [cudart.ErrClosed].
+type Copier struct{ view }
 
 // NewCopier returns a copier for a device. Close it. The first copier of a device
 // allocates the ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more,
@@ -43,7 +47,7 @@ func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 	if err != nil {
 		return nil, err
 	}
-	return &Copier{View{view{engine: e}}}, nil
+	return &Copier{view{engine: e}}, nil
 }
 
 // Close releases the copier; the last one of a device waits for copies that are
@@ -134,7 +138,7 @@ func (o Options) validate() error {
 	return nil
 }
 
-// A Call configures single copies: see [View.With]. The zero value changes nothing.
+// A Call configures single copies: see [Copier.With]. The zero value changes nothing.
 type Call struct {
 	// Stream orders the copy with the work of this stream, which is of the copier's
 	// device: see Ordering in the package's documentation.
@@ -153,40 +157,33 @@ type Call struct {
 	DirectIO bool
 }
 
-// A View has the methods of a [Copier] that copy. All views of a Copier share
-// its ring, its streams and its Stats, and end with its Close.
-//
-// For all methods that copy: ctx, a reader and a writer must not be nil, and sizes are
-// bytes, 0 or more. A copy of no bytes succeeds at once. Errors are those of ctx (its error
-// and its cause), of the reader or writer, of CUDA, and [cudart.ErrClosed].
-type View struct{ view }
-
 // A view is an engine with the configuration of its copies.
 type view struct {
-	*engine // nil for a zero View
+	*engine // nil for a zero Copier or Fanout
 	call    Call
 }
 
-func (v *View) get() view {
-	if v == nil {
+func (c *Copier) get() view {
+	if c == nil {
 		return view{}
 	}
-	return v.view
+	return c.view
 }
 
-// With returns a view whose copies are configured by call. It does not block.
-func (v *View) With(call Call) *View { return &View{view{v.get().engine, call}} }
+// With returns the same copier, whose copies are configured by call: it shares the ring, the streams and the
+// Stats, and a Close of either closes both. It does not block.
+func (c *Copier) With(call Call) *Copier { return &Copier{view{c.get().engine, call}} }
 
-// Device returns the device that is copied to and from, nil for a zero View.
-func (v *View) Device() *cudart.Device {
-	if e := v.get().engine; e != nil {
+// Device returns the device that is copied to and from, nil for a zero Copier.
+func (c *Copier) Device() *cudart.Device {
+	if e := c.get().engine; e != nil {
 		return e.members[0].dev
 	}
 	return nil
 }
 
-// Stats returns the counts of the Copier and all its views so far. It does not block.
-func (v *View) Stats() Stats { return v.get().readStats() }
+// Stats returns the counts so far. It does not block.
+func (c *Copier) Stats() Stats { return c.get().readStats() }
 
 func (v view) dev() *cudart.Device { return v.members[0].dev }
 

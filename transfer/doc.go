@@ -15,7 +15,7 @@
 // its ring, which the last Close unmaps.
 //
 // A [Fanout] copies one source onto several devices, or pieces of it, each to addresses of
-// its own. [UploadSlice] and [DownloadSlice] copy slices of numbers, arrays and structs.
+// its own. [hostmem.Bytes] and [hostmem.BytesOf] give the memory of slices of numbers, arrays and structs.
 //
 // Package transfer/blocks copies many small blocks of pinned memory by lists of indices.
 //

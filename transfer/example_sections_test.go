@@ -132,7 +132,7 @@ func Example_concurrency() {
 }
 
 // Device memory is a source and a target of io.Copy.
-func ExampleView_NewReader() {
+func ExampleCopier_NewReader() {
 	ctx := context.Background()
 	c, mem, closeAll := copier(100, transfer.Options{})
 	defer closeAll()

@@ -9,8 +9,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// A Fanout copies one source onto several devices, and reads it once. Its copies
-// are the methods of [FanoutView].
+// A Fanout copies one source onto several devices, and reads it once.
 //
 // Devices that can access each other's memory share the work: each of n devices gets
 // every n-th chunk over its own link, and passes it on to the other devices
@@ -18,10 +17,6 @@ import (
 // source in half the time that one takes. Where there is no peer access, and where
 // copies between devices do not arrive, each chunk goes to all devices from the same
 // pinned memory, each over its own link, in the time that one device takes.
-type Fanout struct{ FanoutView }
-
-// A FanoutView has the methods of a [Fanout] that copy. All views of a Fanout share
-// its devices and its Stats, and end with its Close.
 //
 // For all methods that copy: dsts are addresses, one for each device in the order of
 // NewFanout, with room for all the bytes. They must not overlap. A copy is complete
@@ -31,7 +26,7 @@ type Fanout struct{ FanoutView }
 // error wraps [ErrUnderWay]. ctx and a reader must not be nil, and sizes are bytes, 0 or
 // more. A copy of no bytes succeeds at once. Other errors are those of ctx (its error and
 // its cause), of the reader, of CUDA, and [cudart.ErrClosed].
-type FanoutView struct{ view }
+type Fanout struct{ view }
 
 // NewFanout returns a Fanout for devices of one CUDA library, each of them once. It
 // uses the rings that the Copiers of these devices share, and allocates those that
@@ -58,7 +53,7 @@ func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, 
 	if err != nil {
 		return nil, err
 	}
-	return &Fanout{FanoutView{view{engine: e}}}, nil
+	return &Fanout{view{engine: e}}, nil
 }
 
 // Close releases the Fanout: it disables the peer access that it has enabled, and
@@ -80,7 +75,7 @@ func (f *Fanout) opened() *engine {
 	return f.engine
 }
 
-func (f *FanoutView) get() view {
+func (f *Fanout) get() view {
 	if f == nil {
 		return view{}
 	}
@@ -88,7 +83,7 @@ func (f *FanoutView) get() view {
 }
 
 // Devices returns the devices, in the order of NewFanout.
-func (f *FanoutView) Devices() (devs []*cudart.Device) {
+func (f *Fanout) Devices() (devs []*cudart.Device) {
 	if e := f.get().engine; e != nil {
 		for _, m := range e.members {
 			devs = append(devs, m.dev)
@@ -100,26 +95,26 @@ func (f *FanoutView) Devices() (devs []*cudart.Device) {
 // Notes returns, in words, why devices that could access each other's memory do not pass bytes
 // on: a proof showed that copies between them do not arrive. It is nil if there is nothing to
 // report. It does not block.
-func (f *FanoutView) Notes() []string {
+func (f *Fanout) Notes() []string {
 	if e := f.get().engine; e != nil {
 		return slices.Clone(e.notes)
 	}
 	return nil
 }
 
-// With returns a view whose copies are configured by call. It does not block. Call.Stream may be of any of
-// the devices: a copy begins when what was queued there is done. Where other devices
-// have work that must be done before, make that stream wait for it
-// ([cudart.Stream.WaitPoint]).
-func (f *FanoutView) With(call Call) *FanoutView { return &FanoutView{view{f.get().engine, call}} }
+// With returns the same Fanout, whose copies are configured by call: a Close of either
+// closes both. It does not block. Call.Stream may be of any of the devices: a copy begins
+// when what was queued there is done. Where other devices have work that must be done
+// before, make that stream wait for it ([cudart.Stream.WaitPoint]).
+func (f *Fanout) With(call Call) *Fanout { return &Fanout{view{f.get().engine, call}} }
 
-// Stats returns the counts of the Fanout and all its views so far. Each byte of a source
+// Stats returns the counts so far. Each byte of a source
 // counts once, and in PeerBytes once for each device that got it from another device.
 // RingBytes are those of all devices. It does not block.
-func (f *FanoutView) Stats() Stats { return f.get().readStats() }
+func (f *Fanout) Stats() Stats { return f.get().readStats() }
 
 // Upload copies src, which may be any memory, to all devices.
-func (f *FanoutView) Upload(ctx context.Context, dsts []cudart.DevPtr, src []byte) error {
+func (f *Fanout) Upload(ctx context.Context, dsts []cudart.DevPtr, src []byte) error {
 	p := f.get().at(len(src), dsts...)
 	_, err := p.do(ctx, len(src), func() (int, error) { return p.memory(ctx, src) })
 	if err != nil {
@@ -129,13 +124,13 @@ func (f *FanoutView) Upload(ctx context.Context, dsts []cudart.DevPtr, src []byt
 }
 
 // UploadFrom copies n bytes from offset off of r to all devices. It returns the number of
-// bytes, from the first on, that arrived on all devices. r is read as [View.UploadFrom] does.
-func (f *FanoutView) UploadFrom(ctx context.Context, dsts []cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
+// bytes, from the first on, that arrived on all devices. r is read as [Copier.UploadFrom] does.
+func (f *Fanout) UploadFrom(ctx context.Context, dsts []cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
 	return f.get().at(n, dsts...).uploadFrom(ctx, r, off, n)
 }
 
 // UploadReader copies the next n bytes of r to all devices. It returns the number of bytes,
-// from the first on, that arrived on all devices. r is read as [View.UploadReader] does.
-func (f *FanoutView) UploadReader(ctx context.Context, dsts []cudart.DevPtr, r io.Reader, n int) (int, error) {
+// from the first on, that arrived on all devices. r is read as [Copier.UploadReader] does.
+func (f *Fanout) UploadReader(ctx context.Context, dsts []cudart.DevPtr, r io.Reader, n int) (int, error) {
 	return f.get().at(n, dsts...).uploadReader(ctx, r, n)
 }

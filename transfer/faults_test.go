@@ -176,13 +176,6 @@ var operations = map[string]func(ctx context.Context, b *bench) ([]byte, error){
 		err := b.c.Download(ctx, b.buf.Bytes(), b.mem)
 		return b.buf.Bytes(), err
 	},
-	"download new": func(ctx context.Context, b *bench) ([]byte, error) {
-		m, err := b.c.DownloadNew(ctx, b.mem, benchBytes)
-		if err != nil {
-			return nil, err
-		}
-		return bytes.Clone(m.Bytes()), m.Close()
-	},
 	"download parts": func(ctx context.Context, b *bench) ([]byte, error) {
 		got := make([]byte, benchBytes)
 		return got, b.c.DownloadAll(ctx, cutUp(got, b.mem, 0, 5000))

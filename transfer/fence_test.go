@@ -155,9 +155,9 @@ func TestErrorsThatAreReportedOnce(t *testing.T) {
 func TestPartlyQueuedCopiesAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	const parts = 1500 // in one chunk: two batches, of a thousand and the rest
-	type operation func(v *View, r *fixture, mem cudart.DevPtr) error
+	type operation func(v *Copier, r *fixture, mem cudart.DevPtr) error
 	all := func(upload bool) operation {
-		return func(v *View, r *fixture, mem cudart.DevPtr) error {
+		return func(v *Copier, r *fixture, mem cudart.DevPtr) error {
 			if upload {
 				return v.UploadAll(r.Context(), cutUp(make([]byte, parts*64), mem, 64, 64))
 			}
@@ -165,7 +165,7 @@ func TestPartlyQueuedCopiesAreWaitedFor(t *testing.T) {
 		}
 	}
 	pinned := func(upload bool) operation {
-		return func(v *View, r *fixture, mem cudart.DevPtr) error {
+		return func(v *Copier, r *fixture, mem cudart.DevPtr) error {
 			// Registered in pieces, each of which is copied by itself.
 			buf, err := hostmem.Alloc(r.Context(), r.dev, 4*mib, hostmem.Options{Chunk: 2 * mib})
 			require.NoError(r, err)
@@ -214,7 +214,7 @@ func TestPartlyQueuedCopiesAreWaitedFor(t *testing.T) {
 						release()
 					}
 				})
-				err = tt.do(&r.c.View, r, mem)
+				err = tt.do(r.c, r, mem)
 				require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle)
 				require.Zero(t, sim.PendingCopies())
 				sim.OnCall(nil)

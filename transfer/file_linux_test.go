@@ -323,34 +323,6 @@ func TestADeviceNodeIsWritten(t *testing.T) {
 	}
 }
 
-// DownloadNew unmaps what it allocated when it fails. Not parallel: it looks at
-// the address space of the process.
-func TestNewMemoryAfterAFailure(t *testing.T) {
-	r := newFixture(t, Options{Workers: 2})
-	const n, rounds = 64 * mib, 64
-	mem := r.device(n)
-	size := func() (bytes int) {
-		statm, err := os.ReadFile("/proc/self/statm")
-		require.NoError(t, err)
-		_, err = fmt.Sscan(string(statm), &bytes)
-		require.NoError(t, err)
-		return bytes * os.Getpagesize()
-	}
-	for how, end := range map[string]func(){"exits": runtime.Goexit, "panics": func() { panic(errFlaky) }} {
-		before := size()
-		for range rounds {
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_, err := r.c.With(Call{Progress: func(int, int) { end() }}).DownloadNew(t.Context(), mem, n)
-				assert.Error(t, err)
-			}()
-			<-ended
-		}
-		require.Less(t, size()-before, rounds*n/2, how)
-	}
-}
-
 // isOpenDirect reports whether this process has a file open past the page cache.
 func isOpenDirect(t *testing.T, path string) bool {
 	t.Helper()
@@ -384,11 +356,11 @@ func TestDirectIO(t *testing.T) {
 	want := bytesOf(7, n)
 	mem := r.device(n)
 	for _, off := range []int64{0, 4096, 777} {
-		for how, copies := range map[string]func(v *View, f *os.File) (int, error){
-			"UploadFrom":     func(v *View, f *os.File) (int, error) { return v.UploadFrom(t.Context(), mem, f, off, n) },
-			"UploadReader":   func(v *View, f *os.File) (int, error) { return v.UploadReader(t.Context(), mem, f, n) },
-			"DownloadTo":     func(v *View, f *os.File) (int, error) { return v.DownloadTo(t.Context(), f, off, mem, n) },
-			"DownloadWriter": func(v *View, f *os.File) (int, error) { return v.DownloadWriter(t.Context(), f, mem, n) },
+		for how, copies := range map[string]func(v *Copier, f *os.File) (int, error){
+			"UploadFrom":     func(v *Copier, f *os.File) (int, error) { return v.UploadFrom(t.Context(), mem, f, off, n) },
+			"UploadReader":   func(v *Copier, f *os.File) (int, error) { return v.UploadReader(t.Context(), mem, f, n) },
+			"DownloadTo":     func(v *Copier, f *os.File) (int, error) { return v.DownloadTo(t.Context(), f, off, mem, n) },
+			"DownloadWriter": func(v *Copier, f *os.File) (int, error) { return v.DownloadWriter(t.Context(), f, mem, n) },
 		} {
 			what := fmt.Sprintf("%s at %d", how, off)
 			upload := strings.HasPrefix(how, "Upload")

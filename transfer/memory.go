@@ -7,7 +7,6 @@ import (
 	"runtime"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/ntcopy"
 	"github.com/gopinned/pinned/transfer/internal/queue"
@@ -15,7 +14,7 @@ import (
 )
 
 // Upload copies src, which may be any memory, to the device.
-func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
+func (v *Copier) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
 	_, err := v.get().do(ctx, len(src), func() (int, error) {
 		if queued, err := v.queue(ctx, dst, src); queued {
 			return v.counted(len(src), err)
@@ -29,7 +28,7 @@ func (v *View) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error 
 }
 
 // Download copies from the device into dst, which may be any memory.
-func (v *View) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
+func (v *Copier) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
 	_, err := v.get().do(ctx, len(dst), func() (int, error) { return v.copyMemory(ctx, src, dst, true) })
 	if err != nil {
 		return fmt.Errorf("transfer: download %d bytes: %w", len(dst), err)
@@ -126,34 +125,6 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 		Grace: bounded.CallbackGrace,
 	})
 	return true, stage.AddUnderWay(err)
-}
-
-// DownloadNew copies n bytes from the device into memory that it allocates. The memory is
-// ordinary, not pinned, but in huge pages, which the kernel clears faster than the pages of
-// a new Go slice. All cores are used, because clearing takes most of the time. Close the
-// memory. For n of 0 it is empty.
-func (v *View) DownloadNew(ctx context.Context, src cudart.DevPtr, n int) (*hostmem.Pageable, error) {
-	mem := new(hostmem.Pageable)
-	_, err := v.get().do(ctx, n, func() (done int, err error) {
-		if err = v.call.waitForStream(ctx); err != nil {
-			return 0, err
-		}
-		if mem, err = hostmem.AllocPageable(n); err != nil {
-			return 0, err
-		}
-		done, err = v.at(n, src).stage(ctx, intoFresh(n, func(from []byte, off int) error {
-			copy(mem.Bytes()[off:], from)
-			return nil
-		}))
-		if err != nil {
-			err = errors.Join(err, mem.Close())
-		}
-		return done, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("transfer: download %d bytes: %w", n, err)
-	}
-	return mem, nil
 }
 
 // hugePage is the size of a huge page on amd64 and most of arm64.

@@ -38,7 +38,7 @@ func TestMemoryArrives(t *testing.T) {
 	}
 }
 
-// Memory that was just allocated is filled as DownloadNew fills its own, also where a part of it is resident.
+// Memory that was just allocated is filled by all cores, also where a part of it is resident.
 func TestDownloadsIntoFreshMemory(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, Options{Workers: 3})

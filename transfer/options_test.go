@@ -35,8 +35,6 @@ func TestBadInput(t *testing.T) {
 		_, err = r.c.DownloadTo(t.Context(), hooked{}, off, mem, 10)
 		require.ErrorContains(t, err, fmt.Sprintf("offset %d: must not be negative", off))
 	}
-	_, err = r.c.DownloadNew(t.Context(), mem, -1)
-	require.ErrorContains(t, err, "transfer: download -1 bytes: -1 bytes: must not be negative")
 	require.Zero(t, r.c.Stats().Copies)
 }
 
@@ -58,7 +56,6 @@ func TestNilInput(t *testing.T) {
 		"Download":    func(ctx context.Context) error { return r.c.Download(ctx, one, mem) },
 		"UploadAll":   func(ctx context.Context) error { return r.c.UploadAll(ctx, parts) },
 		"DownloadAll": func(ctx context.Context) error { return r.c.DownloadAll(ctx, parts) },
-		"DownloadNew": func(ctx context.Context) error { _, err := r.c.DownloadNew(ctx, mem, 1); return err },
 		"UploadReader": func(ctx context.Context) error {
 			_, err := r.c.UploadReader(ctx, mem, strings.NewReader("x"), 1)
 			return err
@@ -94,12 +91,5 @@ func TestNothingToDo(t *testing.T) {
 	require.NoError(t, r.c.Download(t.Context(), nil, mem))
 	require.NoError(t, r.c.UploadAll(t.Context(), nil))
 	require.NoError(t, r.c.DownloadAll(t.Context(), []Part{{}, {Device: mem}}))
-	fresh, err := r.c.DownloadNew(t.Context(), mem, 0)
-	require.NoError(t, err)
-	require.NotNil(t, fresh.Bytes())
-	require.Empty(t, fresh.Bytes())
-	require.Zero(t, fresh.Len())
-	require.NoError(t, fresh.Close())
-	require.NoError(t, fresh.Close())
 	require.Zero(t, r.c.Stats().Copies)
 }

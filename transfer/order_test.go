@@ -185,24 +185,24 @@ func TestProgressEndsAtTheTotal(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, buf.Close()) }()
 	host := make([]byte, n)
-	for name, call := range map[string]func(c *View) error{
-		"upload":          func(c *View) error { return c.Upload(t.Context(), mem, host) },
-		"download":        func(c *View) error { return c.Download(t.Context(), host, mem) },
-		"upload pinned":   func(c *View) error { return c.Upload(t.Context(), mem, buf.Bytes()) },
-		"download pinned": func(c *View) error { return c.Download(t.Context(), buf.Bytes(), mem) },
-		"reader": func(c *View) error {
+	for name, call := range map[string]func(c *Copier) error{
+		"upload":          func(c *Copier) error { return c.Upload(t.Context(), mem, host) },
+		"download":        func(c *Copier) error { return c.Download(t.Context(), host, mem) },
+		"upload pinned":   func(c *Copier) error { return c.Upload(t.Context(), mem, buf.Bytes()) },
+		"download pinned": func(c *Copier) error { return c.Download(t.Context(), buf.Bytes(), mem) },
+		"reader": func(c *Copier) error {
 			_, err := c.UploadReader(t.Context(), mem, bytes.NewReader(host), n)
 			return err
 		},
-		"readerAt": func(c *View) error {
+		"readerAt": func(c *Copier) error {
 			_, err := c.UploadFrom(t.Context(), mem, bytes.NewReader(host), 0, n)
 			return err
 		},
-		"writer": func(c *View) error {
+		"writer": func(c *Copier) error {
 			_, err := c.DownloadWriter(t.Context(), new(bytes.Buffer), mem, n)
 			return err
 		},
-		"parts": func(c *View) error { return c.UploadAll(t.Context(), cutUp(host, mem, 0, 5000)) },
+		"parts": func(c *Copier) error { return c.UploadAll(t.Context(), cutUp(host, mem, 0, 5000)) },
 	} {
 		var seen []int
 		require.NoError(t, call(r.c.With(Call{Progress: func(done, total int) {
@@ -225,25 +225,18 @@ func TestCancelledCopies(t *testing.T) {
 	const n = 9 * mib
 	mem, host := r.device(n), bytesOf(1, n)
 	cause := assert.AnError
-	for name, call := range map[string]func(ctx context.Context, c *View) error{
-		"upload":   func(ctx context.Context, c *View) error { return c.Upload(ctx, mem, host) },
-		"download": func(ctx context.Context, c *View) error { return c.Download(ctx, make([]byte, n), mem) },
-		"new": func(ctx context.Context, c *View) error {
-			m, err := c.DownloadNew(ctx, mem, n)
-			if err == nil {
-				return m.Close()
-			}
-			return err
-		},
-		"reader": func(ctx context.Context, c *View) error {
+	for name, call := range map[string]func(ctx context.Context, c *Copier) error{
+		"upload":   func(ctx context.Context, c *Copier) error { return c.Upload(ctx, mem, host) },
+		"download": func(ctx context.Context, c *Copier) error { return c.Download(ctx, make([]byte, n), mem) },
+		"reader": func(ctx context.Context, c *Copier) error {
 			_, err := c.UploadReader(ctx, mem, bytes.NewReader(host), n)
 			return err
 		},
-		"writer": func(ctx context.Context, c *View) error {
+		"writer": func(ctx context.Context, c *Copier) error {
 			_, err := c.DownloadWriter(ctx, new(bytes.Buffer), mem, n)
 			return err
 		},
-		"parts": func(ctx context.Context, c *View) error {
+		"parts": func(ctx context.Context, c *Copier) error {
 			return c.DownloadAll(ctx, cutUp(make([]byte, n), mem, 0, 4096))
 		},
 	} {

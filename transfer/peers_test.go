@@ -83,7 +83,7 @@ func TestNoByteTakesAPathThatLosesIt(t *testing.T) {
 // The outcome of a proof belongs to its Runtime.
 func TestARuntimeProvesItsOwnPaths(t *testing.T) {
 	t.Parallel()
-	var zero FanoutView
+	var zero Fanout
 	require.Nil(t, zero.Notes())
 	for _, lost := range [][][2]int{nil, {{0, 1}}, nil} {
 		_, rt := testgpu.Sim(t, losing(lost...))

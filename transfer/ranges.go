@@ -26,8 +26,8 @@ type Range struct {
 }
 
 // Ranges is a reader of ranges, one after the other, as [io.MultiReader] has readers: an
-// [io.ReaderAt] whose methods may be called from any goroutine. [View.UploadFrom] and
-// [FanoutView.UploadPieces] read each range of a file as they read the file alone.
+// [io.ReaderAt] whose methods may be called from any goroutine. [Copier.UploadFrom] and
+// [Fanout.UploadPieces] read each range of a file as they read the file alone.
 type Ranges struct {
 	list []Range
 	ends []int // of the ranges

@@ -24,17 +24,17 @@ type Part struct {
 // first such call loads. Others are queued a thousand at a time (cudaMemcpyBatchAsync, where library and
 // driver are of CUDA 12.8 or later). No two parts may overlap on the device.
 // After an error some parts may have been copied.
-func (v *View) UploadAll(ctx context.Context, parts []Part) error {
+func (v *Copier) UploadAll(ctx context.Context, parts []Part) error {
 	return v.all(ctx, "upload", parts, false)
 }
 
 // DownloadAll copies the device's bytes of every part to the host, in the same
 // way. No two parts may overlap on the host.
-func (v *View) DownloadAll(ctx context.Context, parts []Part) error {
+func (v *Copier) DownloadAll(ctx context.Context, parts []Part) error {
 	return v.all(ctx, "download", parts, true)
 }
 
-func (v *View) all(ctx context.Context, what string, parts []Part, down bool) error {
+func (v *Copier) all(ctx context.Context, what string, parts []Part, down bool) error {
 	p := newPartList(parts, down)
 	call := v.get()
 	_, err := call.do(ctx, p.bytes(), func() (int, error) {

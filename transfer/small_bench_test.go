@@ -106,7 +106,7 @@ func benchmarkSmall(b *testing.B, r *fixture, direction string, cuda bool, gorou
 	for g := range goroutines {
 		group.Go(func() {
 			at := mem + cudart.DevPtr(g*n)
-			v, s := &r.c.View, streams[g]
+			v, s := r.c, streams[g]
 			if s != nil && !cuda {
 				v = v.With(Call{Stream: s})
 			}

@@ -12,7 +12,7 @@ import (
 )
 
 // A Reader reads device memory. It is an [io.Reader], [io.ReaderAt] and
-// [io.WriterTo], so that io.Copy takes the way of [View.DownloadWriter]. Reads of less
+// [io.WriterTo], so that io.Copy takes the way of [Copier.DownloadWriter]. Reads of less
 // than some MiB take most of their time to begin: read into large buffers.
 //
 // Its methods may be called from any goroutine. Read and WriteTo take turns: one that is
@@ -20,7 +20,7 @@ import (
 type Reader memory
 
 // A Writer writes device memory. It is an [io.Writer] and [io.ReaderFrom], so that
-// io.Copy takes the way of [View.UploadReader]. Writes of less than some MiB take most
+// io.Copy takes the way of [Copier.UploadReader]. Writes of less than some MiB take most
 // of their time to begin: write large buffers.
 //
 // Its methods may be called from any goroutine. Write and ReadFrom take turns: one that is
@@ -29,7 +29,7 @@ type Writer memory
 
 // memory is device memory that is read or written from start to end.
 type memory struct {
-	v    *View
+	v    *Copier
 	ctx  context.Context
 	addr cudart.DevPtr
 	n    int           // bytes
@@ -39,17 +39,17 @@ type memory struct {
 
 // NewReader returns a Reader of n bytes of device memory. It does not block. ctx ends the
 // Reader's copies. A nil ctx and a negative n are errors of the first use.
-func (v *View) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
+func (v *Copier) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
 	return &Reader{v: v, ctx: ctx, addr: src, n: n, lock: make(chan struct{}, 1)}
 }
 
 // NewWriter returns a Writer of n bytes of device memory. It does not block. ctx ends the
 // Writer's copies. A nil ctx and a negative n are errors of the first use.
-func (v *View) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
+func (v *Copier) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
 	return &Writer{v: v, ctx: ctx, addr: dst, n: n, lock: make(chan struct{}, 1)}
 }
 
-var errNoMemory = errors.New("the Reader or Writer is nil, or was not made by a View")
+var errNoMemory = errors.New("the Reader or Writer is nil, or was not made by a Copier")
 
 func (m *memory) check(off int64) error {
 	switch {
@@ -91,7 +91,7 @@ func (m *memory) remaining() int {
 }
 
 // Read copies the next bytes into p, as many as fit, or returns io.EOF at the end. Errors
-// are those of [View.Download]; no byte counts as read then.
+// are those of [Copier.Download]; no byte counts as read then.
 func (r *Reader) Read(p []byte) (int, error) {
 	return (*memory)(r).next("read", func(at cudart.DevPtr, remaining int) (int, error) {
 		n := min(len(p), remaining)
@@ -106,7 +106,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 }
 
 // ReadAt copies bytes at an offset into p. It returns io.EOF if there are fewer than p
-// holds. Other errors are those of [View.Download], with a count of 0.
+// holds. Other errors are those of [Copier.Download], with a count of 0.
 func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 	if err := (*memory)(r).check(off); err != nil {
 		return 0, fmt.Errorf("transfer: read device memory: %w", err)
@@ -121,7 +121,7 @@ func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// WriteTo copies the rest to w. Count and errors are those of [View.DownloadWriter].
+// WriteTo copies the rest to w. Count and errors are those of [Copier.DownloadWriter].
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	n, err := (*memory)(r).next("read", func(at cudart.DevPtr, remaining int) (int, error) {
 		return r.v.DownloadWriter(r.ctx, w, at, remaining)
@@ -135,7 +135,7 @@ func (r *Reader) Len() int { return (*memory)(r).remaining() }
 
 // Write copies p to the device, after what was written before. If p is longer than
 // the rest, it copies what fits and returns io.ErrShortWrite. After
-// an error of [View.Upload] nothing was written.
+// an error of [Copier.Upload] nothing was written.
 func (w *Writer) Write(p []byte) (int, error) {
 	return (*memory)(w).next("write", func(at cudart.DevPtr, remaining int) (int, error) {
 		n := min(len(p), remaining)
@@ -151,7 +151,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 
 // ReadFrom copies r to the device until it ends. It returns the number of bytes that arrived.
 // A reader that has more than fits is io.ErrShortWrite: one byte more
-// was read from it. Other errors are those of [View.UploadReader].
+// was read from it. Other errors are those of [Copier.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 	n, err := (*memory)(w).next("write", func(at cudart.DevPtr, remaining int) (int, error) {
 		p := w.v.get().at(remaining, at)

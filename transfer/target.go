@@ -172,7 +172,7 @@ func (p target) copyPinned(ctx context.Context, n int, send sender, down bool) (
 	return done, err
 }
 
-// A Piece is a part of the bytes that [FanoutView.UploadPieces] reads, and its place
+// A Piece is a part of the bytes that [Fanout.UploadPieces] reads, and its place
 // on each device.
 type Piece struct {
 	Off  int             // in the bytes that are read
@@ -185,8 +185,8 @@ type Piece struct {
 // dropped. Pieces are in the order of their Off and overlap neither in the bytes that are
 // read nor on a device. It returns the number of bytes, from the first on, that were
 // processed: pieces that end before have arrived on all devices. r is read as
-// [View.UploadFrom] does, and Call.Progress counts the bytes that are read.
-func (f *FanoutView) UploadPieces(ctx context.Context, r io.ReaderAt, off int64, n int, pieces []Piece) (int, error) {
+// [Copier.UploadFrom] does, and Call.Progress counts the bytes that are read.
+func (f *Fanout) UploadPieces(ctx context.Context, r io.ReaderAt, off int64, n int, pieces []Piece) (int, error) {
 	return target{f.get(), pieces, true}.uploadFrom(ctx, r, off, n)
 }
 

@@ -21,7 +21,7 @@ import (
 // reading and writing is mapped if it is in memory: one of tmpfs (such as /dev/shm) or a
 // memfd, which is extended, or one that has all n bytes in the page cache. After an error
 // the file is extended only by bytes that were written.
-func (v *View) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
+func (v *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
 	p := v.get().at(n, src)
 	done, err := p.doWith(ctx, w, off, n, func() (int, error) { return p.downloadAt(ctx, w, off, n) })
 	if err != nil {
@@ -61,7 +61,7 @@ func (p target) downloadAt(ctx context.Context, w io.WriterAt, off int64, n int)
 //
 // A file is written as DownloadTo does, from its offset on. The offset then moves by the
 // number of bytes that were written.
-func (v *View) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
+func (v *Copier) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
 	p := v.get().at(n, src)
 	done, err := p.doWith(ctx, w, 0, n, func() (int, error) {
 		if b, ok := w.(*bytes.Buffer); ok {

@@ -17,8 +17,7 @@ import (
 )
 
 // The exported functions and methods, with values that nobody should pass: zero ones, nil,
-// typed nil, and sizes and offsets out of range. All are errors, and none panics. (A method
-// that a nil *Copier or *Fanout has from its embedded view panics in the caller.)
+// typed nil, and sizes and offsets out of range. All are errors, and none panics.
 func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	t.Parallel()
 	_, rt := testgpu.Sim(t, twoDevices)
@@ -34,29 +33,23 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	owned, err := devs[0].Alloc(64)
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, owned.Close()) }()
-	view, err := cudart.ViewOf[int32](owned)
-	require.NoError(t, err)
-	numbers := []int32{1}
 
 	type calls map[string]func() error
 	count := func(_ int, err error) error { return err }
 	count64 := func(_ int64, err error) error { return err }
 	source := func() io.Reader { return strings.NewReader("0123456789abcdef") }
-	// ofView are the methods of a View.
-	ofView := func(v *View, ctx context.Context) calls {
+	// ofView are the methods of a Copier.
+	ofView := func(v *Copier, ctx context.Context) calls {
 		return calls{
 			"Upload":              func() error { return v.Upload(ctx, mem, host) },
 			"Upload of nothing":   func() error { return v.Upload(ctx, mem, nil) },
 			"UploadFrom":          func() error { return count(v.UploadFrom(ctx, mem, bytes.NewReader(host), 0, 16)) },
 			"UploadReader":        func() error { return count(v.UploadReader(ctx, mem, source(), 16)) },
 			"UploadAll":           func() error { return v.UploadAll(ctx, []Part{{mem, host}}) },
-			"UploadSlice":         func() error { return UploadSlice(ctx, v, mem, host) },
 			"Download":            func() error { return v.Download(ctx, host, mem) },
-			"DownloadNew":         func() error { _, err := v.DownloadNew(ctx, mem, 16); return err },
 			"DownloadTo":          func() error { return count(v.DownloadTo(ctx, hooked{host, func() {}}, 0, mem, 16)) },
 			"DownloadWriter":      func() error { return count(v.DownloadWriter(ctx, io.Discard, mem, 16)) },
 			"DownloadAll":         func() error { return v.DownloadAll(ctx, []Part{{mem, host}}) },
-			"DownloadSlice":       func() error { return DownloadSlice(ctx, v, host, mem) },
 			"Reader.Read":         func() error { return count(v.NewReader(ctx, mem, 16).Read(host)) },
 			"Reader.Read nothing": func() error { return count(v.NewReader(ctx, mem, 16).Read(nil)) },
 			"Reader.ReadAt":       func() error { return count(v.NewReader(ctx, mem, 16).ReadAt(host, 0)) },
@@ -65,7 +58,7 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"Writer.ReadFrom":     func() error { return count64(v.NewWriter(ctx, mem, 16).ReadFrom(source())) },
 		}
 	}
-	ofFanout := func(v *FanoutView, ctx context.Context) calls {
+	ofFanout := func(v *Fanout, ctx context.Context) calls {
 		return calls{
 			"Upload":       func() error { return v.Upload(ctx, dsts, host) },
 			"UploadFrom":   func() error { return count(v.UploadFrom(ctx, dsts, bytes.NewReader(host), 0, 16)) },
@@ -115,17 +108,15 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 	var zeroReader Reader
 	var zeroWriter Writer
 	all := map[string]calls{
-		"nil View":               ofView(nil, ctx),
-		"zero View":              ofView(new(View), ctx),
-		"view of a zero View":    ofView(new(View).With(Call{}), ctx),
-		"view of a nil View":     ofView((*View)(nil).With(Call{}), ctx),
-		"zero Copier":            ofView(&zeroCopier.View, ctx),
-		"nil context":            ofView(&r.c.View, none),
-		"nil FanoutView":         ofFanout(nil, ctx),
-		"zero FanoutView":        ofFanout(new(FanoutView), ctx),
-		"view of a nil Fanout":   ofFanout((*FanoutView)(nil).With(Call{}), ctx),
-		"zero Fanout":            ofFanout(&zeroFanout.FanoutView, ctx),
-		"Fanout, nil context":    ofFanout(&f.FanoutView, none),
+		"nil Copier":             ofView(nil, ctx),
+		"zero Copier":            ofView(new(Copier), ctx),
+		"view of a zero Copier":  ofView(new(Copier).With(Call{}), ctx),
+		"view of a nil Copier":   ofView((*Copier)(nil).With(Call{}), ctx),
+		"nil context":            ofView(r.c, none),
+		"nil Fanout":             ofFanout(nil, ctx),
+		"zero Fanout":            ofFanout(new(Fanout), ctx),
+		"view of a nil Fanout":   ofFanout((*Fanout)(nil).With(Call{}), ctx),
+		"Fanout, nil context":    ofFanout(f, none),
 		"zero stream":            ofView(r.c.With(Call{Stream: new(cudart.Stream)}), ctx),
 		"Fanout, zero stream":    ofFanout(f.With(Call{Stream: new(cudart.Stream)}), ctx),
 		"nil source":             ofSource(nil),
@@ -155,27 +146,6 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			"NewFanout with no device":     func() error { _, err := NewFanout(ctx, []*cudart.Device{devs[0], nil}, Options{}); return err },
 			"NewFanout with a zero device": func() error { _, err := NewFanout(ctx, []*cudart.Device{new(cudart.Device)}, Options{}); return err },
 			"NewFanout without a context":  func() error { _, err := NewFanout(none, devs, Options{}); return err },
-			"UploadSlice, nil":             func() error { return UploadSlice(ctx, nil, mem, []int32{1}) },
-			"UploadSlice, nil Copier":      func() error { return UploadSlice(ctx, noCopier, mem, []int32{1}) },
-			"UploadSlice, zero Copier":     func() error { return UploadSlice(ctx, &zeroCopier, mem, []int32{1}) },
-			"UploadSlice, nil Fanout":      func() error { return UploadSlice(ctx, noFanout, dsts, []int32{1}) },
-			"UploadSlice, nil FanoutView":  func() error { return UploadSlice(ctx, (*FanoutView)(nil), dsts, []int32{1}) },
-			"UploadSlice, no places":       func() error { return UploadSlice(ctx, f, nil, []int32{1}) },
-			"UploadSlice of pointers":      func() error { return UploadSlice(ctx, r.c, mem, []*int{nil}) },
-			"UploadSlice of no bytes":      func() error { return UploadSlice(ctx, r.c, mem, []struct{}{{}}) },
-			"UploadSlice past the end":     func() error { return UploadSlice(ctx, r.c, cudart.DevPtr(math.MaxUint64-3), []int32{1}) },
-			"UploadElements, nil":          func() error { return UploadElements(ctx, nil, view, numbers) },
-			"UploadElements, nil Copier":   func() error { return UploadElements(ctx, noCopier, view, numbers) },
-			"UploadElements, nil View":     func() error { return UploadElements(ctx, (*View)(nil), view, numbers) },
-			"UploadElements, zero Copier":  func() error { return UploadElements(ctx, &zeroCopier, view, numbers) },
-			"UploadElements, zero memory":  func() error { return UploadElements(ctx, r.c, cudart.DeviceSlice[int32]{}, numbers) },
-			"UploadElements, no context":   func() error { return UploadElements(none, r.c, view, numbers) },
-			"DownloadElements, nil":        func() error { return DownloadElements(ctx, nil, numbers, view) },
-			"DownloadElements, nil Copier": func() error { return DownloadElements(ctx, noCopier, numbers, view) },
-			"DownloadElements, nil View":   func() error { return DownloadElements(ctx, (*View)(nil), numbers, view) },
-			"DownloadElements, no memory":  func() error { return DownloadElements(ctx, r.c, numbers, cudart.DeviceSlice[int32]{}) },
-			"DownloadSlice, nil":           func() error { return DownloadSlice(ctx, nil, []int32{1}, mem) },
-			"DownloadSlice, nil Copier":    func() error { return DownloadSlice(ctx, noCopier, []int32{1}, mem) },
 			"Options":                      Options{Workers: -1}.validate,
 		},
 		"closing": {
@@ -219,8 +189,6 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 			},
 			"UploadReader, negative":       func() error { return count(r.c.UploadReader(ctx, mem, source(), -1)) },
 			"UploadReader, too much":       func() error { return count(r.c.UploadReader(ctx, mem, onlyReader{source()}, math.MaxInt)) },
-			"DownloadNew, negative":        func() error { _, err := r.c.DownloadNew(ctx, mem, -1); return err },
-			"DownloadNew, too much":        func() error { _, err := r.c.DownloadNew(ctx, mem, math.MaxInt); return err },
 			"DownloadTo, negative":         func() error { return count(r.c.DownloadTo(ctx, hooked{host, func() {}}, 0, mem, -1)) },
 			"DownloadTo, offset":           func() error { return count(r.c.DownloadTo(ctx, hooked{host, func() {}}, math.MaxInt64, mem, 1)) },
 			"DownloadTo, offset and panic": func() error { return count(r.c.DownloadTo(ctx, hooked{host, func() {}}, 1<<62, mem, 1)) },
@@ -245,11 +213,10 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		}
 	}
 	for name, call := range map[string]func(){
-		"nil View":       func() { (*View)(nil).Device(); (*View)(nil).Stats(); (*View)(nil).With(Call{}) },
-		"zero View":      func() { new(View).Device(); new(View).Stats(); new(View).With(Call{}) },
-		"zero Copier":    func() { zeroCopier.Device(); zeroCopier.Stats() },
-		"nil FanoutView": func() { (*FanoutView)(nil).Devices(); (*FanoutView)(nil).Stats(); (*FanoutView)(nil).With(Call{}) },
-		"zero Fanout":    func() { zeroFanout.Devices(); zeroFanout.Stats() },
+		"nil Copier":  func() { (*Copier)(nil).Device(); (*Copier)(nil).Stats(); (*Copier)(nil).With(Call{}) },
+		"zero Copier": func() { new(Copier).Device(); new(Copier).Stats(); new(Copier).With(Call{}) },
+		"nil Fanout":  func() { (*Fanout)(nil).Devices(); (*Fanout)(nil).Stats(); (*Fanout)(nil).With(Call{}) },
+		"zero Fanout": func() { zeroFanout.Devices(); zeroFanout.Stats() },
 		"streams": func() {
 			assert.Zero(t, noReader.Len()+noWriter.Len()+zeroReader.Len()+zeroWriter.Len())
 			assert.Zero(t, r.c.NewReader(ctx, mem, -1).Len()+r.c.NewWriter(ctx, mem, -1).Len())

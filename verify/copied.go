@@ -3,7 +3,6 @@ package verify
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -14,8 +13,8 @@ import (
 
 // copied returns the open function of a path through a transfer.Copier, whose ends are Go
 // heap memory. The paths differ in the Copier's methods for upload and download.
-func copied(up func(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error,
-	down func(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error) func(context.Context, *trip) (*end, error) {
+func copied(up func(v *transfer.Copier, ctx context.Context, dst cudart.DevPtr, b []byte) error,
+	down func(v *transfer.Copier, ctx context.Context, b []byte, src cudart.DevPtr) error) func(context.Context, *trip) (*end, error) {
 	return func(ctx context.Context, t *trip) (*end, error) {
 		e, err := newPageable(ctx, t)
 		e.upload = func(ctx context.Context, s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
@@ -29,26 +28,14 @@ func copied(up func(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b 
 }
 
 // on returns the copier in the order of s, or on its own streams if s is nil.
-func (t *trip) on(s *cudart.Stream) *transfer.View { return t.copier.With(transfer.Call{Stream: s}) }
+func (t *trip) on(s *cudart.Stream) *transfer.Copier { return t.copier.With(transfer.Call{Stream: s}) }
 
-var newCopied = copied((*transfer.View).Upload, (*transfer.View).Download)
-
-// downloadNew downloads by DownloadNew. Its new memory has no poison.
-func downloadNew(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error {
-	p, err := v.DownloadNew(ctx, src, len(b))
-	if err != nil {
-		return err
-	}
-	if n := len(p.Bytes()); copy(b, p.Bytes()) != n || n != len(b) {
-		err = fmt.Errorf("download of %d bytes gave %d", len(b), n)
-	}
-	return errors.Join(err, p.Close())
-}
+var newCopied = copied((*transfer.Copier).Upload, (*transfer.Copier).Download)
 
 // maxRead is the size of the reader's reads, so that a chunk takes several.
 const maxRead = 100_003
 
-func uploadReader(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error {
+func uploadReader(v *transfer.Copier, ctx context.Context, dst cudart.DevPtr, b []byte) error {
 	var reads []io.Reader
 	for read := range slices.Chunk(b, maxRead) {
 		reads = append(reads, bytes.NewReader(read))
@@ -56,16 +43,16 @@ func uploadReader(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []
 	return all(len(b))(v.UploadReader(ctx, dst, io.MultiReader(reads...), len(b)))
 }
 
-func downloadWriter(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error {
+func downloadWriter(v *transfer.Copier, ctx context.Context, b []byte, src cudart.DevPtr) error {
 	w := bytes.NewBuffer(b[:0:len(b)]) // which allocates when more is written
 	return all(len(b))(v.DownloadWriter(ctx, w, src, len(b)))
 }
 
-func uploadParts(v *transfer.View, ctx context.Context, dst cudart.DevPtr, b []byte) error {
+func uploadParts(v *transfer.Copier, ctx context.Context, dst cudart.DevPtr, b []byte) error {
 	return v.UploadAll(ctx, parts(dst, b))
 }
 
-func downloadParts(v *transfer.View, ctx context.Context, b []byte, src cudart.DevPtr) error {
+func downloadParts(v *transfer.Copier, ctx context.Context, b []byte, src cudart.DevPtr) error {
 	return v.DownloadAll(ctx, parts(src, b))
 }
 

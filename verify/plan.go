@@ -10,7 +10,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
-	"github.com/gopinned/pinned/transfer"
 )
 
 // A Path is a kind of host memory, with the calls that copy from and to it.
@@ -52,10 +51,6 @@ const (
 	// PathCopierParts is many pieces of Go heap memory, of odd sizes, by a
 	// Copier's UploadAll and DownloadAll.
 	PathCopierParts Path = "copier_parts"
-	// PathCopierNew is Go heap memory by a Copier's Upload, and new memory by its
-	// DownloadNew. As nothing wrong can be put into new memory, which is zero, this
-	// path carries Ones in place of Zeros.
-	PathCopierNew Path = "copier_new"
 	// PathFanout is Go heap memory by a transfer.Fanout onto two devices. A Copier's
 	// Download copies it back from each.
 	PathFanout Path = "fanout"
@@ -103,7 +98,6 @@ var pathInfos = []pathInfo{
 	{path: PathCopierFile, open: newCopiedFile, copier: true, hostCopies: 4, streams: ownOrCallers},
 	{path: PathCopierIO, open: copied(uploadReader, downloadWriter), copier: true, hostCopies: 2, streams: ownOrCallers},
 	{path: PathCopierParts, open: copied(uploadParts, downloadParts), copier: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathCopierNew, open: copied((*transfer.View).Upload, downloadNew), copier: true, hostCopies: 3, streams: ownOrCallers},
 	{path: PathFanout, open: newFanned, copier: true, peer: true, hostCopies: 2, streams: ownOrCallers},
 	{path: PathKernel, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", kernels: true, hostCopies: 2},
 	{path: PathDeviceMemory, kernels: true, streams: []int{1}},
@@ -349,24 +343,10 @@ func (p Plan) variants(path Path, size, all int) int {
 	return min(n, all)
 }
 
-// patterns returns the patterns for a path.
-func (p Plan) patterns(path Path) []Pattern {
-	if path != PathCopierNew {
-		return p.Patterns
-	}
-	all := slices.Clone(p.Patterns)
-	for i := range all {
-		if all[i] == Zeros {
-			all[i] = Ones
-		}
-	}
-	return all
-}
-
 // cases lists the plan's cases of one path. Every pair of a pattern and an
 // offset comes round in turn, whatever the number of variants.
 func (p Plan) cases(path Path) []Case {
-	all := p.patterns(path)
+	all := p.Patterns
 	positional := slices.DeleteFunc(slices.Clone(all), func(q Pattern) bool { return !q.positional() })
 	if len(positional) == 0 {
 		positional = all

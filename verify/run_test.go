@@ -212,7 +212,7 @@ func TestCorruptionIsFound(t *testing.T) {
 				}
 			})
 			require.ErrorIs(t, r.Err(), ErrMismatch)
-			const cases = 8 + 2*5 // those through a copier with and without a stream
+			const cases = 8 + 2*4 // those through a copier with and without a stream
 			assert.Equal(t, cases, r.Cases)
 			assert.Equal(t, cases-1, r.MismatchCount)
 			require.Len(t, r.Mismatches, cases-1)
@@ -262,7 +262,7 @@ func TestCasesBeyondFreeHostMemoryAreSkipped(t *testing.T) {
 	for _, c := range []struct {
 		path   Path
 		copies int // in host memory
-	}{{PathPinned, 2}, {PathPageable, 2}, {PathCopierFile, 4}, {PathCopierNew, 3}} {
+	}{{PathPinned, 2}, {PathPageable, 2}, {PathCopierFile, 4}} {
 		for _, enough := range []bool{true, false} {
 			r, err := newRunner(t.Context(), dev, Plan{Paths: []Path{c.path}, Sizes: []int{1, n}, Variants: 1, Streams: []int{1}, NoStale: true})
 			require.NoError(t, err)
@@ -313,7 +313,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 	_, dev := simulated(t, cudasim.Config{})
 	const n = 10000
 	for _, path := range []Path{
-		PathPinned, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts, PathCopierNew,
+		PathPinned, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts,
 	} {
 		for _, pattern := range patterns() {
 			tr := newTrip(t, dev, nil, path, n+8, 2)

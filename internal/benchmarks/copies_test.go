@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -47,7 +46,6 @@ var _ = add("Copies",
 	row{name: "both-ways/2GiB", cpu: true, quick: true, twoCores: true, busy: true, prepare: bothWays(2 * gib)},
 	row{name: "upload-queued/4KiB", prepare: uploadQueued(4 * kib)},
 	row{name: "upload-queued/1MiB", prepare: uploadQueued(mib)},
-	row{name: "new/1GiB", cpu: true, quick: true, prepare: downloadNew(gib)},
 	row{name: "untouched/1GiB", prepare: downloadUntouched(gib)},
 	row{name: "scattered-upload/10000x4KiB", quick: true, prepare: scattered(true)},
 	row{name: "scattered-download/10000x4KiB", prepare: scattered(false)},
@@ -161,31 +159,6 @@ func uploadQueued(n int) func(*fixture) task {
 			return s.Synchronize(ctx)
 		}
 		return task{bytes: count * n, count: count, op: op, verify: uploaded(dev, dst, count*n, func() []byte { return src })}
-	}
-}
-
-// downloadNew is a download into memory that the library allocates.
-func downloadNew(n int) func(*fixture) task {
-	return func(f *fixture) task {
-		n := f.size(n)
-		dev, src, c := f.memoryAndCopier()
-		var mem *hostmem.Pageable
-		free := func() error { return mem.Close() }
-		verify := f.downloaded(dev, src, n, func() ([]byte, error) {
-			if mem == nil {
-				return nil, errors.New("no memory")
-			}
-			return mem.Bytes(), nil
-		})
-		return task{bytes: n, op: func() (err error) { mem, err = c.DownloadNew(ctx, src, n); return err }, after: free,
-			verify: func(op func() error) error {
-				mem = nil
-				err := verify(op)
-				if mem != nil {
-					err = errors.Join(err, free())
-				}
-				return err
-			}}
 	}
 }
 

@@ -72,7 +72,7 @@ func run(ctx context.Context, sim bool) (err error) {
 		return err
 	}
 	back := make([]float32, column.Len())
-	if err := transfer.DownloadSlice(ctx, copier, back, mem.Ptr()); err != nil {
+	if err := copier.Download(ctx, hostmem.Bytes(back), mem.Ptr()); err != nil {
 		return err
 	}
 	for i, v := range back {
