@@ -199,7 +199,29 @@ func failedDevices(f *Facts) (out []Finding) {
 	for _, text := range f.DeviceErrors {
 		out = append(out, Finding{Summary: "a GPU that CUDA counts cannot be described", Evidence: []string{text}, because: "device", means: meaningIn(text)})
 	}
-	return append(out, failedTogether(f)...)
+	return append(append(out, failedTogether(f)...), failedProofs(f)...)
+}
+
+// failedProofs are paths between GPUs whose proof did not come to its end.
+func failedProofs(f *Facts) []Finding {
+	var out Finding
+	var paths []string
+	for _, p := range f.PeerPaths {
+		if p.Error != "" {
+			paths = append(paths, fmt.Sprintf("from GPU %d to GPU %d", p.From, p.To))
+			out.Evidence = append(out.Evidence, p.Error)
+		}
+	}
+	if len(paths) == 0 {
+		return nil
+	}
+	out.Severity, out.because = Warning, "peer"
+	out.Summary = "copies " + strings.Join(paths[:min(len(paths), 3)], ", ") + " could not be proved"
+	if len(paths) > 3 {
+		out.Summary = fmt.Sprintf("copies on %d paths between GPUs could not be proved", len(paths))
+	}
+	out.Evidence = out.Evidence[:min(len(out.Evidence), 3)]
+	return finding(out)
 }
 
 // failedTogether are copies of all GPUs at once. A GPU that fails alone is why.

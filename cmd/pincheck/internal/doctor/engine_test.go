@@ -557,6 +557,16 @@ var troubles = []trouble{
 		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 3})
 		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPeer, SizeBytes: 64}}}
 	}, says: "ask whoever runs the host"},
+	{id: "peer_path_loses_bytes", change: func(f *Facts) { // the same, where the short proof arrived
+		v := f.Devices[0].Verify
+		v.MismatchCount = 3
+		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 3})
+		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPeer, SizeBytes: 64}}}
+		f.PeerPaths = []PeerPath{{From: 0, To: 1, ProofBytes: 16384}, {From: 1, To: 0, ProofBytes: 16384}}
+	}, says: "between GPU 0 and another GPU lose bytes"},
+	{id: "failed_call", sev: Warning, change: func(f *Facts) { // no proof of a path came to its end
+		f.PeerPaths = []PeerPath{{From: 0, To: 1, ProofBytes: 16384, Error: oom}}
+	}, says: "from GPU 0 to GPU 1"},
 	{id: "wrong_bytes", change: func(f *Facts) { // also through another GPU
 		v := f.Devices[0].Verify
 		v.MismatchCount = 3

@@ -557,10 +557,10 @@ func (l Local) together(ctx context.Context, devices []*cudart.Device, r Request
 			d.Together = b
 		}
 	})
-	if err != nil {
+	if ctx.Err() != nil {
 		return err
 	}
-	return provePeers(ctx, devices, e)
+	return errors.Join(err, provePeers(ctx, devices, e))
 }
 
 // provePeers proves every direct path between the devices, in both directions.
