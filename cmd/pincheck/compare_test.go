@@ -157,7 +157,7 @@ func TestNPDOfAFailure(t *testing.T) {
 		"--npd=maybe":                 `--npd "maybe": want true or false`,
 		"verify --npd":                "unknown flag: --npd",
 		"--npd --version":             "exclude each other",
-		"--npd --from /nonexistent":   "--from: open /nonexistent",
+		"--npd --from /nonexistent":   "--from /nonexistent: no such file or directory",
 		"check --npd --fail-on never": "--fail-on never",
 		"--npd --device 7 --sim":      "--device 7: there is no such GPU",
 	} {
