@@ -151,8 +151,8 @@ func (o *options) check() error {
 		return errors.New("nodes, features, hidden, classes and epochs must be positive")
 	case g.Nodes > 1<<31 || g.Classes > g.Features:
 		return errors.New("at most 2^31 nodes, and as many classes as features")
-	case max(g.EdgesPerNode, g.Features, g.Hidden) > 1<<20: // the bytes of it all are an int then
-		return errors.New("at most 2^20 edges a node, features, and hidden")
+	case max(g.EdgesPerNode, g.Features, g.Hidden, o.epochs) > 1<<20: // the bytes of it all are an int then
+		return errors.New("at most 2^20 edges a node, features, hidden, and epochs")
 	case !(o.budget >= 0 && o.budget <= 1): // NaN too
 		return errors.New("-budget is a share, from 0 to 1")
 	case len(o.scale) > 0 && (o.cpu || o.managed || o.write != "" || o.json != ""):

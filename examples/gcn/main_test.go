@@ -239,6 +239,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		"from 0 to 1":                 func(o *options) { o.budget = 2; o.managed = true },
 		"-budget is a share":          func(o *options) { o.budget = math.NaN(); o.managed = true },
 		"at most 2^20 edges a node":   func(o *options) { o.graph.EdgesPerNode = math.MaxInt },
+		"hidden, and epochs":          func(o *options) { o.epochs = math.MaxInt }, // whose losses had -8 bytes
 		"-budget needs -managed":      func(o *options) { o.budget = 0.5 },
 		"-panel must divide the 12":   func(o *options) { o.panel = 5 },
 		"-chunk must be a multiple":   func(o *options) { o.chunk = 3 },
