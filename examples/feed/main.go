@@ -107,6 +107,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if o.BatchSize < 1 || consumers < 0 || wait < 0 || o.Workers < 0 || o.Prefetch < 0 {
 		return errors.New("-batch must be positive, and -consumers, -wait, -workers and -prefetch not negative")
 	}
+	if maxBytes := 1 << 40; width > maxBytes/8 || samples > maxBytes/(4*width+8) {
+		return fmt.Errorf("%d samples of %d numbers: more than 1 TiB", samples, width)
+	}
 	var data dataset = slow{vectors{samples, width}, wait}
 	if wait == 0 {
 		var err error
