@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"fmt"
+	"math"
 	"sort"
 	"unsafe"
 
@@ -38,6 +39,9 @@ func (v *Copier) all(ctx context.Context, what string, parts []Part, down bool) 
 	p := newPartList(parts, down)
 	call := v.get()
 	_, err := call.do(ctx, p.bytes(), func() (int, error) {
+		if err := p.check(); err != nil {
+			return 0, err
+		}
 		if err := call.call.waitForStream(ctx); err != nil {
 			return 0, err
 		}
@@ -51,7 +55,7 @@ func (v *Copier) all(ctx context.Context, what string, parts []Part, down bool) 
 		c := stage.Copy{N: p.n(), Down: down, Host: stage.Memory(p.copy), Queue: p.queue, MaxChunk: p.chunk()}
 		done, err := call.run(ctx, c, &call.stats.batchedBytes)
 		if err != nil {
-			err = fmt.Errorf("part %d: %w", min(p.find(done), len(parts)-1), err)
+			err = fmt.Errorf("from part %d on: %w", min(p.find(done), len(parts)-1), err)
 		}
 		return done, err
 	})
@@ -78,6 +82,16 @@ func newPartList(parts []Part, down bool) *partList {
 		p.counts[i+1] = p.counts[i] + len(part.Host)
 	}
 	return p
+}
+
+// check returns an error if a part goes beyond the last address.
+func (p *partList) check() error {
+	for i, part := range p.parts {
+		if uint64(part.Device) > math.MaxUint64-uint64(len(part.Host)) {
+			return fmt.Errorf("part %d: %d bytes at %v: no memory has such addresses", i, len(part.Host), part.Device)
+		}
+	}
+	return nil
 }
 
 // layOut sets where the parts are in the sequence: one after the other, and for a kernel as far from

@@ -110,6 +110,9 @@ func TestAWrongAddressAmongManyParts(t *testing.T) {
 			parts[count/2].Device = wrong
 			err := all(t.Context(), parts)
 			require.ErrorIs(t, err, cudart.ErrInvalidValue, "%d parts", count)
+			parts[count/2].Device = ^cudart.DevPtr(3)
+			err = all(t.Context(), parts)
+			require.ErrorContains(t, err, fmt.Sprintf("part %d: 4096 bytes at 0xfffffffffffffffc: no memory has such addresses", count/2))
 			require.NoError(t, r.c.Upload(t.Context(), mem, make([]byte, 100)), "the context lives")
 		}
 	}

@@ -47,16 +47,17 @@ func (a *Allocations) of(p cudart.DevPtr) allocation {
 // Hold reports whether allocations have all n bytes at p. Neighbours may share them, as the parts of memory
 // that grows do.
 func (a *Allocations) Hold(p cudart.DevPtr, n int) bool {
-	for end := p + cudart.DevPtr(n); p < end; p = a.last.to {
-		if a.of(p).to <= p {
+	end := p + cudart.DevPtr(n)
+	for at := p; at < end; at = a.last.to {
+		if a.of(at).to <= at {
 			return false
 		}
 	}
-	return true
+	return end >= p // no allocation goes beyond the last address
 }
 
 // Joins reports whether n bytes at p may be one copy: CUDA refuses a copy that spans two allocations.
 func (a *Allocations) Joins(p cudart.DevPtr, n int) bool {
 	x := a.of(p)
-	return x.to == 0 || p+cudart.DevPtr(n) <= x.to // unknown: CUDA decides
+	return x.to == 0 || cudart.DevPtr(n) <= x.to-p // unknown: CUDA decides
 }

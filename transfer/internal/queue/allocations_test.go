@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -30,10 +31,12 @@ func TestAllocations(t *testing.T) {
 		require.True(t, a.Hold(second+1999, 1))
 		require.False(t, a.Hold(second+1999, 2))
 		require.False(t, a.Hold(first-1, 2))
+		require.False(t, a.Hold(^cudart.DevPtr(3), 4096), "past the last address")
+		require.False(t, a.Joins(first+10, math.MaxInt))
 		require.True(t, a.Joins(first+10, 990))
 		require.False(t, a.Joins(first+10, 991))
 	}
-	require.LessOrEqual(t, sim.Calls("cuMemGetAddressRange_v2")-before, 2+2*3, "and unknown addresses each time")
+	require.LessOrEqual(t, sim.Calls("cuMemGetAddressRange_v2")-before, 2+3*3, "and unknown addresses each time")
 	a.list = []allocation{{100, 200}, {200, 300}, {400, 500}}
 	a.last = allocation{}
 	require.True(t, a.Hold(150, 150), "neighbours share it")
