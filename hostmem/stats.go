@@ -37,7 +37,7 @@ type Stats struct {
 	UnpinTime      time.Duration // spent closing, by all goroutines
 	LostObjects    int           // garbage collected without Close: their memory stays pinned
 	LostBytes      int           // bytes of these
-	LeakedBytes    int           // bytes that stay mapped and pinned: opening failed, and unregistering them, too
+	LeakedBytes    int           // bytes that stay mapped: opening failed, and unregistering a part of them, too
 }
 
 // A Holding is memory that is pinned now.

@@ -105,15 +105,6 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 	}
 }
 
-// memfd makes a file in memory, which has the test's name in /proc/self/maps.
-func memfd(t *testing.T, flags int) *os.File {
-	fd, err := unix.MemfdCreate(t.Name(), flags)
-	require.NoError(t, err)
-	f := os.NewFile(uintptr(fd), "memfd")
-	t.Cleanup(func() { _ = f.Close() })
-	return f
-}
-
 // requireUnmapped requires that no file of memfd is mapped.
 func requireUnmapped(t *testing.T) {
 	t.Helper()

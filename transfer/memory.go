@@ -14,12 +14,12 @@ import (
 )
 
 // Upload copies src, which may be any memory, to the device.
-func (v *Copier) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
-	_, err := v.get().do(ctx, len(src), func() (int, error) {
-		if queued, err := v.queue(ctx, dst, src); queued {
-			return v.counted(len(src), err)
+func (c *Copier) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) error {
+	_, err := c.get().do(ctx, len(src), func() (int, error) {
+		if queued, err := c.queue(ctx, dst, src); queued {
+			return c.counted(len(src), err)
 		}
-		return v.copyMemory(ctx, dst, src, false)
+		return c.copyMemory(ctx, dst, src, false)
 	})
 	if err != nil {
 		return fmt.Errorf("transfer: upload %d bytes: %w", len(src), err)
@@ -28,8 +28,8 @@ func (v *Copier) Upload(ctx context.Context, dst cudart.DevPtr, src []byte) erro
 }
 
 // Download copies from the device into dst, which may be any memory.
-func (v *Copier) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
-	_, err := v.get().do(ctx, len(dst), func() (int, error) { return v.copyMemory(ctx, src, dst, true) })
+func (c *Copier) Download(ctx context.Context, dst []byte, src cudart.DevPtr) error {
+	_, err := c.get().do(ctx, len(dst), func() (int, error) { return c.copyMemory(ctx, src, dst, true) })
 	if err != nil {
 		return fmt.Errorf("transfer: download %d bytes: %w", len(dst), err)
 	}

@@ -22,8 +22,8 @@ import (
 // descriptor that it opens through /proc/self/fd; 8 MiB or less are read by one goroutine, in order.
 // A reader that ends early is io.ErrUnexpectedEOF, with what it had on the device. When ctx ends,
 // no further ReadAt begins, and one that runs may outlast the call.
-func (v *Copier) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
-	return v.get().at(n, dst).uploadFrom(ctx, r, off, n)
+func (c *Copier) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
+	return c.get().at(n, dst).uploadFrom(ctx, r, off, n)
 }
 
 func (p target) uploadFrom(ctx context.Context, r io.ReaderAt, off int64, n int) (int, error) {
@@ -133,8 +133,8 @@ func (c *capture) WriteString(s string) (int, error) {
 // that arrived. Other types are read by their Read
 // alone, also those that embed one of these; pass a reader that can read at any offset to
 // [Copier.UploadFrom].
-func (v *Copier) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
-	return v.get().at(n, dst).uploadReader(ctx, r, n)
+func (c *Copier) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
+	return c.get().at(n, dst).uploadReader(ctx, r, n)
 }
 
 func (p target) uploadReader(ctx context.Context, r io.Reader, n int) (int, error) {

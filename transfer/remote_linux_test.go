@@ -234,3 +234,12 @@ func TestRemoteFileSystems(t *testing.T) {
 	require.NoError(t, dup.Close())
 	assert.Zero(t, fileSystemOf(dup))
 }
+
+// memfd makes a file in memory, which has the test's name in /proc/self/maps.
+func memfd(t *testing.T, flags int) *os.File {
+	fd, err := unix.MemfdCreate(t.Name(), flags)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "memfd")
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}

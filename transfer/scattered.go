@@ -25,19 +25,19 @@ type Part struct {
 // first such call loads. Others are queued a thousand at a time (cudaMemcpyBatchAsync, where library and
 // driver are of CUDA 12.8 or later). No two parts may overlap on the device.
 // After an error some parts may have been copied.
-func (v *Copier) UploadAll(ctx context.Context, parts []Part) error {
-	return v.all(ctx, "upload", parts, false)
+func (c *Copier) UploadAll(ctx context.Context, parts []Part) error {
+	return c.all(ctx, "upload", parts, false)
 }
 
 // DownloadAll copies the device's bytes of every part to the host, in the same
 // way. No two parts may overlap on the host.
-func (v *Copier) DownloadAll(ctx context.Context, parts []Part) error {
-	return v.all(ctx, "download", parts, true)
+func (c *Copier) DownloadAll(ctx context.Context, parts []Part) error {
+	return c.all(ctx, "download", parts, true)
 }
 
-func (v *Copier) all(ctx context.Context, what string, parts []Part, down bool) error {
+func (c *Copier) all(ctx context.Context, what string, parts []Part, down bool) error {
 	p := newPartList(parts, down)
-	call := v.get()
+	call := c.get()
 	_, err := call.do(ctx, p.bytes(), func() (int, error) {
 		if err := p.check(); err != nil {
 			return 0, err
@@ -52,8 +52,8 @@ func (v *Copier) all(ctx context.Context, what string, parts []Part, down bool) 
 		if progress := call.call.Progress; progress != nil {
 			call.call.Progress = func(done, _ int) { progress(p.before(done), p.bytes()) }
 		}
-		c := stage.Copy{N: p.n(), Down: down, Host: stage.Memory(p.copy), Queue: p.queue, MaxChunk: p.chunk()}
-		done, err := call.run(ctx, c, &call.stats.batchedBytes)
+		whole := stage.Copy{N: p.n(), Down: down, Host: stage.Memory(p.copy), Queue: p.queue, MaxChunk: p.chunk()}
+		done, err := call.run(ctx, whole, &call.stats.batchedBytes)
 		if err != nil {
 			err = fmt.Errorf("from part %d on: %w", min(p.find(done), len(parts)-1), err)
 		}

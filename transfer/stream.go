@@ -29,24 +29,24 @@ type Writer memory
 
 // memory is device memory that is read or written from start to end.
 type memory struct {
-	v    *Copier
-	ctx  context.Context
-	addr cudart.DevPtr
-	n    int           // bytes
-	lock chan struct{} // a mutex: it holds the method that copies
-	at   atomic.Int64  // bytes that were copied
+	copier *Copier
+	ctx    context.Context
+	addr   cudart.DevPtr
+	n      int           // bytes
+	lock   chan struct{} // a mutex: it holds the method that copies
+	at     atomic.Int64  // bytes that were copied
 }
 
 // NewReader returns a Reader of n bytes of device memory. It does not block. ctx ends the
 // Reader's copies. A nil ctx and a negative n are errors of the first use.
-func (v *Copier) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
-	return &Reader{v: v, ctx: ctx, addr: src, n: n, lock: make(chan struct{}, 1)}
+func (c *Copier) NewReader(ctx context.Context, src cudart.DevPtr, n int) *Reader {
+	return &Reader{copier: c, ctx: ctx, addr: src, n: n, lock: make(chan struct{}, 1)}
 }
 
 // NewWriter returns a Writer of n bytes of device memory. It does not block. ctx ends the
 // Writer's copies. A nil ctx and a negative n are errors of the first use.
-func (v *Copier) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
-	return &Writer{v: v, ctx: ctx, addr: dst, n: n, lock: make(chan struct{}, 1)}
+func (c *Copier) NewWriter(ctx context.Context, dst cudart.DevPtr, n int) *Writer {
+	return &Writer{copier: c, ctx: ctx, addr: dst, n: n, lock: make(chan struct{}, 1)}
 }
 
 var errNoMemory = errors.New("the Reader or Writer is nil, or was not made by a Copier")
@@ -98,7 +98,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 		if n == 0 && len(p) > 0 {
 			return 0, io.EOF
 		}
-		if err := r.v.Download(r.ctx, p[:n], at); err != nil {
+		if err := r.copier.Download(r.ctx, p[:n], at); err != nil {
 			return 0, err
 		}
 		return n, nil
@@ -112,7 +112,7 @@ func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 		return 0, fmt.Errorf("transfer: read device memory: %w", err)
 	}
 	n := int(min(int64(len(p)), max(int64(r.n)-off, 0)))
-	if err := r.v.Download(r.ctx, p[:n], r.addr+cudart.DevPtr(off)); err != nil {
+	if err := r.copier.Download(r.ctx, p[:n], r.addr+cudart.DevPtr(off)); err != nil {
 		return 0, err
 	}
 	if n < len(p) {
@@ -124,7 +124,7 @@ func (r *Reader) ReadAt(p []byte, off int64) (int, error) {
 // WriteTo copies the rest to w. Count and errors are those of [Copier.DownloadWriter].
 func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	n, err := (*memory)(r).next("read", func(at cudart.DevPtr, remaining int) (int, error) {
-		return r.v.DownloadWriter(r.ctx, w, at, remaining)
+		return r.copier.DownloadWriter(r.ctx, w, at, remaining)
 	})
 	return int64(n), err
 }
@@ -139,7 +139,7 @@ func (r *Reader) Len() int { return (*memory)(r).remaining() }
 func (w *Writer) Write(p []byte) (int, error) {
 	return (*memory)(w).next("write", func(at cudart.DevPtr, remaining int) (int, error) {
 		n := min(len(p), remaining)
-		if err := w.v.Upload(w.ctx, at, p[:n]); err != nil {
+		if err := w.copier.Upload(w.ctx, at, p[:n]); err != nil {
 			return 0, err
 		}
 		if n < len(p) {
@@ -154,7 +154,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 // was read from it. Other errors are those of [Copier.UploadReader].
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 	n, err := (*memory)(w).next("write", func(at cudart.DevPtr, remaining int) (int, error) {
-		p := w.v.get().at(remaining, at)
+		p := w.copier.get().at(remaining, at)
 		done, err := p.doWith(w.ctx, r, 0, remaining, func() (int, error) { return p.uploadNext(w.ctx, r, remaining) })
 		switch {
 		case err == nil:

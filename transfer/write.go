@@ -21,8 +21,8 @@ import (
 // reading and writing is mapped if it is in memory: one of tmpfs (such as /dev/shm) or a
 // memfd, which is extended, or one that has all n bytes in the page cache. After an error
 // the file is extended only by bytes that were written.
-func (v *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
-	p := v.get().at(n, src)
+func (c *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
+	p := c.get().at(n, src)
 	done, err := p.doWith(ctx, w, off, n, func() (int, error) { return p.downloadAt(ctx, w, off, n) })
 	if err != nil {
 		return done, fmt.Errorf("transfer: download %d bytes to offset %d of %s: %w", n, off, nameOf(w), err)
@@ -61,8 +61,8 @@ func (p target) downloadAt(ctx context.Context, w io.WriterAt, off int64, n int)
 //
 // A file is written as DownloadTo does, from its offset on. The offset then moves by the
 // number of bytes that were written.
-func (v *Copier) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
-	p := v.get().at(n, src)
+func (c *Copier) DownloadWriter(ctx context.Context, w io.Writer, src cudart.DevPtr, n int) (int, error) {
+	p := c.get().at(n, src)
 	done, err := p.doWith(ctx, w, 0, n, func() (int, error) {
 		if b, ok := w.(*bytes.Buffer); ok {
 			if err := bounded.Guard(func() error { b.Grow(n); return nil }); err != nil {
