@@ -46,6 +46,9 @@ type options struct {
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
+	if o.epochs < 1 {
+		return fmt.Errorf("-epochs %d: must be positive", o.epochs)
+	}
 	dev, err := device.First(ctx, o.sim)
 	if err != nil {
 		return err

@@ -30,6 +30,8 @@ func TestLoader(t *testing.T) {
 	require.ErrorIs(t, run(ctx, o, &out), context.Canceled)
 	o.batch = 0
 	require.ErrorContains(t, run(t.Context(), o, &out), "Options.BatchSize is 0: must be positive")
+	o.epochs = -1
+	require.EqualError(t, run(t.Context(), o, &out), "-epochs -1: must be positive")
 }
 
 func TestVectorsAreNormalised(t *testing.T) {
