@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -25,6 +26,54 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer/internal/queue"
 )
+
+// Copies of which one field differs, other than lists and counts on the host, are not one copy.
+func TestCopiesThatJoin(t *testing.T) {
+	t.Parallel()
+	host := make([]byte, 64)
+	base := Copy{Host: host, Device: 1 << 20, DeviceLen: 64, HostStride: 16, DeviceStride: 32, Size: 8}
+	differ := map[string]func(*Copy){
+		"Host":                func(c *Copy) { c.Host = host[8:] },
+		"Hosts":               func(c *Copy) { c.Hosts = [][]byte{host} },
+		"Device":              func(c *Copy) { c.Device++ },
+		"DeviceLen":           func(c *Copy) { c.DeviceLen++ },
+		"HostIndexOnDevice":   func(c *Copy) { c.HostIndexOnDevice = 1 << 20 },
+		"DeviceIndexOnDevice": func(c *Copy) { c.DeviceIndexOnDevice = 1 << 20 },
+		"HostStride":          func(c *Copy) { c.HostStride++ },
+		"DeviceStride":        func(c *Copy) { c.DeviceStride++ },
+		"Size":                func(c *Copy) { c.Size++ },
+		"HostIndex":           nil, // joined
+		"DeviceIndex":         nil,
+		"Count":               nil,
+		"CheckIndices":        nil, // of lists on the device
+	}
+	fields := reflect.TypeFor[Copy]()
+	for i := range fields.NumField() {
+		field := fields.Field(i)
+		change, known := differ[field.Name]
+		require.True(t, known, "%s is new: does it keep copies apart?", field.Name)
+		other := base
+		other.HostIndex, other.DeviceIndex, other.Count, other.CheckIndices = []uint32{1}, []uint32{0}, 1, true
+		if change != nil {
+			change(&other)
+		}
+		assert.Equal(t, change == nil, base.joins(&other), field.Name)
+		assert.Equal(t, change == nil, other.joins(&base), field.Name)
+	}
+	shorter := base
+	shorter.Host = host[:32]
+	assert.False(t, base.joins(&shorter), "the end of Host bounds the indices")
+}
+
+func TestMemoriesThatOverlap(t *testing.T) {
+	t.Parallel()
+	m := make([]byte, 64)
+	assert.False(t, overlap([][]byte{m[32:], m[8:32], m[:8]}), "neighbours")
+	assert.False(t, overlap([][]byte{m[:32], m[16:16], m[32:]}), "nothing is in the first")
+	assert.True(t, overlap([][]byte{m[32:], m[:33]}), "one byte")
+	assert.True(t, overlap([][]byte{m, m[50:60], m[10:20]}), "both are in the first")
+	assert.True(t, overlap([][]byte{m, m}))
+}
 
 // A fixture is blocks with memory on both sides, of which tests know all bytes.
 type fixture struct {
