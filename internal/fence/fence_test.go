@@ -291,3 +291,19 @@ func TestFenceErrOfAnEarlierPoint(t *testing.T) {
 	require.NoError(t, last.Err())
 	require.ErrorIs(t, f.Err(), cudart.ErrLaunchFailure)
 }
+
+func TestFenceKeepsTheLatestPoint(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, cudasim.Config{})
+	s := b.stream()
+	var f fence.Fence
+	b.use(new(fence.Fence), s)
+	first := s.Point()
+	b.use(new(fence.Fence), s)
+	last := s.Point()
+	require.True(t, last.After(first))
+	f.AddPoint(last)
+	f.AddPoint(first)
+	require.Equal(t, []cudart.Point{last}, f.Points(nil))
+	require.NoError(t, f.Wait(t.Context()))
+}
