@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -350,6 +351,12 @@ func TestShardsThatAreRefused(t *testing.T) {
 	empty, odd := filepath.Join(t.TempDir(), "empty"), filepath.Join(t.TempDir(), "odd")
 	require.NoError(t, os.WriteFile(empty, nil, 0o600))
 	require.NoError(t, os.WriteFile(odd, make([]byte, 15), 0o600))
+	many := filepath.Join(t.TempDir(), "many") // without blocks on the disk
+	require.NoError(t, os.WriteFile(many, nil, 0o600))
+	require.NoError(t, os.Truncate(many, math.MaxUint32))
+	_, err := Shards([]int{1}, 16<<30, many)
+	require.NoError(t, err, "as many as indices of 32 bits")
+	require.NoError(t, os.Truncate(many, math.MaxUint32+1))
 	for _, test := range []struct {
 		fields    []int
 		maxPinned int
@@ -364,6 +371,7 @@ func TestShardsThatAreRefused(t *testing.T) {
 		{[]int{8}, -1, paths, "maxPinned is -1: "},
 		{[]int{8}, 8 * page, []string{paths[0], empty}, empty + " has 0 bytes: must be a whole number of samples of 8 bytes, and not empty"},
 		{[]int{8}, 8 * page, []string{odd}, odd + " has 15 bytes: must be a whole number"},
+		{[]int{1}, 16 << 30, []string{many}, many + " has 4294967296 samples: the GPU gathers from at most 4294967295"},
 		{[]int{8}, 8 * page, []string{filepath.Dir(odd)}, "is not a regular file (mode d"},
 		{[]int{8}, 8 * page, []string{odd + "x"}, odd + "x: no such file"},
 	} {
