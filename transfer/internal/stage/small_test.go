@@ -45,6 +45,36 @@ func TestACallerMayAbandonASmallUploadBetweenPieces(t *testing.T) {
 	require.True(t, bytes.Equal(before[:2*slotPiece], back), "the pieces before it")
 }
 
+// The memory of a download that its caller has left is not written when the GPU is done.
+func TestACallerMayAbandonASmallDownload(t *testing.T) {
+	t.Parallel()
+	s, sim := simulated(t, cudasim.Config{})
+	mem := device(t, s.dev, maxSlotDown)
+	ok, err := s.CopySmall(t.Context(), mem, random(maxSlotDown, 1), false)
+	require.NoError(t, err)
+	require.True(t, ok)
+	unblock := sim.Block("cudaStreamSynchronize", cudasim.Fault{Late: true})
+	defer unblock()
+	dst := make([]byte, maxSlotDown)
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := s.CopySmall(ctx, mem, dst, true)
+		left <- err
+	}()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaStreamSynchronize", 1))
+	cancel()
+	require.ErrorIs(t, <-left, ErrUnderWay)
+	unblock()
+	again := make([]byte, maxSlotDown)
+	for ok = false; !ok; {
+		ok, err = s.CopySmall(t.Context(), mem, again, true)
+		require.NoError(t, err)
+	}
+	require.Equal(t, random(maxSlotDown, 1), again)
+	require.Equal(t, make([]byte, maxSlotDown), dst, "it is the caller's")
+}
+
 // A slot whose copy the library could not report as done is used again when the library
 // answers.
 func TestASmallSlotIsUsedAgain(t *testing.T) {
