@@ -37,8 +37,8 @@ func TestFilesThatLoadCAreForLinuxOnly(t *testing.T) {
 
 var readmeProgram = regexp.MustCompile("(?s)```go\n(package main\n.*?)```")
 
-// The program in the README builds.
-func TestReadmeProgramBuilds(t *testing.T) {
+// The program in the README runs as it is printed.
+func TestReadmeProgramRuns(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
@@ -46,8 +46,15 @@ func TestReadmeProgramBuilds(t *testing.T) {
 	require.NotNil(t, program)
 	main := filepath.Join(t.TempDir(), "main.go")
 	require.NoError(t, os.WriteFile(main, program[1], 0o600))
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, main).CombinedOutput()
+	command := []string{filepath.Join(t.TempDir(), "program")}
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", command[0], main).CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
+		command = append([]string{runner}, command...)
+	}
+	out, err = exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), " received 67108864 bytes and returned them\n")
 }
 
 var (
