@@ -46,3 +46,23 @@ func TestAJobEndsAfterItsChunks(t *testing.T) {
 		})
 	}
 }
+
+// A chunk that another goroutine is queueing may be copied at any moment: the job waits for that until the
+// grace ends, whether it has failed or copied all.
+func TestAJobEndsAfterWhatWasSubmitted(t *testing.T) {
+	t.Parallel()
+	s, _ := simulated(t, cudasim.Config{})
+	copied := s.newJob(Copy{N: mib})
+	failed := s.newJob(Copy{N: mib})
+	copied.pass(0, mib)
+	failed.abort(0, errTest)
+	for _, j := range []*Job{copied, failed} {
+		j.chunks.submitted = 1
+		require.False(t, j.over())
+	}
+	failed.driver.cancel()
+	require.True(t, failed.over(), "the grace is over")
+	require.False(t, copied.over())
+	copied.chunks.submitted = 0
+	require.True(t, copied.over())
+}
