@@ -615,6 +615,7 @@ func TestLoadRefusesInvalidArguments(t *testing.T) {
 		`overlap on device 0 (Simulated GPU)`:                                                    {at(x, good, 0, 1000), at(y, good, 2000, 1000), at(x, good, 999, 1000)},
 		`tensors "y" of ` + path + `, 1000 bytes at 0x`:                                          {at(x, second, 1500, 1000), at(y, second, 1000, 1000)},
 		`are of different CUDA libraries`:                                                        {at(x, good, 0, 1000), at(y, apart, 0, 1000)},
+		`overlap on device 1 (Simulated GPU)`:                                                    {at(x, good, 0, 1000), at(y, second, 999, 1000), at(x, second, 0, 1000)},
 	} {
 		err := weights.Place(t.Context(), placements, weights.LoadOptions{})
 		require.ErrorContains(t, err, "weights: load: ")
