@@ -84,6 +84,24 @@ func TestDoAbandonsACallThatDoesNotReturn(t *testing.T) {
 	}
 }
 
+// A call that was abandoned and then ends its goroutine has no outcome.
+func TestNothingIsLateAfterGoexit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		blocked, late := make(chan struct{}), 0
+		_, err := Do(ctx, Call[int]{
+			Run:  func() (int, error) { <-blocked; runtime.Goexit(); return 7, nil },
+			Late: func(int, error) { late++ },
+		})
+		require.ErrorIs(t, err, ErrStuck)
+		close(blocked)
+		synctest.Wait()
+		require.Zero(t, late)
+	})
+}
+
 func TestDoWaitsForACallThatHeedsItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
