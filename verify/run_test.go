@@ -113,7 +113,7 @@ func TestFullPlan(t *testing.T) {
 		plans[0].Sizes = []int{63, 4097}
 	case os.Getenv("PINNED_SOAK") == "":
 		plans[0].MaxBytes = 64*mib + 7
-		plans = append(plans, Plan{Paths: []Path{PathPinned, PathDeviceMemory}, Sizes: []int{2*gib + 1, 4*gib + 4097}, Streams: []int{1}, Variants: 1, NoStale: true})
+		plans = append(plans, Plan{Paths: []Path{PathPinned, PathDeviceMemory, PathCopier}, Sizes: []int{2*gib + 1, 4*gib + 4097}, Streams: []int{1}, Variants: 1, NoStale: true})
 	}
 	dev := testgpu.Device(t)
 	for _, plan := range plans {
