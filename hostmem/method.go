@@ -57,7 +57,7 @@ func (m *Buffer) method() Method {
 		return HostAllocated
 	case m.host != nil && m.host.shared():
 		return SharedPageTables
-	case len(m.spans) > 1:
+	case len(m.pieces) > 1: // of the spans when it was opened
 		return RegisteredInSpans
 	}
 	return Registered

@@ -260,6 +260,9 @@ func TestOpenAndCloseWithCallsThatDoNotReturn(t *testing.T) {
 		opening := probe.names()
 		require.NoError(t, c.CloseContext(t.Context()))
 		closing := probe.names()
+		// Only an error is followed by it, such as that work is not complete yet: not of every run.
+		isLastError := func(fn string) bool { return fn == "cudaGetLastError" }
+		opening, closing = slices.DeleteFunc(opening, isLastError), slices.DeleteFunc(closing, isLastError)
 		require.Contains(t, opening, "cudaStreamCreateWithPriority")
 		require.Contains(t, opening, "cudaHostRegister")
 		require.Contains(t, closing, "cudaStreamDestroy")
