@@ -370,7 +370,9 @@ func TestTheSizeThatWorksIsRemembered(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, RegisteredInSpans, r.Info().Method)
 	require.Equal(t, slices.Collect(third.Spans(0, third.Len())), slices.Collect(r.Spans(0, r.Len())), "Register follows")
+	before := r.Info()
 	require.NoError(t, r.Close())
+	require.Equal(t, before, r.Info(), "as it was")
 }
 
 // Where the number of registrations is limited, cudaHostAlloc is used until one is
