@@ -56,7 +56,7 @@ func download(dev *cudart.Device, p cudart.DevPtr, n int) ([]byte, error) {
 	return b, dev.CopyToHost(unsafe.Pointer(&b[0]), p, n)
 }
 
-// of returns the options for a source of the tests, some of which compute.
+// of returns the options for a source of the tests. Some sources compute their samples.
 func (o Options) of(src Source) Options {
 	if c, ok := src.(interface {
 		compute(ctx context.Context, i int, sample [][]byte) error

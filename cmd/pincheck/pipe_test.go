@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is named as a file and is none is refused at once: nothing waits for the other end of a pipe.
+// Pipes, devices and directories are refused at once: nothing waits for the other end of a pipe.
 func TestPipesAndDevicesAreNoFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

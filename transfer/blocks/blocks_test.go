@@ -27,7 +27,7 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/queue"
 )
 
-// Copies of which one field differs, other than lists and counts on the host, are not one copy.
+// Two copies are joined only if they differ in nothing but lists and counts on the host.
 func TestCopiesThatJoin(t *testing.T) {
 	t.Parallel()
 	host := make([]byte, 64)
@@ -75,7 +75,7 @@ func TestMemoriesThatOverlap(t *testing.T) {
 	assert.True(t, overlap([][]byte{m, m}))
 }
 
-// A fixture is blocks with memory on both sides, of which tests know all bytes.
+// A fixture is a Copier with memory on both sides. The tests know all bytes of that memory.
 type fixture struct {
 	*Copier
 	s   *cudart.Stream

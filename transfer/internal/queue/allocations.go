@@ -19,7 +19,7 @@ type Allocations struct {
 // An allocation is memory from one address to another.
 type allocation struct{ from, to cudart.DevPtr }
 
-// of returns the allocation of an address, which is empty if there is none or the library cannot tell.
+// of returns the allocation that contains an address. It is empty if no allocation does, or the library cannot tell.
 func (a *Allocations) of(p cudart.DevPtr) allocation {
 	if a.last.from <= p && p < a.last.to {
 		return a.last
