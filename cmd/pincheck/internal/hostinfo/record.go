@@ -47,14 +47,22 @@ func (r *Recorder) Host() fstest.MapFS {
 	return out
 }
 
+// real returns the path of a file whose directories are no links, as far as these were read.
 func (r *Recorder) real(name string) string {
-	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+	followed := 0
+	for dir := path.Dir(name); dir != "." && followed < maxLinks; {
 		if link, ok := r.host[dir]; ok && link.Mode&fs.ModeSymlink != 0 {
-			return path.Join(path.Dir(dir), string(link.Data), strings.TrimPrefix(name, dir))
+			name = path.Join(path.Dir(dir), string(link.Data), strings.TrimPrefix(name, dir))
+			dir = name // its directories may be links, too
+			followed++
 		}
+		dir = path.Dir(dir)
 	}
 	return name
 }
+
+// maxLinks is the number of links that Linux follows for one path.
+const maxLinks = 40
 
 func (r *Recorder) keep(name string, entry *fstest.MapFile) {
 	r.mu.Lock()
@@ -121,13 +129,28 @@ func (r *Recorder) ReadDir(name string) ([]fs.DirEntry, error) {
 // listed is the mode of entries that were not read.
 const listed fs.FileMode = 0o444
 
-// ReadLink implements fs.ReadLinkFS.
+// ReadLink implements fs.ReadLinkFS. The recorded link is relative, which is what fstest.MapFS follows. If it leads
+// to another link, as /usr/local/cuda does, that one is recorded too.
 func (r *Recorder) ReadLink(name string) (string, error) {
 	target, err := fs.ReadLink(r.fsys, name)
-	if err == nil {
-		r.keep(name, &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(target)})
+	if err != nil {
+		return target, err
 	}
-	return target, err
+	to := target
+	for range maxLinks {
+		if path.IsAbs(to) {
+			to = strings.Repeat("../", strings.Count(name, "/")) + strings.TrimPrefix(path.Clean(to), "/")
+		}
+		r.keep(name, &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(to)})
+		name = path.Join(path.Dir(name), to)
+		if !fs.ValidPath(name) {
+			break
+		}
+		if to, err = fs.ReadLink(r.fsys, name); err != nil {
+			break // the end of the chain
+		}
+	}
+	return target, nil
 }
 
 // Lstat implements fs.ReadLinkFS.

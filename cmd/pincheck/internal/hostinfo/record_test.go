@@ -2,6 +2,8 @@ package hostinfo_test
 
 import (
 	"io/fs"
+	"path"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -36,6 +38,42 @@ func TestRecordingThroughLinkedDirectories(t *testing.T) {
 	again, err := hosttext.Parse(hosttext.Format("a host", rec.Host()))
 	require.NoError(t, err)
 	assert.Equal(t, live, read(again))
+}
+
+// absoluteLinks is a host whose links to directories are absolute, as those of update-alternatives are.
+type absoluteLinks struct{ fstest.MapFS }
+
+func (a absoluteLinks) ReadLink(name string) (string, error) {
+	target, err := a.MapFS.ReadLink(name)
+	if strings.HasPrefix(target, "lib") {
+		return target, err
+	}
+	return "/" + path.Join(path.Dir(name), target), err
+}
+
+// The driver's libraries below /usr/local/cuda, a link to a link, are where they were when the recording is read.
+func TestRecordingThroughChainsOfLinks(t *testing.T) {
+	t.Parallel()
+	link := func(target string) *fstest.MapFile {
+		return &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(target)}
+	}
+	relative := fstest.MapFS{
+		"usr/local/cuda":                               link("../../etc/alternatives/cuda"),
+		"usr/local/cuda-13":                            link("../../etc/alternatives/cuda-13"),
+		"etc/alternatives/cuda":                        link("../../usr/local/cuda-13"),
+		"etc/alternatives/cuda-13":                     link("../../usr/local/cuda-13.0"),
+		"usr/local/cuda-13.0/compat/libcuda.so.590.10": {Data: []byte("a library\n")},
+		"usr/local/cuda-13.0/compat/libcuda.so.1":      link("libcuda.so.590.10"),
+		"usr/local/loop":                               link("loop"),
+	}
+	for _, host := range []fs.FS{relative, absoluteLinks{relative}} {
+		rec := hostinfo.Record(host)
+		live := hostinfo.Read(rec, nil).NVIDIA.Libraries
+		require.Len(t, live, 3, "%v", live)
+		again, err := hosttext.Parse(hosttext.Format("a host", rec.Host()))
+		require.NoError(t, err)
+		assert.Equal(t, live, hostinfo.Read(again, nil).NVIDIA.Libraries)
+	}
 }
 
 // What is read through a Recorder is recorded; what is only listed is not.
