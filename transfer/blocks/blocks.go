@@ -34,7 +34,9 @@ type Method int
 const (
 	// Quickest is the one that took less time for such blocks when New measured.
 	Quickest Method = iota
-	// ByKernel is a kernel that accesses the host memory over the link.
+	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
+	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
+	// kernel would end the context.
 	ByKernel
 	// ByEngine is the copy engines: a batch of copies (cudaMemcpyBatchAsync), or where library
 	// or driver are older than CUDA 12.8 a copy each.
@@ -487,7 +489,7 @@ func (c *call) queueAll() (err error) {
 		}
 		l := &c.launches[i]
 		err = l.owner.Use(c.s, c.down, func() error {
-			if l.byKernel {
+			if l.byKernel && (l.listsOnDevice() || l.known(c.s.Device())) {
 				return c.byKernel(l)
 			}
 			return c.byEngine(l)
@@ -589,6 +591,13 @@ func (c *Copy) unit() int {
 }
 
 var kernelUnits = [...]int{16, 4, 1}
+
+// known reports whether both ends of the device's memory are in allocations. A kernel that accesses any other address
+// ends the context, and an engine refuses it. Memory may be mapped in thousands of pieces, so the ends must do.
+func (c *Copy) known(dev *cudart.Device) bool {
+	memory := queue.Allocations{Device: dev}
+	return memory.Hold(c.Device, 1) && memory.Hold(c.Device+cudart.DevPtr(c.DeviceLen-1), 1)
+}
 
 // byKernel launches the kernel, which reads the lists when it runs.
 func (c *call) byKernel(l *launch) error {

@@ -823,6 +823,32 @@ func TestCountOfBlocks(t *testing.T) {
 	assert.ErrorContains(t, err, "Count of 0 beside a list in device memory")
 }
 
+// Device memory that is not there is refused, and the context goes on: a kernel's access would end it.
+func TestMemoryThatIsNotTheDevices(t *testing.T) {
+	t.Parallel()
+	dev := testgpu.Device(t)
+	for _, method := range []Method{Quickest, ByKernel, ByEngine} {
+		f := newFixture(t, dev, method, hostmem.Options{})
+		c := Copy{Host: f.mem, Device: f.p + 1<<45, DeviceLen: f.n, HostIndex: []uint32{2, 0, 1}, Size: 4096}
+		if !testgpu.Real() { // the simulator takes such an address for memory of the host
+			short, err := dev.Malloc(4096)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, dev.Free(short)) }()
+			c.Device, c.DeviceLen = short, 3*4096
+		}
+		for range 2 {
+			_, err := f.CopyToDevice(t.Context(), f.s, c)
+			require.ErrorIs(t, err, cudart.ErrInvalidValue, "%v", method)
+			_, err = f.CopyToHost(t.Context(), f.s, c)
+			require.ErrorIs(t, err, cudart.ErrInvalidValue, "%v", method)
+		}
+		c.Device, c.DeviceLen = f.p, f.n
+		point, err := f.CopyToDevice(t.Context(), f.s, c)
+		require.NoError(t, err, "%v", method)
+		require.NoError(t, point.Wait(t.Context()), "%v: the context lives", method)
+	}
+}
+
 // The check for blocks that overlap needs memory by the number of blocks, not by the largest index, and finds the same.
 func TestIndicesThatAreFarApart(t *testing.T) {
 	t.Parallel()
