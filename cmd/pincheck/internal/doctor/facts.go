@@ -171,6 +171,7 @@ type Library struct {
 	DriverVersion    string    `json:"driver_version"` // the newest CUDA that the driver supports
 	Attempts         []Attempt `json:"attempts,omitempty"`
 	MissingFunctions []string  `json:"missing_functions,omitempty"`
+	Notes            []string  `json:"notes,omitempty"` // of cudart: handlers of signals that would end this process
 }
 
 // driverAPI is Library.API of libcuda.
@@ -481,7 +482,7 @@ func Gather(rt *cudart.Runtime) *Facts {
 			API:  api,
 			Path: lib.Path, Found: lib.Found,
 			RuntimeVersion: lib.Runtime.String(), DriverVersion: lib.Driver.String(),
-			Attempts: attempts(lib.Attempts), MissingFunctions: lib.Missing,
+			Attempts: attempts(lib.Attempts), MissingFunctions: lib.Missing, Notes: lib.Notes,
 		},
 		CUDADevices: &count,
 		Devices:     make([]Device, 0, count),

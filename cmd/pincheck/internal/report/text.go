@@ -196,6 +196,9 @@ func (p *page) library(l *doctor.Library, simulated bool) {
 		p.row("Library", "%s (found: %s)", l.Path, l.Found)
 	}
 	p.row("", "%s", versionsText(l))
+	for _, note := range l.Notes {
+		p.row("", "%s", note)
+	}
 	if p.style.Verbose {
 		p.attempts(l.Attempts)
 	}

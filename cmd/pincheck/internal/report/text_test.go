@@ -76,6 +76,15 @@ func TestTextOfAHealthyHostFitsAScreen(t *testing.T) {
 }
 
 // A host with one problem begins with it, and says all of it.
+// What ends a Go process at the next signal is shown without --verbose.
+func TestTextHasTheNotesOfTheLibrary(t *testing.T) {
+	t.Parallel()
+	r := results(t)["healthy"]
+	r.Library.Notes = []string{"signal 10 (user defined signal 1) has a handler without SA_ONSTACK, in /lib/libonnxruntime.so"}
+	text := strings.Join(strings.Fields(render(t, r, Text, Style{})), " ")
+	assert.Contains(t, text, "driver for CUDA up to 13.0 signal 10 (user defined signal 1) has a handler without SA_ONSTACK, in /lib/libonnxruntime.so")
+}
+
 func TestTextBeginsWithTheProblem(t *testing.T) {
 	t.Parallel()
 	r := results(t)["healthy"]
