@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/internal/dynlib"
 )
 
-// stubRuntime is bound, in place of libcudart or libcuda, to a C function that does next to
+// stubRuntime is bound, instead of libcudart or libcuda, to a C function that does next to
 // nothing: abs, which returns success for a first argument of 0. The rest is our own cost.
 func stubRuntime(tb testing.TB, api API) (*Stream, *Event) {
 	tb.Helper()

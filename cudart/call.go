@@ -232,7 +232,7 @@ func (b *binding) wantsContext(fn function, code Code, f *frame) bool {
 // attach attaches the context of the current device to the calling thread, for a function. Before
 // 12.0 cudaSetDevice does not, and some functions (such as cudaMemAdvise of 11.8) then
 // fail on a new thread with "invalid device context". cudaFree of nothing is the
-// customary way. With libcuda in place of libcudart no thread has a context from the
+// customary way. With libcuda instead of libcudart no thread has a context from the
 // start. An error is returned as the function's that returned it (Code.of).
 func (b *binding) attach(fn function, f *frame) Code {
 	if b.contexts != nil {

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// libcuda in place of libcudart.
+// libcuda instead of libcudart.
 //
 // The runtime's functions are thin: nearly each has a function of the driver with the same
 // arguments, flags, structs and error numbers, and streams, events and the primary context are
@@ -166,7 +166,7 @@ func (rt *Runtime) bindDriver(ctx context.Context) (err error) {
 	return rt.resolve(driverSymbols[1:], lookup, incomplete)
 }
 
-// then makes another call in place of the one that c was for.
+// then makes another call instead of the one that c was for.
 func (c *cCall) then(b *binding, fn function, args ...uintptr) Code {
 	c.entry = b.entry[fn]
 	copy(c.args[:], args)

@@ -18,7 +18,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-// These tests are about libcuda in place of libcudart. All others run with it as well: see
+// These tests are about libcuda instead of libcudart. All others run with it as well: see
 // testgpu.
 
 // A partialLibrary is a simulated library that lacks some functions.

@@ -167,7 +167,7 @@ func (s *Stream) Record(e *Event) error {
 	return s.with(fnEventRecord, e, e.use)
 }
 
-// recordAnew records a new cudaEvent_t in place of c, which goroutines wait for: CUDA
+// recordAnew records a new cudaEvent_t instead of c, which goroutines wait for: CUDA
 // forgets what an event recorded before.
 func (s *Stream) recordAnew(e *Event, c *cEvent) error {
 	e.dev.destroyBroken()

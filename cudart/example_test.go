@@ -152,7 +152,7 @@ func ExampleDevice_StreamFromHandle() {
 	check(err)
 	host, err := dev.HostAlloc(5, 0)
 	check(err)
-	theirs, err := dev.NewStream(cudart.StreamOptions{}) // in place of another library
+	theirs, err := dev.NewStream(cudart.StreamOptions{}) // instead of another library
 	check(err)
 	handle := theirs.Handle() // a cudaStream_t: torch.cuda.Stream.cuda_stream, for one
 

@@ -109,7 +109,7 @@ func (l *jitLog) failed(err error) error {
 // loadModule loads code. The driver compiles PTX, which takes a fraction of a second, and keeps the
 // result in a cache on disk. The error wraps [ErrUnsupportedPtxVersion] if the PTX is of a newer
 // CUDA than the driver, and [ErrNoKernelImageForDevice] if the code is for other devices, or if the
-// device is a simulated one that has no Go functions in place of its kernels.
+// device is a simulated one that has no Go functions instead of its kernels.
 func (d *Device) loadModule(image []byte) (*module, error) {
 	if !d.made() {
 		return nil, notMade(fnModuleLoad)

@@ -35,7 +35,7 @@ type symbol struct {
 	// renews marks functions that use nothing of a context that other code of the process may
 	// have reset: they initialize the device anew, as libcudart does by itself.
 	renews bool
-	// adapt makes the call in place of the function called name: see driverSymbols.
+	// adapt makes the call instead of the function called name: see driverSymbols.
 	adapt adapter
 }
 

@@ -91,7 +91,7 @@ type wait struct {
 	position
 	query  func() (over bool, err error) // for the first microseconds
 	done   chan error
-	notify chan<- struct{} // in place of done
+	notify chan<- struct{} // instead of done
 
 	// Created once, so that starting a goroutine allocates nothing.
 	begin, queryOnce func()

@@ -29,7 +29,7 @@ type attributes struct {
 // learned records what worked after another attempt was refused.
 type learned struct {
 	span    int   // bytes of the largest registration, 0 if none was too large
-	refusal error // a *refusal if cudaHostAlloc worked in place of registering, else nil
+	refusal error // a *refusal if cudaHostAlloc worked instead of registering, else nil
 }
 
 var hosts bounded.Each[cudart.Device, host]

@@ -13,7 +13,7 @@
 // is whole, because CUDA looks at it only when a kernel is looked up. The driver compiles PTX for
 // the device (cuModuleLoadDataEx), and keeps the
 // result in a cache on disk. If it cannot, the error has the compiler's log: see
-// [JITError]. A simulated device runs Go functions in place of kernels, which its configuration has
+// [JITError]. A simulated device runs Go functions instead of kernels, which its configuration has
 // (see package cudasim).
 //
 // # Launching

@@ -354,7 +354,7 @@ func TestLaunchOnAnotherDeviceIsRefused(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// A simulated GPU has Go functions in place of kernels. Code without them is refused, and
+// A simulated GPU has Go functions instead of kernels. Code without them is refused, and
 // the error names what is missing, when it is loaded or when the kernel is looked up.
 func TestCodeWithoutFunctionsIsRefused(t *testing.T) {
 	for _, v := range []cudart.Version{11080, 12040, 12080, 13000} {

@@ -48,7 +48,7 @@ var groups bounded.Each[cudart.Device, bounded.Group]
 // not whole. That of code that CUDA cannot use is a [*JITError]: it wraps
 // [cudart.ErrUnsupportedPtxVersion] if the PTX is of a newer CUDA than the driver, and
 // [cudart.ErrNoKernelImageForDevice] if the code is for other devices, or if the device is a
-// simulated one that has no Go functions in place of its kernels. If ctx ends first, the error
+// simulated one that has no Go functions instead of its kernels. If ctx ends first, the error
 // is ctx's, and the code is unloaded once CUDA returns. A nil context, a nil device and empty
 // code are errors.
 func Load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error) {

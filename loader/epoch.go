@@ -21,7 +21,7 @@ type epoch struct {
 	number  int
 	done    batchSet // batches before Options.Start, which are not delivered
 	order   permutation
-	windows *windowOrder          // in place of order, for a source of Shards
+	windows *windowOrder          // instead of order, for a source of Shards
 	loop    atomic.Pointer[loop]  // the running loop, or the last one
 	current atomic.Pointer[block] // the block that workers claim from; block.next is the one after it
 	filled  chan *slot            // to the driver, which copies them

@@ -24,7 +24,7 @@ func openGPU() (dev *cudart.Device, s *cudart.Stream, done func()) {
 	return openGPUWith(nil)
 }
 
-// openGPUWith is openGPU with Go functions in place of kernels.
+// openGPUWith is openGPU with Go functions instead of kernels.
 func openGPUWith(kernels map[string]cudasim.KernelFunc) (dev *cudart.Device, s *cudart.Stream, done func()) {
 	rt, err := cudasim.Open(context.Background(), cudasim.Config{Kernels: kernels})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // A gatherer launches the kernels that copy batches from pinned memory. Host memory of its loader has
-// lists of indices in place of samples.
+// lists of indices instead of samples.
 type gatherer struct {
 	data   []pinnedField // none for a loader with windows
 	kernel *gpukernels.Blocks

@@ -128,7 +128,7 @@ func (l layout) sample() int {
 	return n
 }
 
-// ofIndices returns the layout of a batch of indices in place of samples.
+// ofIndices returns the layout of a batch of indices instead of samples.
 func (l layout) ofIndices() layout {
 	size := l.lists * indexBytes
 	return layout{sizes: []int{size}, offsets: []int{0}, samples: l.samples, bytes: size * l.samples, block: l.block}

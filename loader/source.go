@@ -35,7 +35,7 @@ type BatchSource interface {
 	Source
 
 	// ReadBatch writes the samples with the given numbers into the loader's host memory. The loader calls
-	// it in place of Read. The samples of a call belong to one batch. A call has BatchSize /
+	// it instead of Read. The samples of a call belong to one batch. A call has BatchSize /
 	// (2 * Workers) samples or fewer, and at least one; in batches below 1 MiB, of which
 	// workers fill several at the same time, it may have up to BatchSize. samples has one slice
 	// for each field, with the samples of the call back to back, in the order of indices:

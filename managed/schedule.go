@@ -131,7 +131,7 @@ func (s *schedule) cut(steps []Step, grid int, inPlace []Range) [][]access {
 }
 
 // A planner makes a schedule by simulating the steps. Before each step it fetches the chunks of
-// later steps, in their order: as long as there is capacity, and then in place of the chunk whose
+// later steps, in their order: as long as there is capacity, and then instead of the chunk whose
 // next use is the latest, if that is later than the fetched chunk's. So as few bytes as possible
 // move, and each fetch waits for work of the earliest possible step.
 type planner struct {
@@ -139,7 +139,7 @@ type planner struct {
 	uses   [][]access
 	future [][]futureUse // by chunk: the steps that use it, from the current one on
 	budget int           // bytes
-	window int           // bytes that may be ahead in place of chunks that are not the best to evict
+	window int           // bytes that may be ahead instead of chunks that are not the best to evict
 
 	resident map[int]*residentChunk // by chunk
 	used     int                    // bytes of resident chunks

@@ -118,7 +118,7 @@ check_test() {
 	GOMAXPROCS=8 CGO_ENABLED=0 gotest eight-cores -p=2 -shuffle=on -count=1 -timeout=5m ./transfer/... ./loader
 }
 
-# The same tests with libcuda in place of libcudart, simulated: of the two packages that call most
+# The same tests with libcuda instead of libcudart, simulated: of the two packages that call most
 # of it, and of all if PINNED_SOAK is set.
 check_driver() {
 	local packages=(./cudart/... ./hostmem/...)

@@ -176,7 +176,7 @@ image() {
 	tarball "$work/layout" . >"$out/pincheck_${version#v}_oci.tar"
 }
 
-# stand_in ROOT ARCH puts a glibc in place of a base image: of this machine, or Debian's cross package.
+# stand_in ROOT ARCH puts a glibc instead of a base image: of this machine, or Debian's cross package.
 stand_in() {
 	local from library
 	if [[ $2 == "$(go env GOHOSTARCH)" ]]; then

@@ -79,7 +79,7 @@ type pathInfo struct {
 	hop     bool // by a second buffer on the device
 	// hostCopies is the number of times that the bytes are in host memory.
 	hostCopies int
-	streams    []int // of the cases, in place of Plan.Streams
+	streams    []int // of the cases, instead of Plan.Streams
 }
 
 var ownOrCallers = []int{0, 1} // streams

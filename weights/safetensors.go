@@ -51,7 +51,7 @@ func (f *File) parseSafetensors(start []byte) error {
 // notWeights guesses the format of another file by its first bytes.
 func notWeights(start []byte) string {
 	for _, other := range []struct{ prefix, is string }{
-		{"version ", "a Git LFS pointer in place of the file (run git lfs pull)"},
+		{"version ", "a Git LFS pointer instead of the file (run git lfs pull)"},
 		{"PK\x03\x04", "a zip archive, such as PyTorch's .pt and .bin (convert it to safetensors)"},
 		{"\x80", "a Python pickle (convert it to safetensors)"},
 		{"\x00\x05\x16\x07", "macOS's metadata of another file"},

@@ -113,7 +113,7 @@ func malformedSafetensors() []malformed {
 		{"header past the file", "\x03\x00\x00\x00\x00\x00\x00\x00{}", "", "its header has 3 bytes by its first 8, the file has 2 after these"},
 		{"header past the limit", atLimit + "{}", "", "neither GGUF nor safetensors, as safetensors its header would have 100000001 bytes, want at most 100000000"},
 		{"header of 2^64-1", "\xff\xff\xff\xff\xff\xff\xff\xff{}", "", "neither GGUF nor safetensors, as safetensors its header would have 18446744073709551615 bytes, want at most 100000000"},
-		{"Git LFS pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "", "looks like a Git LFS pointer in place of the file (run git lfs pull), as safetensors its header would have 2336927755350992246 bytes, want at most 100000000"},
+		{"Git LFS pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "", "looks like a Git LFS pointer instead of the file (run git lfs pull), as safetensors its header would have 2336927755350992246 bytes, want at most 100000000"},
 		{"PyTorch archive", "PK\x03\x04\x00\x00\x08\x08\x00\x00", "", "looks like a zip archive, such as PyTorch's .pt and .bin (convert it to safetensors), as safetensors its header would have 578712552184433488 bytes, want at most 100000000"},
 		{"pickle", "\x80\x02}q\x01X\x00\x00.", "", "looks like a Python pickle (convert it to safetensors), as safetensors its header would have 96763222229632 bytes, want at most 100000000"},
 		{"web page", "<!DOCTYPE html>", "", "looks like HTML or XML, such as a failed download's page, as safetensors its header would have 5789751444030890300 bytes, want at most 100000000"},

@@ -138,7 +138,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	return root
 }
 
-// flagError is the error of a flag, in words of the command in place of those of package strconv.
+// flagError is the error of a flag, in words of the command instead of those of package strconv.
 func flagError(err error) error {
 	invalid, number := (*pflag.InvalidValueError)(nil), (*strconv.NumError)(nil)
 	if !errors.As(err, &invalid) {

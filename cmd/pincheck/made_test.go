@@ -52,7 +52,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		machine func(*testing.T) system
-		stalls  string // a function of CUDA, in place of machine: the run is interrupted then
+		stalls  string // a function of CUDA, instead of machine: the run is interrupted then
 		code    int
 		id      string
 		device  bool

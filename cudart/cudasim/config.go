@@ -49,7 +49,7 @@ type Config struct {
 	// through the host arrive.
 	LostPeerCopies [][2]int
 
-	// Kernels are Go functions that devices run in place of kernels, by the names that the
+	// Kernels are Go functions that devices run instead of kernels, by the names that the
 	// kernels have in PTX. Those of package kernel, and of its Memory, are there already; a
 	// function takes the place of one with its name. PTX loads if it has a kernel for which
 	// there is a function.

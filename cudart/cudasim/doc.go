@@ -20,7 +20,7 @@
 //
 // # The driver's library
 //
-// With Config.API [cudart.DriverAPI] it is libcuda: it exports cuMemAlloc_v2 in place of
+// With Config.API [cudart.DriverAPI] it is libcuda: it exports cuMemAlloc_v2 instead of
 // cudaMalloc, and no thread has a context until cuCtxSetCurrent. Faults, counts and misuses keep
 // the names of libcudart's functions, so that a test is for both: cudaMemcpyAsync stands for each
 // of libcuda's asynchronous copies. Functions that libcudart does not have, such as
@@ -84,7 +84,7 @@
 //
 // # Kernels
 //
-// Devices run Go functions in place of kernels: of PTX only the kernels' names and parameters
+// Devices run Go functions instead of kernels: of PTX only the kernels' names and parameters
 // are read. The kernels of package kernel are there; Config.Kernels has others. A function
 // ([KernelFunc]) does the work of a whole launch, in the order of its stream, on memory that
 // [Launch.Read] and [Launch.Write] return. They refuse what the device cannot access: the

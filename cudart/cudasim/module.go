@@ -94,7 +94,7 @@ func (c *call) moduleLoad() cudart.Code {
 	}
 	log, image := c.errorLog(), string(text(c.ptr(1)))
 	if strings.HasPrefix(image, cubinMagic) || strings.HasPrefix(image, fatbinMagic) {
-		log.write("%s runs Go functions in place of kernels, whose names it reads from PTX: this is a cubin or a fat binary", c.Sim)
+		log.write("%s runs Go functions instead of kernels, whose names it reads from PTX: this is a cubin or a fat binary", c.Sim)
 		return cudart.ErrNoKernelImageForDevice
 	}
 	code, ok := ptx.Parse([]byte(image))
@@ -118,7 +118,7 @@ func (c *call) moduleLoad() cudart.Code {
 
 // noFunction logs that kernels cannot run.
 func (c *call) noFunction(m *module, names ...string) {
-	m.log.write("%s runs Go functions in place of kernels, and has none for %s: see Config.Kernels of package cudasim", c.Sim, strings.Join(names, ", "))
+	m.log.write("%s runs Go functions instead of kernels, and has none for %s: see Config.Kernels of package cudasim", c.Sim, strings.Join(names, ", "))
 }
 
 // module returns the module with a handle, nil if there is none.

@@ -26,7 +26,7 @@ import (
 	"github.com/gopinned/pinned/loader"
 )
 
-// asFeeder makes this program the feeder, in place of the tests.
+// asFeeder makes this program the feeder, instead of the tests.
 const asFeeder = "PINNED_TEST_AS_FEEDER"
 
 func TestMain(m *testing.M) {

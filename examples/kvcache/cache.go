@@ -84,7 +84,7 @@ func (c *cache) Close() error {
 	return errors.Join(errs...)
 }
 
-// get brings blocks to the device, in place of those that were used least recently, and returns how many it
+// get brings blocks to the device, instead of those that were used least recently, and returns how many it
 // brought back when they have arrived. None may be there twice, and there must be slots for all.
 func (c *cache) get(ctx context.Context, wanted []int) (restored int, err error) {
 	var missing []int

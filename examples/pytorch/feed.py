@@ -654,7 +654,7 @@ class Feed:
             raise self._fail(str(err)) from None
         for delivery in deliveries:
             if delivery.serial != self._serial:
-                raise self._fail(f"batch {delivery.serial} came in place of batch {self._serial}")
+                raise self._fail(f"batch {delivery.serial} came instead of batch {self._serial}")
             self._serial += 1
         self._arrived.extend(deliveries)
 

@@ -225,7 +225,7 @@ class FeedersThatAreWrong(unittest.TestCase):
             ("failed: sample 3", [struct.pack("<I", feed.KIND_ERROR) + b"sample 3"]),
             ("of unknown kind 0", [b"ab"]),
             ("of unknown kind 9", [struct.pack("<I", 9)]),
-            ("batch 1 came in place of batch 0", [batch(1)]),
+            ("batch 1 came instead of batch 0", [batch(1)]),
             ("outside of the ring", [batch(0, offsets=(0, 1 << 40))]),
             ("longer than", [b" " * (feed.MAX_MESSAGE + 1)]),
         ]:

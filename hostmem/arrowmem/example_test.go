@@ -107,7 +107,7 @@ func Example_memoryLifetime() {
 	}
 	mem := a.Allocate(1000)
 	gpu := make(chan struct{})
-	if err := stream.LaunchHostFunc(func() { <-gpu }); err != nil { // in place of a kernel
+	if err := stream.LaunchHostFunc(func() { <-gpu }); err != nil { // instead of a kernel
 		log.Fatal(err)
 	}
 	a.Free(mem)

@@ -210,7 +210,7 @@ func TestUnregisteringThatDoesNotReturn(t *testing.T) {
 		require.NoError(t, get(t, p, 100).Release(), "room is left for it")
 		p.core.tick()
 		// 16 MiB, of which 4 cannot be unmapped, and 5 are leased.
-		require.NoError(t, get(t, p, 6*mib).Release(), "in place of what is idle, on another thread")
+		require.NoError(t, get(t, p, 6*mib).Release(), "instead of what is idle, on another thread")
 		_, err := p.Get(timeout(t, 20*time.Millisecond), 15*mib)
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		result := waiting(t, p, timeout(t, 20*time.Second), 10*mib)

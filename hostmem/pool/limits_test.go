@@ -287,7 +287,7 @@ func TestReservedHugePagesCountWhole(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, (<-result).err, context.Canceled, "21 MiB have no room for another 2 pages")
 	require.NoError(t, leases[0].Release())
-	l, err := p.Get(ctx, mib) // in place of it
+	l, err := p.Get(ctx, mib) // instead of it
 	require.NoError(t, err)
 	require.NoError(t, l.Release())
 	for _, l := range leases[1:] {

@@ -76,7 +76,7 @@ func operations() []hostmemtest.Operation {
 				},
 			},
 			hostmemtest.Operation{
-				Name: fmt.Sprintf("get %d in place of other sizes", n), Tried: tried, Leaves: hostmemtest.Less,
+				Name: fmt.Sprintf("get %d instead of other sizes", n), Tried: tried, Leaves: hostmemtest.Less,
 				Start: func(s *hostmemtest.Stage) hostmemtest.Act {
 					p := newPool(s, 4*mib+2*s.Sys.Page)
 					require.NoError(s, lease(s, p, 4*mib).Release())

@@ -220,7 +220,7 @@ func TestFind(t *testing.T) {
 				{"/usr/lib/wsl/lib/libcudart.so.12", "/usr/lib/wsl/lib", Version{12, 0}},
 			},
 		},
-		"broken links, a directory named as the library, a loop in place of a directory": {
+		"broken links, a directory named as the library, a loop instead of a directory": {
 			tree: []string{
 				"/usr/local/cuda/lib64/libcudart.so -> libcudart.so.12",
 				"/usr/local/cuda/lib64/libcudart.so.13/",

@@ -299,7 +299,7 @@ func (t *trial) byThreads() []byte {
 	return m
 }
 
-// The Go functions that simulated devices run in place of the package's kernels do what the
+// The Go functions that simulated devices run instead of the package's kernels do what the
 // kernels do: what each thread does by their source and, on a real GPU, what the PTX does there.
 func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 	type target struct {

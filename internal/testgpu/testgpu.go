@@ -1,6 +1,6 @@
 // Package testgpu provides devices for tests: simulated ones, or with PINNED_TEST_GPU=1
 // those of the machine. It never takes one for the other. With PINNED_CUDA_API=driver both
-// are libcuda's in place of libcudart's.
+// are libcuda's instead of libcudart's.
 package testgpu
 
 import (

@@ -20,7 +20,7 @@ import (
 // a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Latency is that of few
 // blocks in µs, BothWays the sum of both directions, Requests many small ones. On a real GPU:
 //
-//	PINNED_TEST_GPU=1 go test ./transfer -run XXX -bench Copier -benchtime 7x
+//	PINNED_TEST_GPU=1 go test ./transfer/blocks -run XXX -bench Blocks -benchtime 7x
 //
 // A simulated one has no times of its own.
 func BenchmarkBlocks(b *testing.B) {

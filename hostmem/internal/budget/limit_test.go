@@ -191,7 +191,7 @@ func TestALimitUnderManyGoroutines(t *testing.T) {
 	assert.Zero(t, b.waiting())
 }
 
-// A reservation that was waited for is claimed in place of a new one, once, and the rest of it
+// A reservation that was waited for is claimed instead of a new one, once, and the rest of it
 // returns.
 func TestAReservationOfTheContext(t *testing.T) {
 	t.Parallel()

@@ -38,7 +38,7 @@ func (f FileSystem) Backing() Backing {
 // Backing returns the kind of pages of the region.
 func (r *Region) Backing() Backing { return r.backing }
 
-// samples is the number of pages that are examined in place of all.
+// samples is the number of pages that are examined instead of all.
 const samples = 64
 
 // sample returns the addresses of up to n pages, evenly spread over the region.

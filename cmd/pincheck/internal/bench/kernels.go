@@ -1,6 +1,6 @@
 // Series of bandwidth and latency whose bytes are moved by kernels, and not by copy engines: pinned host memory
 // that is mapped for the device, the device's own memory filled or checked, and loads that depend on one
-// another. A simulated GPU runs Go functions in place of kernels, on less memory.
+// another. A simulated GPU runs Go functions instead of kernels, on less memory.
 //
 //   - Clock: two events around the kernels of a sample.
 //   - A rate is the bytes of all passes by that time; load_latency is that time by the number of loads.

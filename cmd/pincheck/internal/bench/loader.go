@@ -272,7 +272,7 @@ func (l *loop) transform() transform {
 	return nil
 }
 
-// set starts the feed of a setting, in place of the one before.
+// set starts the feed of a setting, instead of the one before.
 func (l *loop) set(ctx context.Context, s setting) error {
 	if l.feed != nil && l.setting == s {
 		return nil
@@ -504,15 +504,15 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 			if first == "0" {
 				fewest = "0, with which the loop reads for itself,"
 			}
-			add("%s workers in place of %s bring %s the rate of %s.", last, fewest, units.Times(gain), sourceTexts[source])
+			add("%s workers instead of %s bring %s the rate of %s.", last, fewest, units.Times(gain), sourceTexts[source])
 		}
 	}
 	inMemory := is(sourceKey, fromMemory)
 	if gain, n := gainOf(b, samplesRate, result.Memory, inPageable, inPinned, inMemory, is(readerKey, byPlain)); n > 0 {
-		add("Pinned memory in place of pageable memory, and nothing else changed, brings a plain reader %s the samples in memory.", units.Times(gain))
+		add("Pinned memory instead of pageable memory, and nothing else changed, brings a plain reader %s the samples in memory.", units.Times(gain))
 	}
 	if gain, n := gainOf(b, samplesRate, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned)); n > 0 {
-		text := fmt.Sprintf("Package loader in place of a plain reader, both with pinned memory, brings %s as many samples in memory", units.Times(gain))
+		text := fmt.Sprintf("Package loader instead of a plain reader, both with pinned memory, brings %s as many samples in memory", units.Times(gain))
 		if cpu, n := gainOf(b, cpuPerMillion, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned)); n > 0 {
 			text += fmt.Sprintf(", for %s the CPU time a sample", units.Times(cpu))
 		}
@@ -542,7 +542,7 @@ func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
 	}
 	if first, last := endsOf(b, prefetchRate, prefetchKey); first != last {
 		if gain, n := gainOf(b, prefetchRate, prefetchKey, first, last); n > 0 {
-			add("%s batches ahead of the loop in place of %s bring %s the samples in memory.", last, first, units.Times(gain))
+			add("%s batches ahead of the loop instead of %s bring %s the samples in memory.", last, first, units.Times(gain))
 		}
 	}
 	return out

@@ -60,9 +60,9 @@ func TestLoaderMeasuresTheGrid(t *testing.T) {
 	require.Len(t, b.Answers, 12)
 	for i, want := range []string{
 		"Of samples in memory at most ", "Of samples that are computed", "Of samples that wait for I/O and are computed",
-		"3 workers in place of 0, with which the loop reads for itself, bring", "3 workers", "3 workers",
-		"Pinned memory in place of pageable memory, and nothing else changed", "Package loader in place of a plain reader, both with pinned memory",
-		"Without GPU work, copies", "With GPU work, copies", "With the CPU as the target", "5 batches ahead of the loop in place of 1 bring",
+		"3 workers instead of 0, with which the loop reads for itself, bring", "3 workers", "3 workers",
+		"Pinned memory instead of pageable memory, and nothing else changed", "Package loader instead of a plain reader, both with pinned memory",
+		"Without GPU work, copies", "With GPU work, copies", "With the CPU as the target", "5 batches ahead of the loop instead of 1 bring",
 	} {
 		assert.Contains(t, b.Answers[i], want)
 	}
@@ -300,11 +300,11 @@ func TestLoaderExplainsOnlyWhatIsThere(t *testing.T) {
 		at(cpuPerMillion, 1, 4, pinned...), at(cpuPerMillion, 2, 4, plain...), at(prefetchRate, 1, 4, label(prefetchKey, "1")), at(prefetchRate, 3, 4, label(prefetchKey, "64")))
 	assert.Equal(t, []string{
 		"Of samples in memory at most 100 a second reach the GPU (4 workers, package loader, pinned memory, non-blocking copies, with GPU work).",
-		"4 workers in place of 0, with which the loop reads for itself, bring 4.0 times the rate of samples in memory.",
-		"Pinned memory in place of pageable memory, and nothing else changed, brings a plain reader 2.0 times the samples in memory.",
-		"Package loader in place of a plain reader, both with pinned memory, brings 2.5 times as many samples in memory, for 0.50 times the CPU time a sample.",
+		"4 workers instead of 0, with which the loop reads for itself, bring 4.0 times the rate of samples in memory.",
+		"Pinned memory instead of pageable memory, and nothing else changed, brings a plain reader 2.0 times the samples in memory.",
+		"Package loader instead of a plain reader, both with pinned memory, brings 2.5 times as many samples in memory, for 0.50 times the CPU time a sample.",
 		"With GPU work, copies that do not block bring this many times the samples of those that do: 2.0 with pinned memory.",
 		"With the CPU as the target, so without a copy to the GPU, a plain reader with pageable memory brings 45 times the samples in memory; package loader then brings 1,000 a second.",
-		"64 batches ahead of the loop in place of 1 bring 3.0 times the samples in memory.",
+		"64 batches ahead of the loop instead of 1 bring 3.0 times the samples in memory.",
 	}, got)
 }

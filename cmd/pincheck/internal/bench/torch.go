@@ -30,7 +30,7 @@ const pythonTime = 8 * time.Second
 //go:embed torch.py
 var torchScript string
 
-// inPython returns a function that has a Python keep memory, in place of a child of this program. Its error wraps
+// inPython returns a function that has a Python keep memory, instead of a child of this program. Its error wraps
 // errors.ErrUnsupported where there is no PyTorch or DeepSpeed, or no GPU for it.
 func inPython(python string) func(context.Context, time.Duration, keepRequest) (keepReply, error) {
 	return func(ctx context.Context, limit time.Duration, r keepRequest) (keepReply, error) {

@@ -177,7 +177,7 @@ type Library struct {
 // driverAPI is Library.API of libcuda.
 const driverAPI = "driver"
 
-// DriverAlone reports whether libcuda is called in place of a libcudart.
+// DriverAlone reports whether libcuda is called instead of a libcudart.
 func (l *Library) DriverAlone() bool { return l != nil && l.API == driverAPI }
 
 // Attempt is a library that was tried.
@@ -413,7 +413,7 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 	return f, nil
 }
 
-// replaceAdvice puts the advice and the expectations of this build in place of those of an archive, which has
+// replaceAdvice puts the advice and the expectations of this build instead of those of an archive, which has
 // facts alone: what pincheck says to do it says itself.
 func (f *Facts) replaceAdvice() {
 	// All that can be missing is missing: the remedies that this host would be given.

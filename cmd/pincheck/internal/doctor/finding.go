@@ -82,7 +82,7 @@ type Finding struct {
 	Suppressed []string `json:"followers,omitempty"`
 
 	because string          // name of the cause, if the page has several
-	means   meaning         // of an error's code: cause and remedy in place of the page's, where it is known
+	means   meaning         // of an error's code: cause and remedy instead of the page's, where it is known
 	values  findings.Values // for the words in italics of the cause
 }
 

@@ -104,7 +104,7 @@ func wslBlocked(f *Facts) []Finding {
 		Evidence: []string{f.Opening.Error, "/dev/dxg and " + f.Opening.DriverLibrary + " are there"},
 	}
 	if !strings.HasPrefix(f.Opening.DriverLibrary, "/usr/lib/wsl/") && f.Host.Virt.Container == "" { // which gets it elsewhere
-		out.Summary, out.because = "a Linux driver's libcuda.so.1 is loaded under WSL, in place of Windows'", "linux_driver"
+		out.Summary, out.because = "a Linux driver's libcuda.so.1 is loaded under WSL, instead of Windows'", "linux_driver"
 	}
 	return finding(out)
 }

@@ -43,7 +43,7 @@ func shown(r rune) rune {
 	return r
 }
 
-// JSON returns a JSON text in which strings have escapes in place of what is not printable: the
+// JSON returns a JSON text in which strings have escapes instead of what is not printable: the
 // values stay as they are. encoding/json escapes only some of it.
 func JSON(text []byte) []byte {
 	if bytes.IndexFunc(text, escaped) < 0 {
@@ -65,6 +65,6 @@ func JSON(text []byte) []byte {
 	return out
 }
 
-// escaped reports whether JSON has an escape in place of a character. Those up to the space are
+// escaped reports whether JSON has an escape instead of a character. Those up to the space are
 // escaped already inside of strings, and outside they are layout.
 func escaped(r rune) bool { return r > ' ' && !unicode.IsPrint(r) || r == utf8.RuneError }

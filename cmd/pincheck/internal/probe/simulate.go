@@ -33,7 +33,7 @@ func PlansFor(s Steps, simulated bool) Plans {
 	return p
 }
 
-// SimulatedHost returns the facts about a host with the simulated GPU in place of all of
+// SimulatedHost returns the facts about a host with the simulated GPU instead of all of
 // NVIDIA's. The link is the one that cudasim's copies are timed for: PCIe 5.0 x16.
 func SimulatedHost(h *hostinfo.Host) *hostinfo.Host {
 	h.NVIDIA = hostinfo.NVIDIA{}

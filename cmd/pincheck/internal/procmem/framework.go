@@ -30,7 +30,7 @@ type known struct {
 }
 
 var frameworks = []known{
-	{Framework{Name: "DeepSpeed", Rounds: true, Setting: "DS_PIN_MEMORY_BACKEND=native and DS_PIN_MEMORY_REGISTER_DEVICE=1 (deepspeedai/DeepSpeed #8211 and #8283, of August 2026: posix_memalign, mlock and cudaHostRegister in place of PyTorch's allocator; without the second the memory is locked, but the GPU has no direct access)"},
+	{Framework{Name: "DeepSpeed", Rounds: true, Setting: "DS_PIN_MEMORY_BACKEND=native and DS_PIN_MEMORY_REGISTER_DEVICE=1 (deepspeedai/DeepSpeed #8211 and #8283, of August 2026: posix_memalign, mlock and cudaHostRegister instead of PyTorch's allocator; without the second the memory is locked, but the GPU has no direct access)"},
 		[]string{"/deepspeed/", "/async_io.so", "/async_io/", "deepspeed_pin_tensor", "/pin_memory.so", "/cpu_adam.so"},
 		func(p *Process) bool { return p.Environ["DS_PIN_MEMORY_BACKEND"] == "native" }},
 	{Framework{Name: "vLLM"}, []string{"/vllm/"}, nil},
