@@ -105,14 +105,15 @@ func TestQuickPlan(t *testing.T) {
 }
 
 // The whole of a full plan is 181 GB, most of it in copies of 1 GiB and more: that is for PINNED_SOAK, and for pincheck
-// verify --full. A real GPU otherwise gets the sizes up to 16 MiB, and copies beyond what 32 bits hold.
+// verify --full. A real GPU otherwise gets eight combinations of patterns and offsets for each size up to 16 MiB, and
+// copies beyond what 32 bits hold.
 func TestFullPlan(t *testing.T) {
 	plans := []Plan{{Full: true}}
 	switch {
 	case !testgpu.Real():
 		plans[0].Sizes = []int{63, 4097}
 	case os.Getenv("PINNED_SOAK") == "":
-		plans[0].MaxBytes = 16*mib + 7
+		plans[0].MaxBytes, plans[0].Variants = 16*mib+7, 8
 		plans = append(plans, Plan{Paths: []Path{PathPinned, PathDeviceMemory, PathCopier}, Sizes: []int{2*gib + 1, 4*gib + 4097}, Streams: []int{1}, Variants: 1, NoStale: true})
 	}
 	dev := testgpu.Device(t)

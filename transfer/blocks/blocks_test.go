@@ -823,6 +823,18 @@ func TestCountOfBlocks(t *testing.T) {
 	assert.ErrorContains(t, err, "Count of 0 beside a list in device memory")
 }
 
+// What New measures as the kernel's times are those of the kernel.
+func TestTheKernelIsMeasuredByLaunches(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	b, err := New(t.Context(), rt.Devices()[0], Options{})
+	require.NoError(t, err)
+	const counts, runs = 2, 3 // few blocks and many, and a first time and two more
+	rows := len(b.table[0]) + len(b.table[1])
+	assert.Equal(t, rows*len(kernelUnits)*counts*runs, sim.Calls("cuLaunchKernel"))
+	require.NoError(t, b.Close())
+}
+
 // Device memory that is not there is refused, and the context goes on: a kernel's access would end it.
 func TestMemoryThatIsNotTheDevices(t *testing.T) {
 	t.Parallel()

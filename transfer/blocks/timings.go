@@ -130,7 +130,7 @@ func (b *Copier) measure(ctx context.Context) (t timings, err error) {
 // timed returns the time of copies from the call to the end, the shorter of two after a first one.
 func (b *Copier) timed(ctx context.Context, s *cudart.Stream, buf *hostmem.Buffer, p cudart.DevPtr, variant kind, down bool, size, count int) (time.Duration, error) {
 	c := launch{
-		Copy:  Copy{Host: buf.Bytes()[:measureBytes], Device: p, Size: size, Count: count, HostStride: size, DeviceStride: size},
+		Copy:  Copy{Host: buf.Bytes()[:measureBytes], Device: p, DeviceLen: measureBytes, Size: size, Count: count, HostStride: size, DeviceStride: size},
 		owner: buf, byKernel: variant != engineVariant,
 	}
 	if variant != engineVariant && kernelUnits[variant] < kernelUnits[0] {
