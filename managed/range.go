@@ -129,8 +129,9 @@ func discard(s *cudart.Stream, r Range) error {
 // about the location of pages. The simulated GPU does not unmap pages. Errors are
 // [cudart.ErrClosed], and those of the file, which wrap fs.ErrNotExist if it does not exist. MappedByHost
 // does not block.
-func (r Range) MappedByHost() (mapped int, err error) {
-	err = r.with(context.Background(), "pages mapped by the host", func() (err error) {
+func (r Range) MappedByHost() (int, error) {
+	mapped := 0
+	err := r.with(context.Background(), "pages mapped by the host", func() (err error) {
 		mapped, err = linux.CountPages(os.DirFS("/"), linux.PagesMapped, r.Len, uintptr(r.ptr()))
 		return err
 	})

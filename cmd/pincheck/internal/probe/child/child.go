@@ -185,8 +185,9 @@ func Stream[Reply any](ctx context.Context, limit time.Duration, name string, re
 }
 
 // StreamTurn is [Stream] of a function made by [HandleTurn], whose turn it is when turn is closed.
-func StreamTurn[Reply any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Reply)) (result Reply, err error) {
-	err = run(ctx, limit, name, request, turn, func(text json.RawMessage, more bool) error {
+func StreamTurn[Reply any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Reply)) (Reply, error) {
+	var result Reply
+	err := run(ctx, limit, name, request, turn, func(text json.RawMessage, more bool) error {
 		var a Reply
 		if err := json.Unmarshal(text, &a); err != nil {
 			return fmt.Errorf("answer %.200q: %w", text, err)
