@@ -273,7 +273,8 @@ func (l *Loader) Close() error { return l.CloseContext(context.Background()) }
 
 // CloseContext waits for the copies, and for work of the consumer's streams that uses batches. Then
 // it releases all memory (cudaFree, cudaHostUnregister, cudaStreamDestroy, cudaEventDestroy). A
-// second call does nothing. After an error, also ctx's, it may be called again; memory that the
+// second call does nothing. When ctx ends, a call into CUDA that does not return gets another
+// second. After an error, also ctx's, it may be called again; memory that the
 // GPU may be using is still allocated then, and the loader is closed to loops. While a loop over
 // Batches runs, CloseContext ends the loop and returns [cudart.ErrInUse]. While batches are retained,
 // it returns an error with their number.

@@ -60,8 +60,8 @@ func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 func (c *Copier) Close() error { return c.opened().close() }
 
 // CloseContext is Close that waits for methods that run as well, until ctx ends:
-// the error is ctx's then. Called by a reader, a writer or Progress it waits for
-// its own copy until ctx ends.
+// the error is ctx's then. A call into CUDA that does not return gets another second.
+// Called by a reader, a writer or Progress it waits for its own copy until ctx ends.
 func (c *Copier) CloseContext(ctx context.Context) error { return c.opened().closeContext(ctx) }
 
 func (c *Copier) opened() *engine {

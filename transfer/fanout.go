@@ -65,7 +65,7 @@ func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, 
 func (f *Fanout) Close() error { return f.opened().close() }
 
 // CloseContext is Close that waits for methods that run as well, until ctx ends:
-// the error is ctx's then.
+// the error is ctx's then. A call into CUDA that does not return gets another second.
 func (f *Fanout) CloseContext(ctx context.Context) error { return f.opened().closeContext(ctx) }
 
 func (f *Fanout) opened() *engine {

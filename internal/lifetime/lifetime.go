@@ -90,8 +90,8 @@ func (l *Lifetime) Wait(ctx context.Context) error {
 //
 // ctx bounds the waits and the release; ended before, it does not keep Close from
 // releasing what nothing uses. If it ends while calls or another release are in progress,
-// the error wraps its error and its cause. If release does not return soon after the end
-// of ctx, Close does, with an error that wraps [bounded.ErrStuck] too. The release goes on
+// the error wraps its error and its cause. If release does not return within a second of the
+// end of ctx, Close does, with an error that wraps [bounded.ErrStuck] too. The release goes on
 // then, other Closes wait for it, and what it returns counts.
 func (l *Lifetime) Close(ctx context.Context, release func(context.Context) error) error {
 	l.Seal()
