@@ -91,7 +91,7 @@ build() {
 	done
 	# Tests find their data where they find it in the repository.
 	find . -name .git -prune -o -name .build -prune -o -name .libcudart -prune -o \
-		\( -type d \( -name testdata -o -name docs -o -path ./reference \) -prune -o -name schema.json -o -path './internal/gpukernels/src/*' -o -path './examples/gcn/src/*' -o -path './examples/pytorch/*.py' \) -print0 |
+		\( -type d \( -name testdata -o -name docs -o -path ./cmd/pincheck/internal/findings -o -path ./cmd/pincheck/internal/reference \) -prune -o -name schema.json -o -path './internal/gpukernels/src/*' -o -path './examples/gcn/src/*' -o -path './examples/pytorch/*.py' \) -print0 |
 		tar -c --null -T - | tar -x -C "$tree"
 	go build "${flags[@]}" -o "$tree/bin/pincheck" ./cmd/pincheck
 	mkdir "$tree/c"

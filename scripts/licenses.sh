@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Writes docs/licenses/licenses.txt: the licences of all modules that are linked into pincheck, and
+# Writes cmd/pincheck/internal/licenses/licenses.txt: the licences of all modules that are linked into pincheck, and
 # of Go itself. `scripts/licenses.sh check` fails if that file is not what it would write.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kept=docs/licenses/licenses.txt
+kept=cmd/pincheck/internal/licenses/licenses.txt
 made=$(mktemp)
 trap 'rm -f "$made"' EXIT
 

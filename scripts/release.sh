@@ -95,7 +95,7 @@ stage() {
 	"$host" completion zsh >"$dir/completions/_pincheck"
 	"$host" completion fish >"$dir/completions/pincheck.fish"
 	cp "$1"/src/{LICENSE,README.md,CHANGELOG.md} "$dir/"
-	cp "$1/src/docs/licenses/licenses.txt" "$dir/LICENSES-OF-MODULES.txt"
+	cp "$1/src/cmd/pincheck/internal/licenses/licenses.txt" "$dir/LICENSES-OF-MODULES.txt"
 	cp -r "$1/src/deploy" "$dir/deploy"
 	rm -r "$dir/deploy/Dockerfile" "$dir/deploy/kubernetes/schemas"
 	find "$dir" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

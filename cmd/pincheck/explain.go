@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
-	"github.com/gopinned/pinned/docs/findings"
 )
 
 func newExplain(o *options, sys system) *cobra.Command {

@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/licenses"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
-	"github.com/gopinned/pinned/docs/licenses"
 )
 
 func newLicenses(o *options) *cobra.Command {

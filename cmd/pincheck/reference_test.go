@@ -167,7 +167,7 @@ func TestCompareWithABadReference(t *testing.T) {
 	t.Parallel()
 	results := filepath.Join("..", "..", "testdata", "results")
 	run, other := filepath.Join(results, "bench-h200-2026-11-22.json"), filepath.Join(results, "report-h200-2026-11-22.json")
-	table := filepath.Join("..", "..", "reference")
+	table := filepath.Join("internal", "reference")
 	h200, gh200 := filepath.Join(table, "nvidia-h200-pcie5-x16.json"), filepath.Join(table, "gh200.json")
 	text, err := os.ReadFile(h200)
 	require.NoError(t, err)

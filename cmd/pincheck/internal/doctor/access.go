@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/docs/findings"
 )
 
 // What CUDA fails with where it cannot reach a GPU at all: with no code if its library finds no driver.

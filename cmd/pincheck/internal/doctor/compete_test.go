@@ -6,10 +6,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/docs/findings"
 )
 
 // A remedy that cannot be undone, or that stops the work of others, is under Last, which is printed for certain

@@ -7,13 +7,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A meaning is where the meaning of a code is written: a cause of a page of docs/findings.
+// A meaning is where the meaning of a code is written: a cause of a page of cmd/pincheck/internal/findings.
 type meaning struct{ page, cause string }
 
 // meanings are what codes mean when a call fails on a GPU that was opened.

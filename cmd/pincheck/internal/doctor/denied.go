@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
-	"github.com/gopinned/pinned/docs/findings"
 )
 
 // Nodes that are there and cannot be opened. The error tells who denies them:

@@ -8,7 +8,7 @@
 //
 // A [Check] is a function from facts to findings. It decides whether there is something to
 // report, returns what it saw as summary and evidence, and names one of the causes on the
-// finding's page in docs/findings. Title, severity, cause, cost and remedy are written there
+// finding's page in cmd/pincheck/internal/findings. Title, severity, cause, cost and remedy are written there
 // and nowhere else; [Evaluate] reads them from the page and puts in the values of the finding.
 // A new check is an entry in one of the lists of checks and a page.
 //

@@ -4,15 +4,15 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/docs/findings"
 )
 
 // A Check searches for one kind of finding. Host is called once, Device once for each GPU;
 // either may be nil.
 type Check struct {
-	ID string // of its findings: docs/findings has a page of this name, with title and severity
+	ID string // of its findings: cmd/pincheck/internal/findings has a page of this name, with title and severity
 	// Suppresses are the ids of findings that a finding of this check suppresses, because they
 	// follow from it: on the same GPU, or everywhere if the finding is about the host.
 	Suppresses []string

@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/verify"
 )
 
@@ -1088,7 +1088,7 @@ func TestPages(t *testing.T) {
 	for _, c := range Checks() {
 		known = append(known, c.ID)
 		page, ok := findings.Get(c.ID)
-		if !assert.True(t, ok, "docs/findings/%s.md is missing", c.ID) {
+		if !assert.True(t, ok, "cmd/pincheck/internal/findings/%s.md is missing", c.ID) {
 			continue
 		}
 		for _, heading := range []string{"What it means", "What was looked at"} {

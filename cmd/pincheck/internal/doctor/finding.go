@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gopinned/pinned/docs/findings"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 )
 
 // Severity is what a finding means for the reader.
@@ -62,7 +62,7 @@ func (c Certainty) weaker() Certainty {
 // Finding is the result of a check. A check returns summary and evidence, and names one of the
 // causes on the finding's page. Evaluate adds the texts of the page.
 type Finding struct {
-	// ID is the check's. docs/findings has a page of this name.
+	// ID is the check's. cmd/pincheck/internal/findings has a page of this name.
 	ID       string   `json:"id"`
 	Severity Severity `json:"severity"`
 	Device   *int     `json:"device,omitempty"` // absent if it is about the host

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
-	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 

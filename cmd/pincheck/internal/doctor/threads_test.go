@@ -248,7 +248,7 @@ func readThread(t *testing.T, name string, c *hosttest.Case) *thread {
 	default:
 		assert.Fail(t, name+": kind "+th.Kind)
 	}
-	pages, err := filepath.Glob("../../../../docs/findings/*.md")
+	pages, err := filepath.Glob("../findings/*.md")
 	require.NoError(t, err)
 	for _, id := range slices.Concat(th.NamedBy.IDs, th.PartlyBy, th.Also, th.Never) {
 		assert.True(t, slices.ContainsFunc(pages, func(page string) bool { return filepath.Base(page) == id+".md" }), "%s: no finding %s", name, id)

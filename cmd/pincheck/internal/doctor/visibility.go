@@ -6,10 +6,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/docs/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/gopinned/pinned/docs/findings"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/internal/units"
 )
 

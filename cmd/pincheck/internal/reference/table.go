@@ -1,13 +1,21 @@
 package reference
 
 import (
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
 	"sync"
-
-	"github.com/gopinned/pinned/reference"
 )
+
+// machines are the files, one for each type of machine, and their schema. docs/reference.md has them as tables, and how
+// to add one.
+//
+//go:embed *.json
+var machines embed.FS
+
+// schemaFile is the JSON Schema of the others.
+const schemaFile = "schema.json"
 
 // A Table has what machines reach: one file for each type of machine.
 type Table struct{ files []*File }
@@ -35,18 +43,18 @@ func (m Machine) sameHost(other Machine) bool {
 	return m.CPU == other.CPU && m.Sockets == other.Sockets && m.Host == other.Host
 }
 
-// Builtin returns the table of this program: the files in the directory reference.
+// Builtin returns the table of this program: the files in its directory.
 func Builtin() *Table { return builtin() }
 
 // A file that cannot be read is a mistake in that directory.
 var builtin = sync.OnceValue(func() *Table {
-	names, err := fs.Glob(reference.Machines, "*.json")
+	names, err := fs.Glob(machines, "*.json")
 	var files []*File
 	for _, name := range names {
-		if name == reference.SchemaFile {
+		if name == schemaFile {
 			continue
 		}
-		text, readErr := reference.Machines.ReadFile(name)
+		text, readErr := machines.ReadFile(name)
 		f, malformed := Read("reference/"+name, text)
 		if readErr != nil || malformed != nil {
 			err = errors.Join(err, fmt.Errorf("reference/%s: %w", name, errors.Join(readErr, malformed)))

@@ -18,7 +18,6 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/units"
-	"github.com/gopinned/pinned/reference"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -27,7 +26,7 @@ const top = "../../../../"
 
 func schema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	text, err := reference.Machines.ReadFile(reference.SchemaFile)
+	text, err := machines.ReadFile(schemaFile)
 	require.NoError(t, err)
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	require.NoError(t, err)
@@ -50,7 +49,7 @@ func valid(t *testing.T, s *jsonschema.Schema, text string) error {
 
 func content(t *testing.T, name string) string {
 	t.Helper()
-	text, err := reference.Machines.ReadFile(name)
+	text, err := machines.ReadFile(name)
 	require.NoError(t, err)
 	return string(text)
 }
@@ -308,7 +307,7 @@ func TestMakeTakesTheSamplesOfAllGPUs(t *testing.T) {
 }
 
 const (
-	tableBegin = "<!-- The tables below are made of the files in reference: make golden -->\n"
+	tableBegin = "<!-- The tables below are made of the files in cmd/pincheck/internal/reference: make golden -->\n"
 	tableEnd   = "<!-- end -->\n"
 )
 
@@ -321,7 +320,7 @@ func markdown(kind Kind) string {
 		}
 		m := f.Machine
 		if kind == Measured {
-			fmt.Fprintf(&b, "\n%s: %s × %d, %s, driver %s, Linux %s. [%s](../%s)\n\n", m, m.CPU, m.Sockets, m.Host, m.Driver, m.Kernel, filepath.Base(f.Name), f.Name)
+			fmt.Fprintf(&b, "\n%s: %s × %d, %s, driver %s, Linux %s. [%s](../cmd/pincheck/internal/%s)\n\n", m, m.CPU, m.Sockets, m.Host, m.Driver, m.Kernel, filepath.Base(f.Name), f.Name)
 			b.WriteString("| copies | size | median GB/s | min | max | samples | date | source |\n|---|---|---|---|---|---|---|---|\n")
 		}
 		for _, r := range f.Rows {

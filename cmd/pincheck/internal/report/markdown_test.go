@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/docs/findings"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 )
 
 func TestMarkdownOnATerminal(t *testing.T) {

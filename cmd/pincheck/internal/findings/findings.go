@@ -151,7 +151,7 @@ var firstLines = regexp.MustCompile(`^# (\w+)\n\n(Problem|Warning|Note): (.+)\.\
 // parse parses the page of an id.
 func parse(id, text string) (*Page, error) {
 	malformed := func(format string, args ...any) (*Page, error) {
-		return nil, fmt.Errorf("docs/findings/%s.md: %s", id, fmt.Sprintf(format, args...))
+		return nil, fmt.Errorf("cmd/pincheck/internal/findings/%s.md: %s", id, fmt.Sprintf(format, args...))
 	}
 	head := firstLines.FindStringSubmatch(text)
 	if head == nil || head[1] != id {
