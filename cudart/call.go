@@ -163,7 +163,7 @@ func (d *Device) guard(fn function, f *frame) Code {
 	switch {
 	case f.refused:
 		return codeClosed
-	case rt.Closed() && !worksAfterClose[fn]:
+	case rt.isClosed() && !worksAfterClose[fn]:
 		return codeRuntimeClosed
 	}
 	b := rt.binding

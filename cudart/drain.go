@@ -107,7 +107,7 @@ func (d *Device) Synchronize(ctx context.Context) error {
 		return notMade(fnDeviceSynchronize)
 	case ctx == nil:
 		return fmt.Errorf("cudaDeviceSynchronize: %v: %w", d, errNilContext)
-	case d.rt.Closed():
+	case d.rt.isClosed():
 		return d.rt.errorf(fnDeviceSynchronize, codeRuntimeClosed, "%v", d)
 	case ctx.Err() != nil:
 		return waitCanceled(d, ctx)

@@ -396,5 +396,5 @@ func TestLegacyStreamOfEachDevice(t *testing.T) {
 	require.False(t, points[0].Done(context.Background()))
 	opens[0]()
 	require.NoError(t, points[0].Wait(t.Context()))
-	assert.Empty(t, sim.WrongDevice())
+	assert.Empty(t, wrongDevice(sim))
 }

@@ -87,7 +87,7 @@ func (h *handle) close() error {
 // collect closes a handle whose Stream or Event was garbage collected. If the runtime is
 // closed it does not: a simulated library may be closed too, and another one in its place.
 func (h *handle) collect() {
-	if !h.dev.rt.Closed() {
+	if !h.dev.rt.isClosed() {
 		_ = h.close() // no caller is left to report to
 	}
 }

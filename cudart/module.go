@@ -60,6 +60,8 @@ func init() {
 	raw.AddressRange = func(device any, p uintptr) (base uintptr, n int) {
 		return device.(*Device).addressRange(p)
 	}
+	raw.Closed = func(runtime any) bool { return runtime.(*Runtime).isClosed() }
+	raw.Debug = func(runtime any) bool { return runtime.(*Runtime).inDebug() }
 	raw.AtClose = func(runtime any, f func() error) { runtime.(*Runtime).keepCleanup(f) }
 }
 

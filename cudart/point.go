@@ -86,7 +86,7 @@ func (p Point) Wait(ctx context.Context) error {
 		return fmt.Errorf("wait for a Point: %w", errNilContext)
 	case p.Completed():
 		return nil
-	case p.timeline.dev.rt.Closed() && ctx.Err() == nil:
+	case p.timeline.dev.rt.isClosed() && ctx.Err() == nil:
 		return p.timeline.waitClosed(ctx)
 	}
 	return p.timeline.dev.waits.await(ctx, p.timeline.dev.waits.get(p.position()))
@@ -188,7 +188,7 @@ type pointID struct{ timeline, n uint64 }
 // follows reports whether the stream waits for the Point already. If it is closed, the call
 // is to return the error.
 func (s *Stream) follows(p Point) bool {
-	if s.timeline.exposed.Load() || s.timeline.closed() || s.dev.rt.Closed() {
+	if s.timeline.exposed.Load() || s.timeline.closed() || s.dev.rt.isClosed() {
 		return false
 	}
 	s.timeline.mu.Lock()

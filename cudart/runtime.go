@@ -90,8 +90,8 @@ func (rt *Runtime) Library() Library {
 	return rt.lib
 }
 
-// Debug reports whether Options.Debug or PINNED_DEBUG=1 was set at Open.
-func (rt *Runtime) Debug() bool { return rt.made() && rt.debug }
+// inDebug reports whether Options.Debug or PINNED_DEBUG=1 was set at Open.
+func (rt *Runtime) inDebug() bool { return rt.made() && rt.debug }
 
 // Device returns device i, counted from 0 in CUDA's order. The error wraps
 // [ErrInvalidDevice] if there is no device i, and [ErrClosed]. A device that CUDA could
@@ -100,7 +100,7 @@ func (rt *Runtime) Device(i int) (*Device, error) {
 	if !rt.made() {
 		return nil, notMade(fnSetDevice)
 	}
-	if rt.Closed() {
+	if rt.isClosed() {
 		return nil, rt.errorf(fnSetDevice, codeRuntimeClosed, "device %d", i)
 	}
 	if i < 0 || i >= len(rt.devices) {
@@ -181,13 +181,13 @@ func (rt *Runtime) endWaits() {
 	}
 }
 
-// Closed reports whether Close was called.
-func (rt *Runtime) Closed() bool { return !rt.made() || rt.life.Sealed() }
+// isClosed reports whether Close was called.
+func (rt *Runtime) isClosed() bool { return !rt.made() || rt.life.Sealed() }
 
 // retryAtClose keeps what failed without a caller to report to: Close tries again. If Close
 // was called already it may be over, so the next try is here.
 func (rt *Runtime) retryAtClose(retry func() error) {
-	if !rt.Closed() || retry() != nil {
+	if !rt.isClosed() || retry() != nil {
 		rt.keepCleanup(retry)
 	}
 }

@@ -52,10 +52,10 @@ func Example_threads() {
 		})
 	}
 	users.Wait()
-	fmt.Println("calls for another device:", len(sim.WrongDevice()))
+	fmt.Println("misuses:", len(sim.Misuses()))
 	check(errors.Join(rt.Close(), sim.Check(), sim.Close()))
 	// Output:
-	// calls for another device: 0
+	// misuses: 0
 }
 
 // Device memory with a size has checked ranges, and typed views.

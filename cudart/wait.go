@@ -186,7 +186,7 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 	case ctx.Err() != nil:
 		w.put(me)
 		return waitCanceled(what, ctx)
-	case w.rt.Closed():
+	case w.rt.isClosed():
 		w.put(me)
 		return fmt.Errorf("wait for %v: the Runtime was closed: %w", what, ErrClosed)
 	case !w.takeSpinner():

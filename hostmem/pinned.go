@@ -19,6 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 var (
@@ -38,7 +39,7 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 		return errNilContext
 	case dev == nil:
 		return errNilDevice
-	case dev.Runtime().Closed():
+	case raw.Closed(dev.Runtime()):
 		return fmt.Errorf("the Runtime of %v: %w", dev, cudart.ErrClosed)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"weak"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // Stats are figures of the pinned memory of the whole process, because pinned
@@ -168,7 +169,7 @@ func (l *ledger) lose(e *holding) {
 
 // callerStack returns the stack of the call that pins memory, in debug mode.
 func callerStack(dev *cudart.Device) string {
-	if !dev.Runtime().Debug() {
+	if !raw.Debug(dev.Runtime()) {
 		return ""
 	}
 	return string(debug.Stack())

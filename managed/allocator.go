@@ -11,6 +11,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -98,7 +99,7 @@ func newAllocator(ctx context.Context, dev *cudart.Device, o Options) (*Allocato
 	switch {
 	case dev == nil || dev.Runtime() == nil:
 		return nil, errNilDevice
-	case dev.Runtime().Closed():
+	case raw.Closed(dev.Runtime()):
 		return nil, fmt.Errorf("the Runtime of %v: %w", dev, cudart.ErrClosed)
 	case o.Reserve < 0:
 		return nil, fmt.Errorf("Options.Reserve of %d: must not be negative", o.Reserve)

@@ -96,8 +96,8 @@
 //
 // The current device and the last error belong to the OS thread, and a new thread
 // has device 0. Nearly every call makes a context on the current device, as in
-// CUDA: see [Sim.Contexts]. [Sim.WrongDevice] returns the calls that used something
-// of another device than the current one.
+// CUDA: see [Sim.Contexts]. [Sim.Misuses] has the calls that used something
+// of another device than the current one, as [WrongDevice].
 //
 // # Misuse
 //

@@ -93,17 +93,6 @@ func (s *Sim) Misuses() []Misuse {
 	return append([]Misuse(nil), s.misuses...)
 }
 
-// WrongDevice returns the misuses of that kind.
-func (s *Sim) WrongDevice() []Misuse {
-	var misuses []Misuse
-	for _, m := range s.Misuses() {
-		if m.Kind == WrongDevice {
-			misuses = append(misuses, m)
-		}
-	}
-	return misuses
-}
-
 // stale is the result of a call with a handle that is none. It is a misuse, unless the
 // handle is of a closed Sim whose function pointers this one has: lost streams and
 // events may be destroyed at any time.

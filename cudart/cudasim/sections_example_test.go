@@ -169,7 +169,7 @@ func Example_kernels() {
 
 func Example_threads() {
 	sim, rt, s := start(cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
-	fmt.Println(sim.Contexts(), len(sim.WrongDevice()))
+	fmt.Println(sim.Contexts(), len(sim.Misuses()))
 	shut(sim, rt, s)
 	// Output:
 	// [0] 0

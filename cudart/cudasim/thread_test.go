@@ -3,6 +3,7 @@
 package cudasim_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -55,7 +56,7 @@ func TestForeignStreamMakesAStrayContext(t *testing.T) {
 	l.ok("cudaSetDevice", 1)
 	h, d, s := l.pinned(64), l.device(64), l.stream()
 	assert.Equal(t, []int{1}, l.Contexts())
-	assert.Empty(t, l.WrongDevice())
+	assert.Empty(t, wrongDevice(l.Sim))
 	onFreshThread(func() {
 		l.ok("cudaMemcpyAsync", d, addr(&h[0]), 64, h2d, s)
 		assert.Equal(t, []int{0, 1}, l.Contexts())
@@ -64,7 +65,7 @@ func TestForeignStreamMakesAStrayContext(t *testing.T) {
 		l.ok("cudaEventDestroy", e)
 	})
 	l.ok("cudaStreamSynchronize", s)
-	wrong := l.WrongDevice()
+	wrong := wrongDevice(l.Sim)
 	require.Len(t, wrong, 2)
 	for i, fn := range []string{"cudaMemcpyAsync", "cudaEventRecord"} {
 		assert.Equal(t, cudasim.WrongDevice, wrong[i].Kind)
@@ -89,9 +90,14 @@ func TestWrongDeviceForMemory(t *testing.T) {
 	l.ok("cudaMemcpy", p, q, 64, d2d) // between devices: one of them is current
 	l.ok("cudaFree", p)
 	var calls []string
-	for _, m := range l.WrongDevice() {
+	for _, m := range wrongDevice(l.Sim) {
 		calls = append(calls, m.Call)
 	}
 	assert.Equal(t, []string{"cudaMemcpy", "cudaMemset", "cudaFree"}, calls)
 	l.ok("cudaSetDevice", 1)
+}
+
+// wrongDevice returns the misuses of that kind.
+func wrongDevice(sim *cudasim.Sim) []cudasim.Misuse {
+	return slices.DeleteFunc(sim.Misuses(), func(m cudasim.Misuse) bool { return m.Kind != cudasim.WrongDevice })
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/pending"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -115,7 +116,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	switch {
 	case dev == nil:
 		return nil, errNilDevice
-	case dev.Runtime().Closed():
+	case raw.Closed(dev.Runtime()):
 		return nil, fmt.Errorf("the Runtime of %v: %w", dev, cudart.ErrClosed)
 	case o.MaxBytes < 0:
 		return nil, fmt.Errorf("Options.MaxBytes of %d: must not be negative", o.MaxBytes)
@@ -132,7 +133,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 		o.Buffer.Label = "pool"
 	}
 	c := &core{
-		dev: dev, o: o, debug: dev.Runtime().Debug(), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
+		dev: dev, o: o, debug: raw.Debug(dev.Runtime()), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
 		budget:  budget.Process(),
 		cache:   cache{shards: make([]shard, runtime.GOMAXPROCS(0))},
 		queue:   queue{admission: make(chan struct{}, 1), wake: make(chan struct{}, 1), retry: retryAfter},
@@ -188,7 +189,7 @@ func (p *core) get(ctx context.Context, n int, wait bool) (Lease, error) {
 		return Lease{}, errNilContext
 	case ctx.Err() != nil:
 		return Lease{}, bounded.Ended(ctx)
-	case p.dev.Runtime().Closed():
+	case raw.Closed(p.dev.Runtime()):
 		return Lease{}, fmt.Errorf("the Runtime of %v: %w", p.dev, cudart.ErrClosed)
 	}
 	class := classOf(n)

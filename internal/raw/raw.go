@@ -19,6 +19,12 @@ var AddressRange func(device any, p uintptr) (base uintptr, n int)
 // AtClose has the Close of a *cudart.Runtime call f last. An f that fails is called again by the next Close.
 var AtClose func(runtime any, f func() error)
 
+// Closed reports whether the Close of a *cudart.Runtime was called.
+var Closed func(runtime any) bool
+
+// Debug reports whether a *cudart.Runtime was opened with Options.Debug or PINNED_DEBUG=1.
+var Debug func(runtime any) bool
+
 // EndSim closes a *cudasim.Sim whose streams may be destroyed a moment later, and returns what its Check finds. Package
 // cudasim sets it.
 var EndSim func(sim any) error
