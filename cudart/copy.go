@@ -22,8 +22,8 @@ func (k copyKind) String() string {
 // CopyToDevice copies n bytes from any host memory to device memory (cudaMemcpy).
 // When it returns, src may be changed. From memory that is not pinned it reaches
 // about a sixth of the link's speed, and it returns before all bytes are on the
-// device: a [Stream] that is not blocking does not wait for them, so use
-// [Stream.CopyPageableToDevice] there, or [Device.Synchronize]. The error wraps
+// device: a [Stream] that is not blocking does not wait for them, so call
+// [Device.Synchronize] there. The error wraps
 // [ErrInvalidValue] if n < 0, or if dst to dst+n is not one allocation.
 func (d *Device) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 	return d.copy(nil, uintptr(dst), uintptr(src), src, n, hostToDevice)
@@ -47,16 +47,6 @@ func (s *Stream) CopyToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 	if err := s.Device().checkPinned(fnMemcpyAsync, uintptr(src), n); err != nil {
 		return err
 	}
-	return s.Device().copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
-}
-
-// CopyPageableToDevice copies n bytes from any host memory to device memory, in order
-// with the stream (cudaMemcpyAsync). It waits for the stream, and until CUDA has
-// copied src to a staging buffer of its own; the bytes may reach the device later.
-// Where the device reads pageable memory itself
-// ([AttrPageableMemoryAccessUsesHostPageTables]), src must stay unchanged until the
-// stream has passed the copy. The errors are those of [Device.CopyToDevice].
-func (s *Stream) CopyPageableToDevice(dst DevPtr, src unsafe.Pointer, n int) error {
 	return s.Device().copy(s, uintptr(dst), uintptr(src), src, n, hostToDevice)
 }
 

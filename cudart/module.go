@@ -60,6 +60,10 @@ func init() {
 	raw.AddressRange = func(device any, p uintptr) (base uintptr, n int) {
 		return device.(*Device).addressRange(p)
 	}
+	raw.CopyPageable = func(stream any, dst uintptr, src unsafe.Pointer, n int) error {
+		s := stream.(*Stream)
+		return s.Device().copy(s, dst, uintptr(src), src, n, hostToDevice)
+	}
 	raw.Closed = func(runtime any) bool { return runtime.(*Runtime).isClosed() }
 	raw.Debug = func(runtime any) bool { return runtime.(*Runtime).inDebug() }
 	raw.AtClose = func(runtime any, f func() error) { runtime.(*Runtime).keepCleanup(f) }

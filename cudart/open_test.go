@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -206,7 +207,7 @@ func TestDebugRefusesMemoryThatIsNotPinned(t *testing.T) {
 	require.NoError(t, dev.Synchronize(t.Context()))
 	require.NoError(t, dev.CopyToDevice(mem, pointer(heap), 4096), "synchronous copies take any memory")
 	fill(heap, 3)
-	require.NoError(t, s.CopyPageableToDevice(mem, pointer(heap), 4096))
+	require.NoError(t, raw.CopyPageable(s, uintptr(mem), pointer(heap), 4096))
 	want := bytes.Clone(heap)
 	clear(heap) // it may be changed
 	require.NoError(t, s.CopyToHost(pointer(good), mem, 4096))

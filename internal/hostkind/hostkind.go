@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // A Memory is host memory of a kind. Copies are complete when the stream is synchronized: a call
@@ -68,7 +69,7 @@ func (m Pageable) CopyToDevice(_ context.Context, s *cudart.Stream, dst cudart.D
 	if s == nil {
 		return m.Dev.CopyToDevice(dst, unsafe.Pointer(&m.Direct[off]), n)
 	}
-	return s.CopyPageableToDevice(dst, unsafe.Pointer(&m.Direct[off]), n)
+	return raw.CopyPageable(s, uintptr(dst), unsafe.Pointer(&m.Direct[off]), n)
 }
 
 // CopyFromDevice copies on no stream.

@@ -18,6 +18,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/pattern"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // ProofBytes is the size of the copy that proves a path: several pages of an IOMMU.
@@ -152,7 +153,7 @@ func (p *Prover) buffers() (sent, other, received []byte) {
 // upload copies bytes to a device, in the order of its stream.
 func (p *Prover) upload(e *end, at cudart.DevPtr, b []byte) error {
 	defer p.fence.Add(e.stream)
-	return e.stream.CopyPageableToDevice(at, unsafe.Pointer(&b[0]), len(b))
+	return raw.CopyPageable(e.stream, uintptr(at), unsafe.Pointer(&b[0]), len(b))
 }
 
 // end returns what the proofs of a device use, and allocates it the first time.

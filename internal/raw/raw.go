@@ -3,7 +3,10 @@
 // the values behind the interfaces are its own.
 package raw
 
-import "fmt"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // MaxArgs is the number of arguments that a launch can have.
 const MaxArgs = 32
@@ -24,6 +27,12 @@ var Closed func(runtime any) bool
 
 // Debug reports whether a *cudart.Runtime was opened with Options.Debug or PINNED_DEBUG=1.
 var Debug func(runtime any) bool
+
+// CopyPageable copies n bytes from any host memory to device memory, in order with a *cudart.Stream
+// (cudaMemcpyAsync). It waits for the stream, and until CUDA has copied src to a staging buffer of its own; the bytes
+// may reach the device later. Where the device reads pageable memory itself
+// (cudart.AttrPageableMemoryAccessUsesHostPageTables), src must stay unchanged until the stream has passed the copy.
+var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
 
 // EndSim closes a *cudasim.Sim whose streams may be destroyed a moment later, and returns what its Check finds. Package
 // cudasim sets it.
