@@ -46,7 +46,8 @@ type LoadOptions struct {
 	// that stays is no error.
 	DropCache bool
 	// NoPeers makes no copies from device to device: see [transfer.Options]. Without it, direct
-	// paths are proved once, and those that lose bytes are left out.
+	// paths are proved once, and those that lose bytes are left out: [transfer.Fanout.Notes] of a
+	// Fanout of the devices names them.
 	NoPeers bool
 }
 
