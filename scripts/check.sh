@@ -17,6 +17,7 @@ refused=(linux/386 linux/arm windows/386)
 why_refused=pinned_needs_a_64_bit_platform
 
 staticcheck_version=v0.8.2
+deadcode_version=v0.52.0
 
 host=$(go env GOHOSTARCH)
 out=$PWD/.build/check # logs of this run
@@ -85,12 +86,23 @@ check_vet() {
 	CGO_ENABLED=1 go vet ./...
 }
 
-check_lint() {
-	local bin=$PWD/.build/tools/staticcheck-$staticcheck_version target
+# tool PACKAGE VERSION builds a tool, and prints its path.
+tool() {
+	local bin=$PWD/.build/tools/${1##*/}-$2
 	if [[ ! -x $bin ]]; then
-		CGO_ENABLED=0 GOBIN=$PWD/.build/tools go install "honnef.co/go/tools/cmd/staticcheck@$staticcheck_version"
-		mv "$PWD/.build/tools/staticcheck" "$bin"
+		CGO_ENABLED=0 GOBIN=$PWD/.build/tools go install "$1@$2"
+		mv "${bin%-"$2"}" "$bin"
 	fi
+	echo "$bin"
+}
+
+check_lint() {
+	local bin target dead
+	bin=$(tool golang.org/x/tools/cmd/deadcode "$deadcode_version")
+	dead=$(CGO_ENABLED=0 "$bin" -test ./...)
+	dead=$(sed '/unreachable func: Example/d' <<<"$dead") # those without output are compiled, and not run
+	[[ -z $dead ]] || { echo "$dead"; return 1; }
+	bin=$(tool honnef.co/go/tools/cmd/staticcheck "$staticcheck_version")
 	for target in linux/amd64 linux/arm64 windows/amd64; do # both real ones and one stub
 		echo "$target"
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 "$bin" ./...

@@ -111,11 +111,6 @@ const (
 	StageNVML       Stage = "nvml"        // reads the management library
 )
 
-// Stages returns all stages.
-func Stages() []Stage {
-	return []Stage{StageOpen, StageMemory, StageRoundTrips, StageWaiting, StageCopies, StageTogether, StageNVML}
-}
-
 // Probe is work that was done in a process of its own, because its calls may hang or crash.
 type Probe struct {
 	Name   string     `json:"name"`             // what was tried: cuda, nvml, gpu 0, all gpus
