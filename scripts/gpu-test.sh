@@ -46,6 +46,9 @@ usage() { sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
 # Packages whose tests read the source tree, which is not in a bundle.
 needs_source=(internal/rules)
+# Tests that run at once. A process has callbacks for 16 simulators. With a test for each core of a large host a
+# simulator gets those of one that was closed a moment ago, and a last call of that one's test reaches it.
+parallel=8
 # Packages whose tests use all GPUs that there are.
 uses_several=(cudart transfer weights verify cmd/pincheck/internal/bench)
 
@@ -160,7 +163,7 @@ run() {
 		printf '\n=== libcudart: %s\n' "${PINNED_CUDART:-$library}"
 		while IFS=$'\t' read -r package name; do
 			((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
-			step "$package" "./$name" -test.v -test.timeout="${limit}s" -test.run="$tests"
+			step "$package" "./$name" -test.v -test.timeout="${limit}s" -test.run="$tests" -test.parallel="$parallel"
 			if [[ -n $bench ]] && (cd "$package" && "./$name" -test.list="$bench") | grep -q ^Benchmark; then
 				step "$package" "./$name" -test.run='^$' -test.bench="$bench" -test.benchmem \
 					-test.count="$count" -test.timeout="${limit}s"
@@ -230,7 +233,7 @@ gpus() {
 	for package in "${uses_several[@]}"; do
 		name=$(awk -v package="$package" '$1 == package { print $2 }' manifest)
 		[[ -n $name ]] || die "gpus: the tests of $package are not in the bundle"
-		timed "tests of $package" "" "$package" "./$name" -test.v
+		timed "tests of $package" "" "$package" "./$name" -test.v -test.parallel="$parallel"
 	done
 	printf '{"schema":1,"steps":[%s]}\n' "$(IFS=,; echo "${steps[*]}")" >"$results/table.json"
 	echo
