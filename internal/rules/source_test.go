@@ -24,7 +24,7 @@ const linuxOnly = "//go:build linux && !android && (amd64 || arm64)"
 
 func TestFilesThatLoadCAreForLinuxOnly(t *testing.T) {
 	t.Parallel()
-	_, tree := repository(t)
+	tree := repository(t)
 	loads := 0
 	for _, f := range tree.files {
 		if slices.Contains(f.imports, "github.com/ebitengine/purego") {
@@ -62,15 +62,13 @@ var (
 	requireLine = regexp.MustCompile(`(?m)^\s+(\S+\.\S+/\S+) v\S+( // indirect)?$`)
 )
 
-// repository reads CONTRIBUTING.md, go.mod and every Go file that the go command would.
-func repository(t *testing.T) (contributing string, all tree) {
+// repository reads go.mod and every Go file that the go command would.
+func repository(t *testing.T) (all tree) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(root, "go.mod"), "this test reads the source tree")
 	files := os.DirFS(root)
-	text, err := fs.ReadFile(files, "CONTRIBUTING.md")
-	require.NoError(t, err)
 	mod, err := fs.ReadFile(files, "go.mod")
 	require.NoError(t, err)
 	module := moduleLine.FindSubmatch(mod)
@@ -122,7 +120,7 @@ func repository(t *testing.T) (contributing string, all tree) {
 	})
 	require.NoError(t, err)
 	require.NotEmpty(t, all.files)
-	return string(text), all
+	return all
 }
 
 // isModule reports whether a directory is the root of a module of its own.
