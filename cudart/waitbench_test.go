@@ -18,7 +18,7 @@ import (
 
 // BenchmarkWait compares the ways to wait for a copy: how long after the GPU was done the
 // goroutine goes on (median and 90th percentile, including the cost of issuing the copy),
-// and how many cores were used meanwhile. RATIONALE.md has its figures.
+// and how many cores were used meanwhile. testdata/results/decisions-others.md has its figures.
 func BenchmarkWait(b *testing.B) {
 	dev := testgpu.Device(b)
 	const maximum = 256 << 20
