@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -33,12 +34,9 @@ lists all. Words in <angle brackets> stand for what pincheck finds on a host.`,
 				return usagef("explain writes text to standard output")
 			}
 			out := cmd.OutOrStdout()
+			style := report.StyleFor(out, sys.getenv)
 			if len(args) == 0 {
-				var entries [][2]string
-				for _, c := range doctor.Checks() {
-					entries = append(entries, [2]string{c.ID, fmt.Sprintf("%s: %s", c.Severity(), c.Title())})
-				}
-				if err := report.WriteList(out, entries, report.StyleFor(out, sys.getenv)); err != nil {
+				if err := listFindings(out, style); err != nil {
 					return outputError{err}
 				}
 				return nil
@@ -47,13 +45,38 @@ lists all. Words in <angle brackets> stand for what pincheck finds on a host.`,
 			if !ok {
 				return unknownID("explain", args[0])
 			}
-			if err := report.WriteMarkdown(out, page.Text, report.StyleFor(out, sys.getenv)); err != nil {
+			if err := report.WriteMarkdown(out, page.Text, style); err != nil {
 				return outputError{err}
 			}
 			return nil
 		},
 		ValidArgsFunction: cobra.FixedCompletions(checkIDs(), cobra.ShellCompDirectiveNoFileComp),
 	}
+}
+
+// listFindings writes all findings by group, with severity and title.
+func listFindings(out io.Writer, style report.Style) error {
+	width := 0
+	for _, id := range findings.IDs() {
+		width = max(width, len(id))
+	}
+	if _, err := fmt.Fprintf(out, "%d findings. P is a problem, W a warning, N a note.\nTo read about one, run: pincheck explain ID\n", len(findings.IDs())); err != nil {
+		return err
+	}
+	for _, g := range findings.Groups() {
+		if _, err := fmt.Fprintf(out, "\n%s\n", g.Name); err != nil {
+			return err
+		}
+		var entries [][2]string
+		for _, id := range g.IDs {
+			page, _ := findings.Get(id)
+			entries = append(entries, [2]string{fmt.Sprintf("  %s  %-*s", strings.ToUpper(page.Severity[:1]), width, id), page.Title})
+		}
+		if err := report.WriteList(out, entries, style); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkIDs returns the ids of all checks.
@@ -64,19 +87,23 @@ func checkIDs() (ids []string) {
 	return ids
 }
 
-// unknownID is the error for an id that no check has. It suggests those that are near, that
-// contain it, or that begin alike.
+// unknownID is the error for an id without a finding. It suggests ids that are nearly the same, contain the word,
+// or begin alike.
 func unknownID(where, id string) error {
 	const alike = 6 // letters
 	closest, word := nearest(id, checkIDs()), strings.ToLower(strings.TrimSpace(id))
-	var parts []string
+	var near []string
 	for _, known := range checkIDs() {
-		if known == closest || len(word) > 2 && strings.Contains(known, word) || len(word) >= alike && strings.HasPrefix(known, word[:alike]) {
-			parts = append(parts, known)
+		if known == closest || closest == "" && (len(word) > 2 && strings.Contains(known, word) || len(word) >= alike && strings.HasPrefix(known, word[:alike])) {
+			near = append(near, known)
 		}
 	}
-	if len(parts) > 0 {
-		return usagef("%s: there is no finding %q; did you mean %s?", where, id, strings.Join(parts, ", "))
+	if len(near) == 0 {
+		return usagef("%s: no finding %q. For a list, run: pincheck explain", where, id)
 	}
-	return usagef("%s: there is no finding %q (pincheck explain lists all)", where, id)
+	last := len(near) - 1
+	if last > 0 {
+		near = []string{strings.Join(near[:last], ", "), near[last]}
+	}
+	return usagef("%s: no finding %q. Did you mean %s?", where, id, strings.Join(near, " or "))
 }

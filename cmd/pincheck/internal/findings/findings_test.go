@@ -62,6 +62,15 @@ func TestAllPagesAreRead(t *testing.T) {
 	assert.False(t, ok)
 }
 
+func TestEachFindingIsInOneGroup(t *testing.T) {
+	t.Parallel()
+	var grouped []string
+	for _, g := range Groups() {
+		grouped = append(grouped, g.IDs...)
+	}
+	assert.ElementsMatch(t, IDs(), grouped)
+}
+
 // Terminals and the HTML page show by the code quotes what can be copied: a command has them, and is whole.
 func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 	t.Parallel()
