@@ -15,8 +15,8 @@
 // # JSON
 //
 // The JSON is stable: names are snake_case and contain their units. A name keeps its meaning; if one
-// has to change, SchemaVersion changes. schema.json describes it; a test compares both, and writes the
-// tables in docs/output.md from it.
+// has to change, SchemaVersion changes. schema.json describes every field: tests compare it with the
+// types and with the output.
 //
 // # Reading
 //
