@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -311,7 +313,7 @@ const (
 	tableEnd   = "<!-- end -->\n"
 )
 
-// markdown renders the files of one kind.
+// markdown renders the files of one kind: a row for each size, and a column for each direction.
 func markdown(kind Kind) string {
 	var b strings.Builder
 	for _, f := range Builtin().files {
@@ -321,29 +323,59 @@ func markdown(kind Kind) string {
 		m := f.Machine
 		if kind == Measured {
 			fmt.Fprintf(&b, "\n%s: %s × %d, %s, driver %s, Linux %s. [%s](../cmd/pincheck/internal/%s)\n\n", m, m.CPU, m.Sockets, m.Host, m.Driver, m.Kernel, filepath.Base(f.Name), f.Name)
-			b.WriteString("| copies | size | median GB/s | min | max | samples | date | source |\n|---|---|---|---|---|---|---|---|\n")
+			b.WriteString("| size | to GPU | from GPU | both ways | samples | date | source |\n|---|---|---|---|---|---|---|\n")
 		}
-		for _, r := range f.Rows {
-			direction := strings.ReplaceAll(r.Direction, "_", " ")
+		for rows := f.Rows; len(rows) > 0; {
+			same := rows[0]
+			var rates [3]string
+			sources := map[string]bool{}
+			rows = slices.DeleteFunc(slices.Clone(rows), func(r Row) bool {
+				if r.Size != same.Size || r.N != same.N || r.Date != same.Date {
+					return false
+				}
+				at := slices.Index([]string{result.HostToDevice, result.DeviceToHost, result.Both}, r.Direction)
+				if rates[at] != "" {
+					return false
+				}
+				rates[at] = rate(r)
+				for source := range strings.SplitSeq(r.Source, " ") {
+					sources[source] = true
+				}
+				return true
+			})
+			var links []string
+			for _, source := range slices.Sorted(maps.Keys(sources)) {
+				if strings.HasPrefix(source, "testdata/") {
+					links = append(links, fmt.Sprintf("[%s](../%s)", filepath.Base(source), source))
+				} else {
+					links = append(links, "<"+source+">")
+				}
+			}
+			cells := append([]string{m.GPU, m.Link}, rates[:]...)
 			switch kind {
 			case Measured:
-				source := r.Source
-				if strings.HasPrefix(source, "testdata/") {
-					source = fmt.Sprintf("[%s](../%s)", filepath.Base(source), source)
-				}
-				fmt.Fprintf(&b, "| %s | %s | %g | %g | %g | %d | %s | %s |\n", direction, units.Bytes(r.Size), r.Median, r.Min, r.Max, r.N, r.Date, source)
+				cells = append(append([]string{units.Bytes(same.Size)}, rates[:]...), fmt.Sprint(same.N), same.Date, strings.Join(links, ", "))
 			case Cited:
-				var sources []string
-				for address := range strings.SplitSeq(r.Source, " ") {
-					sources = append(sources, "<"+address+">")
-				}
-				fmt.Fprintf(&b, "| %s | %s | %s | %g | %g | %s |\n", m.GPU, m.Link, direction, r.Min, r.Max, strings.Join(sources, ", "))
+				cells = append(cells, strings.Join(links, ", "))
 			case Computed:
-				fmt.Fprintf(&b, "| %s | %s | %g | %s |\n", m.Link, direction, r.Min, r.Formula)
+				cells = cells[1:4]
 			}
+			b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
 		}
 	}
 	return b.String()
+}
+
+// rate returns the median with its range, or the range alone.
+func rate(r Row) string {
+	text := fmt.Sprintf("%g", r.Min)
+	if r.Max > r.Min {
+		text += fmt.Sprintf(" to %g", r.Max)
+	}
+	if r.Median > 0 {
+		return fmt.Sprintf("%g (%s)", r.Median, text)
+	}
+	return text
 }
 
 func TestDocument(t *testing.T) {
@@ -356,8 +388,8 @@ func TestDocument(t *testing.T) {
 	tables, after, ok := strings.Cut(rest, tableEnd)
 	require.True(t, ok)
 	made := "\n### Measured\n" + markdown(Measured) +
-		"\n### Cited\n\n| GPU | link | copies | min GB/s | max | source |\n|---|---|---|---|---|---|\n" + markdown(Cited) +
-		"\n### Computed\n\n| link | copies | min GB/s | formula |\n|---|---|---|---|\n" + markdown(Computed) + "\n"
+		"\n### Cited\n\n| GPU | link | to GPU | from GPU | both ways | source |\n|---|---|---|---|---|---|\n" + markdown(Cited) +
+		"\n### Computed\n\n| link | to GPU | from GPU |\n|---|---|---|\n" + markdown(Computed) + "\n"
 	if *update {
 		require.NoError(t, os.WriteFile(file, []byte(before+tableBegin+made+tableEnd+after), 0o644))
 	} else {
