@@ -45,7 +45,7 @@ func TestCompare(t *testing.T) {
 	assert.Equal(t, exitProblems, got.code)
 	assert.Empty(t, got.stderr)
 	assert.Contains(t, got.stdout, "worse")
-	assert.Contains(t, got.stdout, "-27.3 %")
+	assert.Contains(t, got.stdout, "-27.3%")
 
 	got = call(t, system{}, "compare", slow, fast)
 	assert.Equal(t, exitOK, got.code, "better is no failure")

@@ -243,7 +243,7 @@ func TestSlowCopiesAreMeasuredAgain(t *testing.T) {
 		{40, []float64{45, 35, 42, 54}, 54, 35, 3},
 		{40, []float64{45, 45, 45, 45, 45, 45}, 45, 40, 5},
 		{20, []float64{25}, 25, 20, 0},
-		{20, []float64{30, 35, 52}, 52, 20, 2}, // of 50, 60 % at the second time
+		{20, []float64{30, 35, 52}, 52, 20, 2}, // of 50, 60% at the second time
 	} {
 		clock := &skippedTime{}
 		events, facts := examined(t, 2, 2, probe.Steps{Verify: true, Bandwidth: true}, func(l *stageLog, _ *doctor.Facts) {

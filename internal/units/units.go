@@ -6,7 +6,7 @@
 //	Data        data that was copied         31.2 GB
 //	Rate        GB/s, 1 GB = 1e9 B           55.4 GB/s
 //	Seconds     a time, also as Duration     6.42 µs, 2.50 s, 1m40s
-//	Share       a part of a whole            98 %, 0.3 %
+//	Share       a part of a whole            98%, 0.3%
 //	Times       a factor                     8.1 times
 //	Count       a number of things           27,336,821
 //
@@ -80,17 +80,20 @@ func Seconds(s float64) string {
 // Duration is Seconds of a time.Duration.
 func Duration(d time.Duration) string { return Seconds(d.Seconds()) }
 
-// Share formats a part of a whole, where 1 is all: 98 %. Below 10 % it has a digit after
-// the point: 0.3 %.
+// Share formats a part of a whole, where 1 is all: 98%. Below 10% it has a digit after
+// the point: 0.3%.
 func Share(part float64) string {
 	percent := 100 * part
 	switch a := math.Abs(percent); {
 	case a < 0.05:
-		return "0 %"
+		return "0%"
 	case a < 9.95:
-		return fmt.Sprintf("%.1f %%", percent)
+		return fmt.Sprintf("%.1f%%", percent)
 	}
-	return joined(Number(percent, 2), "%")
+	if text := Number(percent, 2); text != none {
+		return text + "%"
+	}
+	return none
 }
 
 // Times formats how many times as much one is as another, with two digits or all before

@@ -50,7 +50,7 @@ func run(t *testing.T, e measure.Experiment, env measure.Env) *result.Bench {
 	return b
 }
 
-// A link of 25 GB/s with a latency of 8 µs is measured as such, to 2 %.
+// A link of 25 GB/s with a latency of 8 µs is measured as such, to 2%.
 func TestBandwidthOfAKnownLink(t *testing.T) {
 	t.Parallel()
 	sizes := []int{4 << 10, 64 << 10, 200_001, 4 << 20}
@@ -136,10 +136,10 @@ func TestBandwidthOfAllKinds(t *testing.T) {
 	}
 	text := strings.Join(b.Answers, "\n")
 	for _, part := range []string{
-		"GPU 0: registered memory reaches 21.0 GB/s host to device in copies of 1 MiB (42 % of 50.0 GB/s, a link of the test) and 21.0 GB/s device to host",
+		"GPU 0: registered memory reaches 21.0 GB/s host to device in copies of 1 MiB (42% of 50.0 GB/s, a link of the test) and 21.0 GB/s device to host",
 		"Beside pageable memory and cudaMemcpy, pinned memory is ", " times as fast host to device (21.0 GB/s against ", " GB/s, copies of 1 MiB)",
 		"stages through pinned memory reaches ",
-		"cuda host alloc 100 % host to device",
+		"cuda host alloc 100% host to device",
 		"GPU 0, both directions at once: 4", "the directions add up",
 		"This is not the bandwidth of the card's memory: a copy within GPU 0 reads and writes ",
 	} {
@@ -166,7 +166,7 @@ func TestBandwidthOfAllDevicesAtOnce(t *testing.T) {
 		}
 		assert.NotEmpty(t, copiesOf(b, "2", memoryRegistered, direction))
 	}
-	assert.Contains(t, strings.Join(b.Answers, "\n"), "All 3 devices at once, host to device: 62.9 GB/s, 100 % of the sum of each alone: no shared uplink shows.")
+	assert.Contains(t, strings.Join(b.Answers, "\n"), "All 3 devices at once, host to device: 62.9 GB/s, 100% of the sum of each alone: no shared uplink shows.")
 }
 
 // figures makes a result of one sample each.
@@ -198,7 +198,7 @@ func TestAnswersAreOfWhatIsThere(t *testing.T) {
 		{map[string]float64{"bandwidth 0 registered host_to_device 4096": 1, "bandwidth 0 registered host_to_device 65536": 30, "bandwidth 0 registered host_to_device 1048576": 50},
 			[]string{
 				"GPU 0: registered memory reaches 50.0 GB/s host to device in copies of 1 MiB.",
-				"Size matters below 1 MiB: of the sizes measured it is the first that reaches 90 % of the highest rate, and 64 KiB the first that reaches half; copies of 4 KiB reach 1.00 GB/s. Join small copies.",
+				"Size matters below 1 MiB: of the sizes measured it is the first that reaches 90% of the highest rate, and 64 KiB the first that reaches half; copies of 4 KiB reach 1.00 GB/s. Join small copies.",
 			}},
 		{map[string]float64{"bandwidth 0 registered host_to_device 4096": 50, "bandwidth 0 registered device_to_host 4096": 50, "bandwidth 0 registered both 4096": 55,
 			"bandwidth 1 registered host_to_device 4096": 40, "bandwidth_all_devices all registered host_to_device 4096": 50,
@@ -206,8 +206,8 @@ func TestAnswersAreOfWhatIsThere(t *testing.T) {
 			[]string{
 				"GPU 0: registered memory reaches 50.0 GB/s host to device in copies of 4 KiB and 50.0 GB/s device to host in copies of 4 KiB.",
 				"GPU 1: registered memory reaches 40.0 GB/s host to device in copies of 4 KiB.",
-				"GPU 0, both directions at once: 55.0 GB/s together, 55 % of the sum of each alone: together they are hardly faster than one alone.",
-				"All 2 devices at once, host to device: 50.0 GB/s, 56 % of the sum of each alone: they share an uplink, or the host's memory is too slow for all (GPU 1 keeps the least, 50 %).",
+				"GPU 0, both directions at once: 55.0 GB/s together, 55% of the sum of each alone: together they are hardly faster than one alone.",
+				"All 2 devices at once, host to device: 50.0 GB/s, 56% of the sum of each alone: they share an uplink, or the host's memory is too slow for all (GPU 1 keeps the least, 50%).",
 			}},
 	} {
 		b := figures(tt.of)

@@ -142,9 +142,9 @@ func whereSizeMatters(b *result.Bench, device string) string {
 	}
 	half, nearly := from(0.5), from(0.9)
 	if nearly == all[0] {
-		return fmt.Sprintf("Size does not matter from %s on: such copies reach 90 %% of the highest rate.", units.Bytes(sizeOf(nearly.Labels)))
+		return fmt.Sprintf("Size does not matter from %s on: such copies reach 90%% of the highest rate.", units.Bytes(sizeOf(nearly.Labels)))
 	}
-	return fmt.Sprintf("Size matters below %s: of the sizes measured it is the first that reaches 90 %% of the highest rate, and %s the first that reaches half; copies of %s reach %s. Join small copies.",
+	return fmt.Sprintf("Size matters below %s: of the sizes measured it is the first that reaches 90%% of the highest rate, and %s the first that reaches half; copies of %s reach %s. Join small copies.",
 		units.Bytes(sizeOf(nearly.Labels)), units.Bytes(sizeOf(half.Labels)), units.Bytes(sizeOf(all[0].Labels)), units.Rate(all[0].Median))
 }
 

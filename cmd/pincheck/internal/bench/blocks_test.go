@@ -189,7 +189,7 @@ func TestBlocksExplainOnlyWhatIsThere(t *testing.T) {
 		"Copy engines are quicker than the kernel: host to device at no size up to 64 KiB (16 blocks); device to host from 4 KiB on (10,000 blocks).",
 		"16 blocks of 4 KiB, host to device: 9.00 GB/s by the method that is chosen, 9.00 GB/s by the kernel and 10.0 GB/s by engines.",
 		"From the call to the end, blocks of 4 KiB host to device: 16 blocks take 13.0 µs (a copy each 45.0 µs) and 1,024 blocks take 115 µs.",
-		"The method that is chosen reaches 90 % of the best of kernel, engines and a copy each, or more: least with 16 blocks of 4 KiB, host to device.",
+		"The method that is chosen reaches 90% of the best of kernel, engines and a copy each, or more: least with 16 blocks of 4 KiB, host to device.",
 	}, explain(at(seriesBlocks, up, byKernel, 4096, 16, 9), at(seriesBlocks, up, byEngine, 4096, 16, 10), at(seriesBlocks, up, byQuickest, 4096, 16, 9),
 		at(seriesBlocks, up, byKernel, 65536, 16, 9), at(seriesBlocks, up, byEngine, 65536, 16, 8),
 		at(seriesBlocks, down, byKernel, 4096, 10_000, 9), at(seriesBlocks, down, byEngine, 4096, 10_000, 9.5),

@@ -181,9 +181,9 @@ func TestFileAnswersSayWhatIsThere(t *testing.T) {
 		series(outOfCache, fileMapped, 1.5), series(outOfCache, fileDirect, 2.1),
 	}}
 	assert.Equal(t, []string{
-		"For a file of 1 GiB in the page cache, staging (transfer.Copier.UploadFrom) is best: 50.8 GB/s, 6.8 times what mmap and cudaMemcpy does (7.50 GB/s); it is 92 % of what the link does from pinned memory (55.4 GB/s).",
+		"For a file of 1 GiB in the page cache, staging (transfer.Copier.UploadFrom) is best: 50.8 GB/s, 6.8 times what mmap and cudaMemcpy does (7.50 GB/s); it is 92% of what the link does from pinned memory (55.4 GB/s).",
 		"All devices get such a file at 97.0 GB/s, read once (transfer.Fanout), 1.9 times what staging (transfer.Copier.UploadFrom) does for one.",
-		"For a file of 1 GiB that is not in the page cache, staging past the page cache (DirectIO) is best: 2.10 GB/s, 1.4 times what mmap and cudaMemcpy does (1.50 GB/s); it is 3.8 % of what the link does from pinned memory (55.4 GB/s).",
+		"For a file of 1 GiB that is not in the page cache, staging past the page cache (DirectIO) is best: 2.10 GB/s, 1.4 times what mmap and cudaMemcpy does (1.50 GB/s); it is 3.8% of what the link does from pinned memory (55.4 GB/s).",
 	}, explainFiles(measure.Env{}, b))
 	b.Series = b.Series[:1]
 	assert.Empty(t, explainFiles(measure.Env{}, b), "one way is no best one")

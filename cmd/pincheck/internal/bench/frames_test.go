@@ -192,7 +192,7 @@ func TestFramesExplainsOnlyWhatIsThere(t *testing.T) {
 		s.Name, s.Labels = stageTime, s.Labels.With(framesStage, stage)
 		return s
 	}
-	assert.Equal(t, []string{"With a pinned source alone it is 3.00 GB/s. The download still goes to new pageable memory (60 % of the time), and from there the CPU copies it to the pinned one (30 %)."},
+	assert.Equal(t, []string{"With a pinned source alone it is 3.00 GB/s. The download still goes to new pageable memory (60% of the time), and from there the CPU copies it to the pinned one (30%)."},
 		explain(at(framesPinned, 3), part(stageUpload, 1), part(stageDownload, 6), part(stageHostCopy, 3)))
 	got := explain(at(framesOverlapped, 56), at(framesAnew, 2.98), at(framesReused, 55))
 	require.Len(t, got, 4)

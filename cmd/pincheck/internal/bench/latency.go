@@ -179,9 +179,9 @@ func explainCopies(b *result.Bench, device, direction string) []string {
 			parts = append(parts, fmt.Sprintf(text, units.Seconds(s.Median), units.Seconds(s.P99)))
 		}
 	}
-	add(smallest(issued), "%s to issue (99 %% within %s)")
-	add(smallest(awaited), "%s with Synchronize (99 %% within %s)")
-	add(smallest(awaitedBlocked), "%s with SynchronizeBlocking (99 %% within %s)")
+	add(smallest(issued), "%s to issue (99%% within %s)")
+	add(smallest(awaited), "%s with Synchronize (99%% within %s)")
+	add(smallest(awaitedBlocked), "%s with SynchronizeBlocking (99%% within %s)")
 	if s := smallest(byDevice); s != nil {
 		parts = append(parts, units.Seconds(s.Median)+" of the device's time if many are queued in a row")
 	}

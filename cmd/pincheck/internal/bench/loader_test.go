@@ -291,7 +291,7 @@ func TestLoaderExplainsOnlyWhatIsThere(t *testing.T) {
 	plain := conditions(byPlain, inPinned, nonBlocking)
 	pageable := conditions(byPlain, inPageable, nonBlocking)
 	bound := at(boundBy, 0.9, 2, append(pinned, label(stageKey, "copy"))...)
-	assert.Equal(t, []string{"Of samples in memory at most 1,234,567 a second reach the GPU (2 workers, package loader, pinned memory, non-blocking copies, with GPU work): copy bounds; the loop waits 25 % of the time."},
+	assert.Equal(t, []string{"Of samples in memory at most 1,234,567 a second reach the GPU (2 workers, package loader, pinned memory, non-blocking copies, with GPU work): copy bounds; the loop waits 25% of the time."},
 		explain(at(samplesRate, 1234567, 2, pinned...), at(waitedShare, 0.25, 2, pinned...), bound))
 	host := conditions(byPlain, inPageable, noCopies)
 	got := explain(at(samplesRate, 100, 4, pinned...), at(samplesRate, 50, 4, conditions(byLoader, inPinned, blockingText)...), at(samplesRate, 40, 4, plain...),

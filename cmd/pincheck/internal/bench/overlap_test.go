@@ -137,7 +137,7 @@ func TestReadsBeforeSynchronisingFindOldBytes(t *testing.T) {
 	assert.Equal(t, []float64{1, 1, 1}, b.Series[0].Samples)
 	assert.True(t, b.Series[0].Verified)
 	require.Len(t, b.Answers, 1)
-	assert.Contains(t, b.Answers[0], "finds old bytes: 100 % of those looked at (median of 3)")
+	assert.Contains(t, b.Answers[0], "finds old bytes: 100% of those looked at (median of 3)")
 }
 
 func TestWorkThatIsNotInOrderReadsOldBytes(t *testing.T) {
@@ -183,7 +183,7 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 		return explainOverlap(measure.Env{}, &result.Bench{Series: series})
 	}
 	assert.Empty(t, explain())
-	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1.0 % of the copy's time (1.00 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
+	assert.Equal(t, []string{"An asynchronous copy of 1 MiB host to device blocks its caller: pinned memory for 1.0% of the copy's time (1.00 µs of 100 µs)."}, explain(blocked(inPinned, 1e-6, 1e-4)...))
 	for want, series := range map[string][]result.Series{
 		"copies of pageable memory do not block": append(blocked(inPageable, 1e-6, 1e-4), blocked(inPinned, 1e-6, 1e-4)...),
 		"So only the copy of pinned":             append(blocked(inPageable, 9e-4, 1e-3), blocked(inPinned, 1e-6, 1e-4)...),
@@ -194,11 +194,11 @@ func TestOverlapExplainsOnlyWhatIsThere(t *testing.T) {
 		assert.Contains(t, got[0], want)
 	}
 	order := append(conditions(inPageable), label(result.Method, "cudaMemcpy"), label(reader, readerOther))
-	assert.Contains(t, explain(at(oldShare, 0.25, order...))[0], "by cudaMemcpy read old bytes: up to 25 % of 1 MiB.")
+	assert.Contains(t, explain(at(oldShare, 0.25, order...))[0], "by cudaMemcpy read old bytes: up to 25% of 1 MiB.")
 	host := label(reader, readerHost)
 	assert.Contains(t, explain(at(oldShare, 0, host))[0], "In 1 try no read")
 	hidden := append(conditions(inPinned), label(first, firstCopy))
-	assert.Equal(t, []string{"Of a copy of 1 MiB host to device this much hides behind work on another stream that takes about as long: 97 % with pinned memory if the copy is queued first."},
+	assert.Equal(t, []string{"Of a copy of 1 MiB host to device this much hides behind work on another stream that takes about as long: 97% with pinned memory if the copy is queued first."},
 		explain(at(hiddenShare, 0.97, hidden...)))
 }
 

@@ -109,7 +109,7 @@ func TestABusyMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 	}
 }
 
-// A steady series that is 15 % slower is named, also among series of a busy machine.
+// A steady series that is 15% slower is named, also among series of a busy machine.
 func TestAChangeOfASteadySeriesIsNamed(t *testing.T) {
 	t.Parallel()
 	const links = 20

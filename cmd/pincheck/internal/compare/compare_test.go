@@ -75,7 +75,7 @@ func TestTwoRuns(t *testing.T) {
 	require.NoError(t, err)
 	for name, want := range map[string]Verdict{
 		"lower": Worse, "higher": Better, "lower time": Better, "higher time": Worse, "neither": Different, "same": Same,
-		"slightly": Same, // 2 % for sure
+		"slightly": Same, // 2% for sure
 		"few":      Untested, "single": Same, "scattered": Unclear, "zero": Better, "gone": Missing, "new": Missing,
 	} {
 		assert.Equal(t, want, find(t, c, name).Verdict, name)
@@ -102,9 +102,9 @@ func TestThresholdIsAShareOfTheFirstRun(t *testing.T) {
 		first, second float64
 		want          Verdict
 	}{
-		{100, 103.05, Better}, // 2.96 % of the second
+		{100, 103.05, Better}, // 2.96% of the second
 		{100, 102.95, Same},
-		{100, 97.05, Same}, // 3.04 % of the second
+		{100, 97.05, Same}, // 3.04% of the second
 		{100, 96.95, Worse},
 	} {
 		runs := runsOf(t, []result.Series{measured("s", result.Higher, steady(c.first)...)}, []result.Series{measured("s", result.Higher, steady(c.second)...)})
@@ -190,7 +190,7 @@ func TestFleet(t *testing.T) {
 
 	within, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(54, 20)), Options{Threshold: 0.03})
 	require.NoError(t, err)
-	assert.Equal(t, Same, find(t, within, "up").Verdict, "2 % are less than the threshold")
+	assert.Equal(t, Same, find(t, within, "up").Verdict, "2% are less than the threshold")
 }
 
 // A host is out of line if it is farther from the others than these scatter, as normal values, and

@@ -227,7 +227,7 @@ func differs(c *Comparison) bool {
 	return slices.ContainsFunc(c.Rows, func(r Row) bool { return r.Verdict == Worse || r.Verdict == Better || r.Verdict == Different })
 }
 
-// Of 1,000 comparisons of one machine with itself at most 1 % find a difference in any series: in
+// Of 1,000 comparisons of one machine with itself at most 1% find a difference in any series: in
 // pairs and in fleets, of all experiments and of one, with the samples of quick runs and of
 // others.
 func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
@@ -306,7 +306,7 @@ func TestOneMachineDiffersSeldomWithTheDriftOfEachRun(t *testing.T) {
 	}
 }
 
-// A large copy of pinned memory that is 5 % slower is found in nine of ten comparisons, among all
+// A large copy of pinned memory that is 5% slower is found in nine of ten comparisons, among all
 // other series, with the samples of a run by default. In a fleet of four it is found too.
 func TestDifferencesOfALinkAreFound(t *testing.T) {
 	t.Parallel()

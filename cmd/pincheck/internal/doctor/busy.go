@@ -39,7 +39,7 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 			seen = append(seen, units.Things(n, "other process is", "other processes are")+" on this GPU (NVML)")
 		}
 		if u := h.Utilization; u != nil {
-			note(*u >= busyGPU, fmt.Sprintf("kernels ran for %d %% of the last second before the GPU was examined (NVML)", *u))
+			note(*u >= busyGPU, fmt.Sprintf("kernels ran for %d%% of the last second before the GPU was examined (NVML)", *u))
 		}
 	}
 	if used := d.MemoryTotal - d.MemoryFree; d.MemoryTotal > 0 && used > max(contextBytes, int(contextShare*float64(d.MemoryTotal))) {

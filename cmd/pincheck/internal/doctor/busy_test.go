@@ -103,7 +103,7 @@ func TestTheBetterOfTwoMeasurements(t *testing.T) {
 		i := slices.IndexFunc(found, func(one Finding) bool { return one.ID == "busy" })
 		require.GreaterOrEqual(t, i, 0)
 		assert.Equal(t, Note, found[i].Severity)
-		assert.Contains(t, found[i].Summary, "reached 55 % at least, and 100 % at best, of what such a GPU reaches on such a link, measured 2 times", "whichever was the first")
+		assert.Contains(t, found[i].Summary, "reached 55% at least, and 100% at best, of what such a GPU reaches on such a link, measured 2 times", "whichever was the first")
 		assert.Contains(t, found[i].Evidence, "host to device, measured 2 times: medians of 30.0 GB/s to 55.0 GB/s, samples of 30.0 GB/s to 55.1 GB/s")
 		d.Repeats = nil // as of a version that measured twice at most
 		_, found = Evaluate(f)
@@ -147,5 +147,5 @@ func TestOthersBesideALimitOfTheUser(t *testing.T) {
 	_, found := Evaluate(f)
 	i := slices.IndexFunc(found, func(one Finding) bool { return one.ID == "slow_copies" })
 	require.GreaterOrEqual(t, i, 0)
-	assert.Contains(t, found[i].Evidence, "kernels ran for 99 % of the last second before the GPU was examined (NVML)")
+	assert.Contains(t, found[i].Evidence, "kernels ran for 99% of the last second before the GPU was examined (NVML)")
 }

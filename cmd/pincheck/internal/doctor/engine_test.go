@@ -510,7 +510,7 @@ var troubles = []trouble{
 	{id: "slow_together", change: func(f *Facts) { // some fall to a seventh (cuda-samples #357)
 		apart(f)
 		allAtOnce(f, 55, 55, 7.9, 7.8)
-	}, says: "GPUs 2, 3 get as little as 14 % of what is due"},
+	}, says: "GPUs 2, 3 get as little as 14% of what is due"},
 	{id: "slow_together", change: func(f *Facts) { // one gets nearly nothing of a link that two share
 		switches(f, wide)
 		allAtOnce(f, 48, 5, 27, 26)
@@ -518,7 +518,7 @@ var troubles = []trouble{
 	{id: "slow_together", sev: Note, change: func(f *Facts) {
 		apart(f)
 		allAtOnce(f, 40, 40, 40, 40)
-	}, says: "72 %"},
+	}, says: "72%"},
 	{id: "slow_together", sev: Note, change: func(f *Facts) { // a virtual machine, whose links may be made up
 		switches(f, wide)
 		f.Host.Virt = hostinfo.Virt{VM: true}
@@ -639,7 +639,7 @@ var troubles = []trouble{
 		trial(f, byNode("1", result.DeviceToHost, 55.1))
 		trial(f, byNode("0", result.HostToDevice, 54.9))
 		trial(f, byNode("0", result.DeviceToHost, 22.0))
-	}, says: "at 40 % of the rate"},
+	}, says: "at 40% of the rate"},
 	{id: "far_node_not_measured", change: func(f *Facts) {
 		twoNodes(f)
 		refused(f)

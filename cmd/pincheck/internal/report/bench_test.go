@@ -18,7 +18,7 @@ func benched(f *doctor.Facts) *Result {
 	node, cpu := 0, 0.012
 	speeds := result.Bench{
 		Name: "speeds", Question: "How fast are copies of which size, and what limits them?",
-		Answers: []string{"Copies of 64 MiB from pinned memory reach 55.4 GB/s.", "Pageable memory reaches 17 % of that."},
+		Answers: []string{"Copies of 64 MiB from pinned memory reach 55.4 GB/s.", "Pageable memory reaches 17% of that."},
 		Notes:   []string{"mapped: not measured: the device cannot map host memory"},
 		Errors:  []string{}, Complete: true, Started: started, Seconds: 12.34,
 		Views: []result.View{

@@ -178,7 +178,7 @@ func (t *comparison) pairRow(r *compare.Row) {
 func (t *comparison) fleetRow(r *compare.Row) {
 	scatter := ""
 	if *r.Center != 0 {
-		scatter = fmt.Sprintf(" ± %.1f %%", 100**r.Deviation/math.Abs(*r.Center))
+		scatter = fmt.Sprintf(" ± %.1f%%", 100**r.Deviation/math.Abs(*r.Center))
 	}
 	t.lines("  "+rowText(r), value(r.Unit, *r.Center)+scatter+"  "+t.verdict(r.Verdict))
 	for i, v := range r.Values {
@@ -271,7 +271,7 @@ func (t *comparison) conclude(common int) {
 		t.wrapped("", fmt.Sprintf("Of %s: no verdict. A run is of the simulated GPU, whose copies take the time of the host's processors: such runs differ by what else the host does, and never by a GPU or a link.", units.Things(common, "series", "series")))
 		return
 	}
-	limit := fmt.Sprintf("%g %%", math.Round(1e4*t.Threshold)/100)
+	limit := fmt.Sprintf("%g%%", math.Round(1e4*t.Threshold)/100)
 	var said []string
 	count := func(v compare.Verdict, format string) {
 		if n[v] > 0 {
@@ -353,9 +353,9 @@ func percent(v float64) string {
 		return "0.0 %"
 	}
 	if math.Abs(v) >= 9.995 {
-		return fmt.Sprintf("%+.0f %%", 100*v)
+		return fmt.Sprintf("%+.0f%%", 100*v)
 	}
-	return fmt.Sprintf("%+.1f %%", 100*v)
+	return fmt.Sprintf("%+.1f%%", 100*v)
 }
 
 // uncoloured removes the escape sequences of Style.paint.

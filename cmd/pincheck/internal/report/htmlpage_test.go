@@ -275,7 +275,7 @@ func TestYardsticks(t *testing.T) {
 	}
 	assert.Equal(t, []string{"a", "b", "c", "expected 55\u00a0GB/s: the <link>", "expected: by size"}, entries)
 	assert.Equal(t, 2, strings.Count(texts(f), "stroke-dasharray"), "one for both lines, one for the third")
-	assert.Equal(t, "91\u00a0%", f.Table.Rows[0].Share)
+	assert.Equal(t, "91%", f.Table.Rows[0].Share)
 	assert.Equal(t, "the <link>", f.Table.Rows[0].Source)
 	b.Series[0].Expected.Value = math.NaN()
 	assert.NotContains(t, texts(figureOf(t, b)), "NaN")
@@ -334,14 +334,14 @@ func TestNumbers(t *testing.T) {
 		"12\u00a0round-trips, all":        quantity(12, "round-trips, all", 2),
 		"1\u00a0GiB\u00a0+\u00a01\u00a0B": labelValue(result.Size, "1073741825"),
 		"1.000\u00a0GiB":                  quantity(1<<30-1, result.Bytes, 4),
-		"−25\u00a0%":                      typesetShare(-0.25),
+		"−25%":                            typesetShare(-0.25),
 		"1m40s":                           duration(100),
 		"host to device":                  labelValue(result.Direction, result.HostToDevice),
 		"O_DIRECT":                        labelValue("method", "O_DIRECT"),
 		"workers 8":                       condition("workers", "8"),
 		"no GPU work":                     condition("gpu_work", "false"),
-		"0.5\u00a0%":                      typesetShare(0.005),
-		"12\u00a0%":                       typesetShare(0.12),
+		"0.5%":                            typesetShare(0.005),
+		"12%":                             typesetShare(0.12),
 		"a b? c":                          clean("a\n\tb\x1b c"),
 		"abcd…":                           shorten("abcdefgh", 5),
 	} {

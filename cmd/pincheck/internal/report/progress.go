@@ -60,9 +60,9 @@ func NewProgress(w io.Writer) *Progress {
 
 // newBar returns a progress bar for a terminal. A narrow one shows the share without a bar.
 func newBar(w io.Writer, width int) *pb.ProgressBar {
-	bar := `{{string . "what"}} {{bar . "[" "█" "█" " " "]"}} {{percent . "%3.0f %%"}} {{etime . "%s"}}{{string . "left"}}`
+	bar := `{{string . "what"}} {{bar . "[" "█" "█" " " "]"}} {{percent . "%3.0f%%"}} {{etime . "%s"}}{{string . "left"}}`
 	if width < 60 {
-		bar = `{{string . "what"}} {{percent . "%3.0f %%"}} {{etime . "%s"}}{{string . "left"}}`
+		bar = `{{string . "what"}} {{percent . "%3.0f%%"}} {{etime . "%s"}}{{string . "left"}}`
 	}
 	return pb.New(steps).SetTemplateString(bar).Set(pb.Terminal, true).Set(pb.CleanOnFinish, true).SetWidth(width - 1).SetWriter(w)
 }
@@ -95,7 +95,7 @@ func (p *Progress) line(spent time.Duration) {
 	p.mu.Lock()
 	at, shown := p.at, p.shown
 	p.mu.Unlock()
-	text := fmt.Sprintf("%3.0f %%, %s spent", 100*at.Share, whole(spent))
+	text := fmt.Sprintf("%3.0f%%, %s spent", 100*at.Share, whole(spent))
 	if left := at.Left - (spent - shown); at.Left > 0 {
 		text += fmt.Sprintf(", about %s left", whole(max(left, 0)))
 	}

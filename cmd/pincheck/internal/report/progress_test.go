@@ -25,11 +25,11 @@ func TestProgressInLines(t *testing.T) {
 	p.line(90 * time.Second)
 	p.Show(At{What: "last", Share: 1.7})
 	p.line(125 * time.Second)
-	assert.Equal(t, "  0 %, 5s spent\n"+
-		" 50 %, 10s spent, about 40s left: GPU 0, ?[31mpinned 4097 B\n"+
-		" 50 %, 15s spent, about 35s left: GPU 0, ?[31mpinned 4097 B\n"+
-		" 50 %, 1m30s spent, about 0s left: GPU 0, ?[31mpinned 4097 B\n"+
-		"100 %, 2m5s spent: last\n", b.String())
+	assert.Equal(t, "  0%, 5s spent\n"+
+		" 50%, 10s spent, about 40s left: GPU 0, ?[31mpinned 4097 B\n"+
+		" 50%, 15s spent, about 35s left: GPU 0, ?[31mpinned 4097 B\n"+
+		" 50%, 1m30s spent, about 0s left: GPU 0, ?[31mpinned 4097 B\n"+
+		"100%, 2m5s spent: last\n", b.String())
 
 	var none *Progress
 	none.Show(At{})
@@ -49,7 +49,7 @@ func TestProgressOnATerminal(t *testing.T) {
 		p.Close()
 		text := b.String()
 		assert.NotContains(t, text, "\n")
-		assert.Contains(t, text, "25 %")
+		assert.Contains(t, text, "25%")
 		assert.Contains(t, text, "40s left")
 		parts := strings.Split(text, "\r")
 		for _, part := range parts {

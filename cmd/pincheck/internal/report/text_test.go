@@ -35,11 +35,11 @@ func TestVerdictNamesEachGPUOnce(t *testing.T) {
 		findings []doctor.Finding
 		want     string
 	}{
-		{found(doctor.Problem, "2 slow copies at 54 %", "2 link x8 of x16", "2 ecc errors", "2 calls failed"), "GPU 2: copies at 54 %, and x8 of x16; 2 further problems"},
-		{found(doctor.Problem, "0 slow copies at 54 %", "1 link x8 of x16"), "GPU 0: copies at 54 %; GPU 1: x8 of x16"},
-		{found(doctor.Problem, "0 slow copies at 54 %", "1 slow copies at 54 %"), "GPUs 0, 1: copies at 54 %"},
-		{found(doctor.Problem, "0 link x8", "1 link x8", "2 link x8", "3 link x8", "0 slow copies at 54 %"), "GPU 0: x8, and copies at 54 %; GPUs 1 to 3: x8"},
-		{found(doctor.Problem, "missing 1 of 4 GPUs missing", "2 slow copies at 54 %"), "1 of 4 GPUs missing; GPU 2: copies at 54 %"},
+		{found(doctor.Problem, "2 slow copies at 54%", "2 link x8 of x16", "2 ecc errors", "2 calls failed"), "GPU 2: copies at 54%, and x8 of x16; 2 further problems"},
+		{found(doctor.Problem, "0 slow copies at 54%", "1 link x8 of x16"), "GPU 0: copies at 54%; GPU 1: x8 of x16"},
+		{found(doctor.Problem, "0 slow copies at 54%", "1 slow copies at 54%"), "GPUs 0, 1: copies at 54%"},
+		{found(doctor.Problem, "0 link x8", "1 link x8", "2 link x8", "3 link x8", "0 slow copies at 54%"), "GPU 0: x8, and copies at 54%; GPUs 1 to 3: x8"},
+		{found(doctor.Problem, "missing 1 of 4 GPUs missing", "2 slow copies at 54%"), "1 of 4 GPUs missing; GPU 2: copies at 54%"},
 		{found(doctor.Problem, "0 x same", "x same"), "GPU 0: same; same"},
 		{append(found(doctor.Problem, "slow it is slow"), found(doctor.Warning, "thp off", "0 few few CPUs")...), "it is slow; 2 warnings"},
 		{append(found(doctor.Warning, "thp off"), found(doctor.Note, "0 n note")...), "off"},
@@ -89,15 +89,15 @@ func TestTextBeginsWithTheProblem(t *testing.T) {
 	t.Parallel()
 	r := results(t)["healthy"]
 	gpu := 0
-	r.Findings = slices.Concat([]doctor.Finding{{ID: "slow_copies", Severity: doctor.Problem, Device: &gpu, Summary: "copies at 54 %", Evidence: []string{"29.9 GB/s"},
+	r.Findings = slices.Concat([]doctor.Finding{{ID: "slow_copies", Severity: doctor.Problem, Device: &gpu, Summary: "copies at 54%", Evidence: []string{"29.9 GB/s"},
 		Cause: "an IOMMU", Cost: "half", Remedy: "first see `dmesg | grep -e NVRM -e Xid -e AER -e DMAR -e IOMMU -e VT-d`"}}, found(doctor.Note, "0 n a note"))
 	r.Conclude(false)
 	lines := strings.Split(render(t, r, Text, Style{}), "\n")
 	require.Greater(t, len(lines), 12)
 	assert.Equal(t, []string{
-		"Problems   GPU 0: copies at 54 %",
+		"Problems   GPU 0: copies at 54%",
 		"",
-		"Problem    GPU 0: copies at 54 % [slow_copies]",
+		"Problem    GPU 0: copies at 54% [slow_copies]",
 		"           seen  29.9 GB/s",
 		"           why   an IOMMU",
 		"           cost  half",
