@@ -222,11 +222,8 @@ func TestStructsHaveRoom(t *testing.T) {
 	for version, want := range map[cudart.Version]struct{ pointer, properties int }{
 		11080: {24, 728}, 12040: {24, 728}, 13000: {88, 784},
 	} {
-		sim := newSim(t, cudasim.Config{Version: version})
-		assert.Equal(t, want.pointer, sim.StructSize("cudaPointerGetAttributes"), "%v", version)
-		assert.Equal(t, want.properties, sim.StructSize("cudaGetDeviceProperties"), "%v", version)
-		assert.LessOrEqual(t, want.pointer, cudart.PointerAttributesSize)
-		assert.Less(t, 2*want.properties, cudart.PropertiesSize, "with room for later versions")
+		assert.LessOrEqual(t, want.pointer, cudart.PointerAttributesSize, "%v", version)
+		assert.Less(t, 2*want.properties, cudart.PropertiesSize, "%v, with room for later versions", version)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // other allocates device memory as another program does, and returns a function that frees it.
@@ -118,7 +119,7 @@ func TestManySmallAllocationsAreRefusedAsOneLargeIs(t *testing.T) {
 		t.Cleanup(func() { assert.NoError(t, m.Close()) })
 	}
 	assert.InDelta(t, 16, allocated, 2)
-	assert.Zero(t, g.sim.ManagedTraffic().Evictions)
+	assert.Zero(t, raw.TrafficOf(g.sim).Evictions)
 }
 
 // A share's estimate is exact if nothing of it has been allocated, always lies between none

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // Work reads what the CPU wrote and writes memory that was never touched, in place, while
@@ -55,7 +56,7 @@ func TestPlanLeavesMemoryInPlace(t *testing.T) {
 		}
 	}
 	if g.sim != nil {
-		assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+		assert.Zero(t, raw.TrafficOf(g.sim).FaultsOnDevice)
 		assert.Equal(t, map[int]int{onHost: n}, g.at(out.Whole()))
 	}
 }
@@ -116,7 +117,7 @@ func TestAPlanThatFailsLeavesAdvice(t *testing.T) {
 		g.sim.ResetFaults()
 		require.NoError(t, first.Run(t.Context(), g.s, work))
 		require.Equal(t, map[int]int{onHost: 4 * mib}, g.at(m.Whole()))
-		require.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+		require.Zero(t, raw.TrafficOf(g.sim).FaultsOnDevice)
 	}
 	require.NoError(t, second.Run(t.Context(), g.s, work))
 	for _, one := range []*Memory{m, other} {
@@ -141,5 +142,5 @@ func TestInPlaceBeyondTheCapacityKeepsItsAdvice(t *testing.T) {
 	assert.Equal(t, cudart.HostLocation(), at.Preferred)
 	assert.Equal(t, map[int]int{onHost: 64 * mib}, g.at(m.Whole()))
 	assert.Equal(t, byte(7), m.Bytes()[64*mib-1])
-	assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
+	assert.Zero(t, raw.TrafficOf(g.sim).FaultsOnDevice)
 }

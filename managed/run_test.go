@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // fillByCPU writes bytes that tell where they are, as the CPU.
@@ -73,8 +74,8 @@ func TestPlanRunsOverMoreThanItsBudget(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, len(steps), ran)
 		if g.sim != nil {
-			assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
-			assert.Zero(t, g.sim.ManagedTraffic().Evictions)
+			assert.Zero(t, raw.TrafficOf(g.sim).FaultsOnDevice)
+			assert.Zero(t, raw.TrafficOf(g.sim).Evictions)
 			assert.Zero(t, g.onCard(in, out), "all of it is on the host again")
 		}
 	}
@@ -210,8 +211,8 @@ func TestPlanMovesMemoryBeyondTheCapacity(t *testing.T) {
 	for i := range 64 {
 		assert.Equal(t, byte(i), m.Bytes()[i*2*mib+12345])
 	}
-	assert.Zero(t, g.sim.ManagedTraffic().FaultsOnDevice)
-	assert.Zero(t, g.sim.ManagedTraffic().Evictions)
+	assert.Zero(t, raw.TrafficOf(g.sim).FaultsOnDevice)
+	assert.Zero(t, raw.TrafficOf(g.sim).Evictions)
 }
 
 // Plans that run at once share the device memory, and not each has all of it.

@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -909,6 +910,6 @@ func TestManagedMemoryIsPrefetchedBothWays(t *testing.T) {
 		assert.Greater(t, sim.Calls("cudaMemPrefetchAsync"), 3*r.Cases)
 		// Streams share the pages at the seams of their parts, which one may move to the host
 		// before another accesses them. A seam has one page, up and down.
-		assert.LessOrEqual(t, sim.ManagedTraffic().FaultsOnDevice, 2*(streams-1)*r.Cases)
+		assert.LessOrEqual(t, raw.TrafficOf(sim).FaultsOnDevice, 2*(streams-1)*r.Cases)
 	}
 }

@@ -212,7 +212,7 @@ func (c *call) pointerGetAttributes() cudart.Code {
 			a.kind = 1
 		}
 	}
-	n := c.StructSize("cudaPointerGetAttributes")
+	n := c.structSize("cudaPointerGetAttributes")
 	copy(bytesAt(c.ptr(0), n), unsafe.Slice((*byte)(unsafe.Pointer(&a)), n))
 	return success
 }

@@ -97,12 +97,10 @@ const (
 	propertiesMemory = 288
 )
 
-// StructSize returns the size in bytes of the struct that
-// cudaGetDeviceProperties, cudaGetDeviceProperties_v2 or
-// cudaPointerGetAttributes fills in this version, and 0 for other functions. The
-// simulator writes exactly that much, as the real library does: a test can put a
-// canary after it.
-func (s *Sim) StructSize(fn string) int {
+// structSize returns the size in bytes of the struct that cudaGetDeviceProperties, cudaGetDeviceProperties_v2 or
+// cudaPointerGetAttributes fills in this version, and 0 for other functions. Exactly that much is written, as by
+// the real library.
+func (s *Sim) structSize(fn string) int {
 	if _, ok := s.names[fn]; !ok {
 		return 0
 	}
@@ -135,7 +133,7 @@ func (c *call) properties(fn string) cudart.Code {
 	case d == nil:
 		return cudart.ErrInvalidDevice
 	}
-	b := make([]byte, c.StructSize(fn))
+	b := make([]byte, c.structSize(fn))
 	copy(b[:propertiesUUID-1], d.cfg.Name)
 	copy(b[propertiesUUID:], d.cfg.UUID[:])
 	binary.NativeEndian.PutUint64(b[propertiesMemory:], uint64(d.cfg.Memory))

@@ -14,9 +14,9 @@
 // # Versions
 //
 // Config.Version selects the runtime to imitate: which names are exported, their
-// signatures, the sizes of structs ([Sim.StructSize]), and what works without a
-// driver. Memory after a struct is not written, so a canary there shows whether
-// the caller's struct is large enough.
+// signatures, the sizes of structs, and what works without a driver. Memory
+// after a struct is not written, so a canary there shows whether the caller's
+// struct is large enough.
 //
 // # The driver's library
 //
@@ -61,7 +61,7 @@
 // are read mostly: prefetches move them, and so do memsets and copies that access them as
 // device memory, at Link.FaultToDevice. [Sim.TouchManaged] stands for an access by the
 // CPU. Pages take device memory: a device that is full evicts those that came first.
-// [Sim.Managed], [Sim.ManagedResidence] and [Sim.ManagedTraffic] return what happened.
+// [Sim.Managed] and [Sim.ManagedResidence] return where they are.
 //
 // # Hosts that refuse to pin
 //

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // managedPage is the size in which managed memory moves.
@@ -110,7 +112,7 @@ func (s *Sim) evict(d *device) {
 	if others == 0 {
 		others = locationBit(hostLocation)
 	}
-	s.evictions++
+	s.traffic.Evictions++
 	s.put(oldest, others)
 }
 
@@ -139,9 +141,9 @@ func (s *Sim) touch(pages []pageState, location int, write bool) (faults int) {
 		faults++
 	}
 	if location == hostLocation {
-		s.faultsOnHost += faults
+		s.traffic.FaultsOnHost += faults
 	} else {
-		s.faultsOnDevice += faults
+		s.traffic.FaultsOnDevice += faults
 	}
 	return faults
 }
@@ -183,18 +185,10 @@ func (s *Sim) ManagedResidence(addr uintptr, n int) map[int]int {
 	return at
 }
 
-// ManagedTraffic counts what happened to pages of managed memory, of 64 KiB each.
-type ManagedTraffic struct {
-	FaultsOnDevice int // pages that an operation of a device had to fetch, or made there
-	FaultsOnHost   int // pages that [Sim.TouchManaged] had to fetch, or made there
-	Evictions      int // pages that left a device because it was full
-}
-
-// ManagedTraffic returns the counts so far.
-func (s *Sim) ManagedTraffic() ManagedTraffic {
+func (s *Sim) managedTraffic() raw.ManagedTraffic {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return ManagedTraffic{s.faultsOnDevice, s.faultsOnHost, s.evictions}
+	return s.traffic
 }
 
 // TouchManaged tells the simulator that the CPU reads or writes n bytes of managed memory

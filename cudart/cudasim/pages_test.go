@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // managedRig is managed memory on one device of CUDA 13.0 with 8 MiB, and a stream.
@@ -47,7 +48,7 @@ func TestManagedPagesMoveByPrefetchAndByFaults(t *testing.T) {
 	assert.Equal(t, map[int]int{0: 3 * mib, -2: mib}, at())
 	l.TouchManaged(p+page+1, 1, false)
 	assert.Equal(t, map[int]int{-1: page, 0: 3*mib - page, -2: mib}, at())
-	assert.Equal(t, cudasim.ManagedTraffic{FaultsOnDevice: 2 * mib / page, FaultsOnHost: 2*mib/page + 1}, l.ManagedTraffic())
+	assert.Equal(t, raw.ManagedTraffic{FaultsOnDevice: 2 * mib / page, FaultsOnHost: 2*mib/page + 1}, raw.TrafficOf(l.Sim))
 
 	assert.Nil(t, l.ManagedResidence(p, 4*mib+1))
 	assert.Nil(t, l.ManagedResidence(p, 0))
@@ -107,7 +108,7 @@ func TestManagedPagesOnADeviceThatIsFull(t *testing.T) {
 	l.prefetch(p+6*mib, 6*mib, toDevice0, s)
 	assert.Equal(t, map[int]int{-1: 4 * mib, 0: 8 * mib}, l.ManagedResidence(p, 12*mib))
 	assert.Equal(t, map[int]int{-1: 4 * mib}, l.ManagedResidence(p, 4*mib), "those that came first")
-	assert.Equal(t, 4*mib/page, l.ManagedTraffic().Evictions)
+	assert.Equal(t, 4*mib/page, raw.TrafficOf(l.Sim).Evictions)
 	assert.Zero(t, free())
 	q := get[uintptr](l, "cudaMallocManaged", mib, 1)
 	l.prefetch(q, mib, toDevice0, s)
@@ -124,7 +125,7 @@ func TestManagedMemoryIsAccessedWhereItResides(t *testing.T) {
 	l.ok("cudaMemsetAsync", p, 1, mib, s)
 	l.ok("cudaStreamSynchronize", s)
 	assert.Equal(t, map[int]int{-1: mib}, l.ManagedResidence(p, mib))
-	assert.Zero(t, l.ManagedTraffic().FaultsOnDevice)
+	assert.Zero(t, raw.TrafficOf(l.Sim).FaultsOnDevice)
 	l.prefetch(p, mib, toDevice0, s)
 	assert.Equal(t, map[int]int{0: mib}, l.ManagedResidence(p, mib), "a prefetch moves it all the same")
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // A Sim is one simulated CUDA runtime library with its driver and devices. It
@@ -80,8 +81,8 @@ type handles struct {
 
 // The paging of managed memory, in pages.
 type paging struct {
-	arrivals                                uint64 // that came to a device
-	faultsOnDevice, faultsOnHost, evictions int
+	arrivals uint64 // that came to a device
+	traffic  raw.ManagedTraffic
 }
 
 // A diary has what Check reports.

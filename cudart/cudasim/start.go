@@ -10,7 +10,10 @@ import (
 	"github.com/gopinned/pinned/internal/raw"
 )
 
-func init() { raw.EndSim = func(sim any) error { return sim.(*Sim).end() } }
+func init() {
+	raw.EndSim = func(sim any) error { return sim.(*Sim).end() }
+	raw.TrafficOf = func(sim any) raw.ManagedTraffic { return sim.(*Sim).managedTraffic() }
+}
 
 // A TB is a *testing.T, *testing.B or *testing.F.
 type TB interface {

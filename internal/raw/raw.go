@@ -38,6 +38,16 @@ var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
 // cudasim sets it.
 var EndSim func(sim any) error
 
+// TrafficOf returns the counts of a *cudasim.Sim so far. Package cudasim sets it.
+var TrafficOf func(sim any) ManagedTraffic
+
+// ManagedTraffic counts what happened to pages of managed memory, of 64 KiB each.
+type ManagedTraffic struct {
+	FaultsOnDevice int // pages that an operation of a device had to fetch, or made there
+	FaultsOnHost   int // pages that Sim.TouchManaged had to fetch, or made there
+	Evictions      int // pages that left a device because it was full
+}
+
 // A Module is code that is loaded on a device.
 type Module interface {
 	// Function looks up a kernel (cuModuleGetFunction) and its limits (cuFuncGetAttribute). CUDA may

@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/hostos"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -53,7 +54,7 @@ func TestManaged(t *testing.T) {
 	assert.Contains(t, text, "GPU 1: 1 MiB of managed memory move to the card at ")
 	assert.Contains(t, text, "GPU 0: work that writes 64 MiB with an eighth of them on the card runs at ")
 	assert.Contains(t, strings.Join(b.Notes, "\n"), "managed memory of the group on GPU 0: ")
-	assert.Positive(t, sim.ManagedTraffic().FaultsOnDevice)
+	assert.Positive(t, raw.TrafficOf(sim).FaultsOnDevice)
 	assert.Empty(t, explainManaged(env, &result.Bench{}))
 }
 
@@ -160,11 +161,11 @@ func TestPlansInPlaceAreUndone(t *testing.T) {
 	require.NoError(t, r.open(t.Context(), n))
 	t.Cleanup(func() { assert.NoError(t, r.shut()) })
 	faults := func(run func(context.Context, int, int, bool) (time.Duration, error)) int {
-		before := sim.ManagedTraffic().FaultsOnDevice
+		before := raw.TrafficOf(sim).FaultsOnDevice
 		took, err := run(t.Context(), budget, chunk, true)
 		require.NoError(t, err)
 		require.Positive(t, took)
-		return int(sim.ManagedTraffic().FaultsOnDevice - before)
+		return int(raw.TrafficOf(sim).FaultsOnDevice - before)
 	}
 	all := faults(r.faulting)
 	require.Positive(t, all)
