@@ -7,6 +7,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/internal/pages"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // HugePages is the kind of pages that a buffer is made of.
@@ -57,10 +58,6 @@ type Options struct {
 	Dump bool
 }
 
-// PageSize returns the size in bytes of the reserved pages that are requested, 0
-// for ordinary ones.
-func (h HugePages) PageSize() int { return append(h.hugetlb(), 0)[0] }
-
 // hugetlb returns the sizes of reserved pages to try.
 func (h HugePages) hugetlb() []int {
 	switch h {
@@ -74,9 +71,15 @@ func (h HugePages) hugetlb() []int {
 
 const chunkUnit = 2 << 20
 
-// Validate returns an error that names the option which is out of range, nil if none
-// is. Every function that takes Options calls it.
-func (o Options) Validate() error {
+func init() {
+	raw.CheckBuffer = func(options any) (pageSize int, err error) {
+		o := options.(Options)
+		return append(o.HugePages.hugetlb(), 0)[0], o.check()
+	}
+}
+
+// check returns an error that names the option which is out of range, nil if none is.
+func (o Options) check() error {
 	switch {
 	case o.Align < 0 || o.Align&(o.Align-1) != 0:
 		return fmt.Errorf("Options.Align of %d bytes: must be a power of two", o.Align)

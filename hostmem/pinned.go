@@ -80,7 +80,7 @@ func (m *Buffer) open(ctx context.Context, dev *cudart.Device, kind string, o Op
 	start := time.Now()
 	err := checkArguments(ctx, dev)
 	if err == nil {
-		err = o.Validate()
+		err = o.check()
 	}
 	if err == nil && ctx.Err() != nil {
 		err = bounded.Ended(ctx)

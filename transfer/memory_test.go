@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -47,15 +47,15 @@ func TestDownloadsIntoFreshMemory(t *testing.T) {
 	src := r.device(n)
 	r.fill(src, want)
 	for _, touched := range []int{0, n / 4, n} {
-		mem, err := hostmem.AllocPageable(n + 5)
+		mem, release, err := hostos.MapHuge(n + 5)
 		require.NoError(t, err)
-		dst := mem.Bytes()[5:]
-		clear(mem.Bytes()[:5+touched])
+		dst := mem[5:]
+		clear(mem[:5+touched])
 		require.Equal(t, touched < n, fresh(dst))
 		require.NoError(t, r.c.Download(t.Context(), dst, src))
 		require.True(t, bytes.Equal(want, dst), "%d bytes were resident", touched)
-		require.Equal(t, make([]byte, 5), mem.Bytes()[:5])
+		require.Equal(t, make([]byte, 5), mem[:5])
 		require.False(t, fresh(dst))
-		require.NoError(t, mem.Close())
+		require.NoError(t, release())
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -73,13 +74,12 @@ func TestPinnedMemoryIsCopiedDirectly(t *testing.T) {
 	require.NoError(t, r.dev.FreeHost(p))
 
 	r.requireCounts(false, make([]byte, n), "the Go heap")
-	mem, err := hostmem.AllocPageable(n)
+	both, release, err := hostos.MapHuge(n)
 	require.NoError(t, err)
-	r.requireCounts(false, mem.Bytes(), "pageable")
+	r.requireCounts(false, both, "pageable")
 
 	// Two registrations side by side, which one copy cannot cross.
-	both := mem.Bytes()
-	defer func() { require.NoError(t, mem.Close()) }()
+	defer func() { require.NoError(t, release()) }()
 	for _, half := range [][]byte{both[:2*mib], both[2*mib:]} {
 		at := unsafe.Pointer(&half[0])
 		require.NoError(t, r.dev.HostRegister(at, len(half), 0))
@@ -133,10 +133,9 @@ func TestMemoryThatIsPinnedInPart(t *testing.T) {
 	r := fixtureOn(t, gpu, Options{Workers: 1})
 	const n = 4 * mib
 	dev := r.device(n)
-	pageable, err := hostmem.AllocPageable(n)
+	mem, release, err := hostos.MapHuge(n)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, pageable.Close()) }()
-	mem := pageable.Bytes()
+	defer func() { require.NoError(t, release()) }()
 	calls := func() int {
 		before := sim.Calls("cudaMemcpyAsync")
 		require.NoError(t, r.c.Upload(t.Context(), dev, mem))

@@ -123,7 +123,8 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 	case o.Buffer.Chunk != 0:
 		return nil, errors.New("Options.Buffer.Chunk: must be 0, as a block is one registration")
 	}
-	if err := o.Buffer.Validate(); err != nil {
+	pageSize, err := raw.CheckBuffer(o.Buffer)
+	if err != nil {
 		return nil, fmt.Errorf("Options.Buffer: %w", err)
 	}
 	if o.IdleTime == 0 {
@@ -133,7 +134,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 		o.Buffer.Label = "pool"
 	}
 	c := &core{
-		dev: dev, o: o, debug: raw.Debug(dev.Runtime()), unit: max(os.Getpagesize(), o.Buffer.HugePages.PageSize()),
+		dev: dev, o: o, debug: raw.Debug(dev.Runtime()), unit: max(os.Getpagesize(), pageSize),
 		budget:  budget.Process(),
 		cache:   cache{shards: make([]shard, runtime.GOMAXPROCS(0))},
 		queue:   queue{admission: make(chan struct{}, 1), wake: make(chan struct{}, 1), retry: retryAfter},

@@ -1,6 +1,6 @@
 // Package raw has what package cudart gives to the other packages of this module and not to users:
-// what skips the checks that users need. Package cudart sets the variables when it is initialised;
-// the values behind the interfaces are its own.
+// what skips the checks that users need. Package cudart sets the variables when it is initialised, unless their comments
+// name another package; the values behind the interfaces are its own.
 package raw
 
 import (
@@ -33,6 +33,10 @@ var Debug func(runtime any) bool
 // may reach the device later. Where the device reads pageable memory itself
 // (cudart.AttrPageableMemoryAccessUsesHostPageTables), src must stay unchanged until the stream has passed the copy.
 var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
+
+// CheckBuffer returns an error that names the field of hostmem.Options which is out of range, and the size in bytes of the
+// reserved pages that are requested, 0 for ordinary ones. Package hostmem sets it.
+var CheckBuffer func(options any) (pageSize int, err error)
 
 // EndSim closes a *cudasim.Sim whose streams may be destroyed a moment later, and returns what its Check finds. Package
 // cudasim sets it.

@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/hostkind"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -310,12 +311,12 @@ func registering(allocate func(n int) ([]byte, func() error, error)) func(contex
 
 // populated maps memory and makes it resident.
 func populated(p *pinner, n int) error {
-	m, err := hostmem.AllocPageable(n)
+	m, release, err := hostos.MapHuge(n)
 	if err != nil {
 		return err
 	}
-	p.undo.PushClose(m.Close)
-	p.memory = m.Bytes()
+	p.undo.PushClose(release)
+	p.memory = m
 	touch(p.memory)
 	return nil
 }

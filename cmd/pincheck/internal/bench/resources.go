@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/hostkind"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
@@ -115,12 +116,12 @@ func (w *resources) pinned(ctx context.Context, n int) (*hostmem.Buffer, error) 
 
 // pageable allocates memory that is not pinned.
 func (w *resources) pageable(n int) (hostkind.Direct, error) {
-	p, err := hostmem.AllocPageable(n)
+	b, release, err := hostos.MapHuge(n)
 	if err != nil {
 		return nil, err
 	}
-	w.undo.PushClose(p.Close)
-	return p.Bytes(), nil
+	w.undo.PushClose(release)
+	return b, nil
 }
 
 // Values of result.Memory in experiments that compare pinned memory with memory that is not.

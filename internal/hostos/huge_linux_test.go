@@ -1,0 +1,32 @@
+//go:build !android && (amd64 || arm64)
+
+package hostos
+
+import (
+	"os"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/linux"
+)
+
+func TestMapHuge(t *testing.T) {
+	const n = 8<<20 + 5
+	mem, release, err := MapHuge(n)
+	require.NoError(t, err)
+	require.Len(t, mem, n)
+	require.Equal(t, n, cap(mem))
+	at := uintptr(unsafe.Pointer(&mem[0]))
+	assert.Zero(t, at%hugePage)
+	u, err := linux.ReadSMaps(os.DirFS("/"), at, n)
+	require.NoError(t, err)
+	assert.Zero(t, u.Rss, "nothing is resident before it is touched")
+	assert.False(t, u.HasFlag("dc") || u.HasFlag("dd"), "forked children and core dumps have it: %v", u.Flags)
+	mem[n-1] = 1
+	require.NoError(t, release())
+	_, _, err = MapHuge(-hugePage - 1)
+	require.Error(t, err)
+}
