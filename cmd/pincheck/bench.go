@@ -19,7 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// benchFlags are the flags of bench.
+// benchFlags are the flags of bench and of its experiments.
 type benchFlags struct {
 	quick    bool
 	duration time.Duration
@@ -33,64 +33,118 @@ type benchFlags struct {
 func newBench(o *options, sys system) *cobra.Command {
 	f := &benchFlags{}
 	cmd := &cobra.Command{
-		Use:   "bench [NAME...]",
-		Short: "Measure, and answer the question behind the figures",
-		Long: `bench runs experiments by name, or all of them (all), and says what was seen.
-Without a name it lists them. Before it starts it estimates the time, and checks
-that there is the memory.
-
-bench bandwidth --format reference writes a file of the reference table: what
-copies reach on this type of machine, without names, addresses or numbers of
-this one. docs/reference.md says how to add it to the table.
-
-` + exitHelp,
+		Use:   "bench [NAME...] [flags]",
+		Short: "run experiments: bandwidth, latency, pinning, loaders and more",
+		Long:  "Run experiments. Each one answers a question about this machine.",
+		Example: `
+  pincheck bench bandwidth                     copies by size and kind of memory
+  pincheck bench alloc overlap --device 1      two experiments on GPU 1
+  pincheck bench all --quick                   everything, in about a minute
+  pincheck bench bandwidth --format json -o run.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return listExperiments(cmd, o, sys)
+			if len(args) > 0 { // an experiment would be a subcommand
+				_, _, err := chooseExperiments(sys.experiments, args)
+				return err
 			}
-			chosen, all, err := chooseExperiments(sys.experiments, args)
+			if cmd.Flags().NFlag() > 0 {
+				return usagef("name an experiment, or all.\nFor a list, run: pincheck bench")
+			}
+			if err := writeHelp(cmd.OutOrStdout(), cmd); err != nil {
+				return outputError{err}
+			}
+			return nil
+		},
+		Annotations: map[string]string{exitNote: measureExit},
+	}
+	f.register(o, cmd)
+	for _, group := range []string{"Copies:", "Memory:", "Applications:"} {
+		cmd.AddGroup(&cobra.Group{ID: group, Title: group})
+	}
+	for _, e := range sys.experiments {
+		cmd.AddCommand(newExperiment(o, sys, f, e))
+	}
+	all := newExperiment(o, sys, f, measure.Experiment{
+		Name: "all", Question: "every experiment", Long: "Runs every experiment, one after the other. Each one answers a question.",
+	})
+	cmd.AddCommand(all)
+	return cmd
+}
+
+// newExperiment is the subcommand of an experiment. Its arguments are further experiments.
+func newExperiment(o *options, sys system, f *benchFlags, e measure.Experiment) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     e.Name + " [NAME...] [flags]",
+		Short:   e.Question,
+		Long:    e.Question + "\n\n" + e.Long,
+		GroupID: e.Group,
+		Example: fmt.Sprintf(`
+  pincheck bench %[1]s
+  pincheck bench %[1]s --quick --device 0
+  pincheck bench %[1]s --format json -o %[1]s.json
+  pincheck bench %[1]s --sim    try it without a GPU`, e.Name),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			chosen, all, err := chooseExperiments(sys.experiments, append([]string{cmd.Name()}, args...))
 			if err != nil {
 				return err
 			}
-			options, err := f.validate(cmd, chosen)
-			if err != nil {
-				return err
-			}
-			do := func(ctx context.Context, s *session) error {
-				if f.pid > 0 {
-					return s.readMemory(ctx, f.pid, f.watch)
-				}
-				return s.bench(ctx, chosen, options, all)
-			}
-			if o.format != referenceFormat {
-				return o.produce(cmd, sys, "bench", false, do)
-			}
-			if !slices.ContainsFunc(chosen, func(e measure.Experiment) bool { return e.Name == referenceBench }) {
-				return usagef("--format reference is of the experiment %s: name it", referenceBench)
-			}
-			o.format = string(report.Text)
-			return o.produceReference(cmd, sys, do)
+			return f.run(o, cmd, sys, chosen, all)
 		},
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return append(experimentNames(sys.experiments), "all"), cobra.ShellCompDirectiveNoFileComp
+			return experimentNames(sys.experiments), cobra.ShellCompDirectiveNoFileComp
 		},
+		Annotations: map[string]string{exitNote: measureExit, related: e.Related},
 	}
+	f.register(o, cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&f.quick, "quick", false, "fewer sizes and shorter samples")
-	flags.DurationVar(&f.duration, "duration", 0, "about how long each experiment measures, such as 10s (default: as long as it plans)")
-	named(flags, "duration", "time")
-	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1MiB,4G: K, M and G are powers of 1024 (default: those of the experiment)")
-	flags.IntVar(&f.pid, "pid", 0, "process to read (memory only)")
-	named(flags, "pid", "number")
-	flags.DurationVar(&f.watch, "watch", 0, "with --pid, count for this time how often it pins and unpins, such as 30s")
-	named(flags, "watch", "time")
-	flags.StringVar(&f.python, "python", "", "Python with PyTorch, such as python3, that is started for rows of PyTorch and DeepSpeed (memory only)")
-	named(flags, "python", "path")
-	f.frames.register(cmd)
-	for _, name := range []string{"duration", "sizes", "pid", "watch"} {
-		complete(cmd, name)
+	switch e.Name {
+	case referenceBench:
+		flags.Lookup("format").Usage += ", or reference: a row of the reference table (docs/reference.md)"
+	case memoryExperiment:
+		flags.IntVar(&f.pid, "pid", 0, "read the memory of this process, and measure nothing")
+		named(flags, "pid", "PID")
+		flags.DurationVar(&f.watch, "watch", 0, "with --pid, count for TIME how often the process pins and unpins")
+		named(flags, "watch", "TIME")
+		flags.StringVar(&f.python, "python", "", "also measure PyTorch and DeepSpeed with this Python, such as python3")
+		named(flags, "python", "PATH")
+		complete[string](cmd, "pid")
+		complete[string](cmd, "watch")
+	case framesExperiment:
+		f.frames.register(cmd)
 	}
 	return cmd
+}
+
+// register gives bench, or an experiment, the flags that all experiments have.
+func (f *benchFlags) register(o *options, cmd *cobra.Command) {
+	o.share(cmd, onGPUs, asResult)
+	flags := cmd.Flags()
+	flags.BoolVar(&f.quick, "quick", false, "fewer sizes and shorter samples")
+	flags.DurationVar(&f.duration, "duration", 0, "time for each experiment, such as 10s (default: what its plan needs)")
+	named(flags, "duration", "TIME")
+	flags.Var(&f.sizes, "sizes", "sizes of copies, such as 64K,1M,4G; K, M and G are powers of 1024")
+	complete[string](cmd, "duration")
+	complete[string](cmd, "sizes")
+}
+
+func (f *benchFlags) run(o *options, cmd *cobra.Command, sys system, chosen []measure.Experiment, all bool) error {
+	options, err := f.validate(cmd, chosen)
+	if err != nil {
+		return err
+	}
+	do := func(ctx context.Context, s *session) error {
+		if f.pid > 0 {
+			return s.readMemory(ctx, f.pid, f.watch)
+		}
+		return s.bench(ctx, chosen, options, all)
+	}
+	if o.format != referenceFormat {
+		return o.produce(cmd, sys, "bench", false, do)
+	}
+	if !slices.ContainsFunc(chosen, func(e measure.Experiment) bool { return e.Name == referenceBench }) {
+		return usagef("--format reference belongs to bench %s", referenceBench)
+	}
+	o.format = string(report.Text)
+	return o.produceReference(cmd, sys, do)
 }
 
 // memoryExperiment is the experiment that reads a process, for --pid.
@@ -114,8 +168,8 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 		switch {
 		case f.pid <= 0:
 			return measure.Options{}, usagef("--pid %d: must be the number of a process, from 1 on", f.pid)
-		case len(chosen) != 1 || chosen[0].Name != memoryExperiment:
-			return measure.Options{}, usagef("--pid is for pincheck bench %s alone", memoryExperiment)
+		case len(chosen) != 1:
+			return measure.Options{}, usagef("--pid: run bench %s alone", memoryExperiment)
 		}
 	}
 	switch {
@@ -126,8 +180,8 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 		return measure.Options{}, usagef("--watch %v: must be from %v to %v", f.watch, shortestWatch, longestWatch)
 	}
 	if cmd.Flags().Changed("python") {
-		if len(chosen) != 1 || chosen[0].Name != memoryExperiment || f.pid > 0 {
-			return measure.Options{}, usagef("--python is for pincheck bench %s alone, without --pid", memoryExperiment)
+		if len(chosen) != 1 || f.pid > 0 {
+			return measure.Options{}, usagef("--python: run bench %s alone, without --pid", memoryExperiment)
 		}
 		if cmd.Flags().Changed("sim") {
 			return measure.Options{}, usagef("--python and --sim exclude each other: PyTorch has no simulated GPU")
@@ -136,8 +190,13 @@ func (f *benchFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (
 			return measure.Options{}, usagef("--python: %w", err)
 		}
 	}
-	frames, err := f.frames.validate(cmd, chosen)
-	return measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, Frames: frames, Python: f.python}, err
+	options := measure.Options{Quick: f.quick, Duration: f.duration, Sizes: f.sizes, Python: f.python}
+	if cmd.Name() != framesExperiment {
+		return options, nil
+	}
+	var err error
+	options.Frames, err = f.frames.validate(cmd, chosen)
+	return options, err
 }
 
 func experimentNames(all []measure.Experiment) []string {
@@ -148,38 +207,17 @@ func experimentNames(all []measure.Experiment) []string {
 	return names
 }
 
-// listExperiments writes the list, as text.
-func listExperiments(cmd *cobra.Command, o *options, sys system) error {
-	format, err := o.validate()
-	if err != nil {
-		return err
-	}
-	if format != report.Text || o.output != "" {
-		return usagef("the list of experiments is text on standard output: name one, or all")
-	}
-	var entries [][2]string
-	for _, e := range sys.experiments {
-		entries = append(entries, [2]string{e.Name, e.Short})
-	}
-	entries = append(entries, [2]string{"all", "all of these, one after the other"})
-	out := cmd.OutOrStdout()
-	if err := report.WriteList(out, entries, report.StyleFor(out, sys.getenv)); err != nil {
-		return outputError{err}
-	}
-	return nil
-}
-
 // chooseExperiments returns the experiments with these names, in their order in all.
 func chooseExperiments(known []measure.Experiment, args []string) (chosen []measure.Experiment, all bool, err error) {
 	names := experimentNames(known)
 	for _, name := range args {
-		if name != "all" && !slices.Contains(names, name) {
-			hint := ""
-			if closest := nearest(name, append(names, "all")); closest != "" {
-				hint = fmt.Sprintf("; did you mean %s?", closest)
-			}
-			return nil, false, usagef("unknown experiment %q%s (experiments are %s and all)", name, hint, strings.Join(names, ", "))
+		if name == "all" || slices.Contains(names, name) {
+			continue
 		}
+		if closest := nearest(name, append(names, "all")); closest != "" {
+			return nil, false, usagef("no experiment %q. Did you mean %s?\nFor a list, run: pincheck bench", name, closest)
+		}
+		return nil, false, usagef("no experiment %q.\nFor a list, run: pincheck bench", name)
 	}
 	all = slices.Contains(args, "all")
 	for _, e := range known {
@@ -188,38 +226,6 @@ func chooseExperiments(known []measure.Experiment, args []string) (chosen []meas
 		}
 	}
 	return chosen, all, nil
-}
-
-// nearest returns the name with the lowest edit distance, if that is below 3, or "".
-func nearest(name string, names []string) string {
-	best, fewest := "", 3
-	for _, n := range names {
-		if d := distance(strings.ToLower(name), n); d < fewest && d < len(n) {
-			best, fewest = n, d
-		}
-	}
-	return best
-}
-
-// distance returns the edit distance (Levenshtein) between a and b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := diagonal
-			if a[i] != b[j] {
-				replaced++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // readMemory reads a running process, and watches it for a time unless that is 0. It takes no GPU.
@@ -240,7 +246,7 @@ func (s *session) readMemory(ctx context.Context, pid int, watch time.Duration) 
 func (s *session) bench(ctx context.Context, experiments []measure.Experiment, options measure.Options, all bool) error {
 	run := func(devices []*cudart.Device) error {
 		env := measure.Env{Options: options, Devices: devices, Host: s.readHost()}
-		if s.sys.expect != nil && !s.sim { // the simulated GPU is none of those
+		if s.sys.expect != nil && !s.sim { // the simulated GPU has no reference row
 			env.Expect = s.sys.expect(env)
 		}
 		planned, total, err := s.estimate(experiments, env, all)

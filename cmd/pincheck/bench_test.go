@@ -31,7 +31,7 @@ import (
 // counting is an experiment that measures sizes, and calls at before each sample.
 func counting(name string, at func()) measure.Experiment {
 	return measure.Experiment{
-		Name: name, Short: "Counts, for " + name, Question: "How many?",
+		Name: name, Group: "Copies:", Question: "How many?", Long: "Counts, for " + name + ".",
 		Views: []result.View{{Title: "By size", Series: "counted", X: result.Size, Lines: []string{result.Device}}},
 		Plan: func(env measure.Env) ([]measure.Group, error) {
 			sizes := []int{4096, 65536, 1 << 20}
@@ -81,8 +81,11 @@ func TestBenchLists(t *testing.T) {
 	sys.experiments = []measure.Experiment{counting("bandwidth", none), counting("memory", none)}
 	got := call(t, sys, "bench")
 	assert.Equal(t, exitOK, got.code, got.stderr)
-	assert.Equal(t, "bandwidth  Counts, for bandwidth\nmemory     Counts, for memory\nall        all of these, one after the other\n", got.stdout)
-	assert.Equal(t, "bandwidth\nmemory\nall\n:4\n", call(t, sys, "__complete", "bench", "").stdout)
+	assert.Contains(t, got.stdout, "\nCopies:\n  bandwidth   How many?\n  memory      How many?\n\n  all         every experiment\n\nFlags:\n")
+	assert.Equal(t, "all\tevery experiment\nbandwidth\tHow many?\nmemory\tHow many?\n:4\n", call(t, sys, "__complete", "bench", "").stdout)
+	got = call(t, sys, "bench", "--quick")
+	assert.Equal(t, exitUsage, got.code)
+	assert.Contains(t, got.stderr, "name an experiment, or all")
 }
 
 func TestBench(t *testing.T) {
@@ -219,14 +222,14 @@ func TestBenchWrongUsage(t *testing.T) {
 		args string
 		says string
 	}{
-		{"bandwith", `unknown experiment "bandwith"; did you mean bandwidth? (experiments are bandwidth, memory, frames and all)`},
-		{"bandwidth nonsense", `unknown experiment "nonsense" (experiments are`},
+		{"bandwith", "no experiment \"bandwith\". Did you mean bandwidth?\nFor a list, run: pincheck bench"},
+		{"bandwidth nonsense", "no experiment \"nonsense\".\nFor a list, run: pincheck bench"},
 		{"bandwidth --sizes 0", `"0": must be at least 1 byte`},
-		{"bandwidth --sizes 64KB", `unknown unit "KB": units are`},
-		{"bandwidth --sizes 1.5M", `"1.5M" is no size`},
-		{"bandwidth --sizes -4K", `"-4K" is no size`},
-		{"bandwidth --sizes 4K,,8K", `"" is no size`},
-		{"bandwidth --sizes=", `"" is no size`},
+		{"bandwidth --sizes 64KB", `unknown unit "KB": want B, K, M, G, T`},
+		{"bandwidth --sizes 1.5M", `"1.5M" is not a size`},
+		{"bandwidth --sizes -4K", `"-4K" is not a size`},
+		{"bandwidth --sizes 4K,,8K", `"" is not a size`},
+		{"bandwidth --sizes=", `"" is not a size`},
 		{"bandwidth --sizes 99999999999999999999G", "must be at most 1 TiB"},
 		{"bandwidth --sizes 2T", "must be at most 1 TiB"},
 		{"bandwidth --sizes 1T", "it takes 1 TiB of host memory, and"},
@@ -234,20 +237,20 @@ func TestBenchWrongUsage(t *testing.T) {
 		{"bandwidth --duration -1s", "--duration -1s: must be at least 100ms"},
 		{"bandwidth --duration long", "--duration \"long\": want a time"},
 		{"bandwidth --duration 1ns", "--duration 1ns: must be at least 100ms"},
-		{"bandwidth --pid 7", "--pid is for pincheck bench memory alone"},
-		{"memory bandwidth --pid 7", "--pid is for pincheck bench memory alone"},
+		{"bandwidth --pid 7", "pincheck bench bandwidth: no flag --pid: it belongs to bench memory\nFor help, run: pincheck bench bandwidth --help"},
+		{"memory bandwidth --pid 7", "--pid: run bench memory alone"},
 		{"memory --pid 0", "--pid 0: must be the number of a process"},
 		{"memory --watch 5s", "--watch needs --pid"},
 		{"memory --pid 1 --watch 999ms", "--watch 999ms: must be from 1s to 24h0m0s"},
 		{"memory --pid 1 --watch 25h", "--watch 25h0m0s: must be from 1s"},
-		{"bandwidth --python sh", "--python is for pincheck bench memory alone, without --pid"},
-		{"memory --pid 1 --python sh", "--python is for pincheck bench memory alone, without --pid"},
+		{"bandwidth --python sh", "no flag --python: it belongs to bench memory"},
+		{"memory --pid 1 --python sh", "--python: run bench memory alone, without --pid"},
 		{"memory --sim --python sh", "--python and --sim exclude each other"},
 		{"memory --python /nowhere/python3", "--python: exec: \"/nowhere/python3\""},
-		{"bandwidth --device 0,7", "--device 7: there is no such GPU"},
-		{"bandwidth --device GPU-ffffffff", "--device GPU-ffffffff: there is no such GPU"},
-		{"bandwidth --batch 2", "--batch is for pincheck bench frames alone"},
-		{"frames memory --warmup 0", "--warmup is for pincheck bench frames alone"},
+		{"bandwidth --device 0,7", "--device 7: no such GPU"},
+		{"bandwidth --device GPU-ffffffff", "--device GPU-ffffffff: no such GPU"},
+		{"bandwidth --batch 2", "no flag --batch: it belongs to bench frames"},
+		{"frames memory --warmup 0", "--warmup: run bench frames alone"},
 		{"frames --batch 0", "--batch 0: must be at least 1"},
 		{"frames --batch -1", "--batch -1: must be at least 1"},
 		{"frames --batch many", `--batch "many": want a whole number`},
@@ -261,7 +264,7 @@ func TestBenchWrongUsage(t *testing.T) {
 		{"frames --warmup -1", "--warmup -1: must be from 0"},
 		{"frames --repeats 3 --duration 1s", "--repeats and --duration exclude each other"},
 		{"frames --batch 3 --sizes 4K", "--sizes excludes --batch, --shape and --dtype"},
-		{"--format json", "the list of experiments is text"},
+		{"--format json", "name an experiment, or all"},
 	} {
 		measuredNothing := true
 		sys := benches(t, func() { measuredNothing = false })
@@ -281,7 +284,7 @@ func TestBenchWrongUsage(t *testing.T) {
 	r, err := report.Read([]byte(got.stdout))
 	require.NoError(t, err)
 	assert.Equal(t, doctor.Failed, r.Verdict)
-	assert.Contains(t, r.Errors[0], `unknown experiment "nonsense"`)
+	assert.Contains(t, r.Errors[0], `no experiment "nonsense"`)
 
 	// Of all, one that does not fit is an error, and the others run.
 	sys := benches(t, none)
@@ -349,7 +352,7 @@ func TestDeviceNames(t *testing.T) {
 	}
 	got := call(t, sys, "devices", "--device", "GPU-ab")
 	assert.Equal(t, exitUsage, got.code)
-	assert.Contains(t, got.stderr, "--device GPU-ab: fits 2 GPUs: name more of the UUID")
+	assert.Contains(t, got.stderr, "--device GPU-ab: fits 2 GPUs: give more of the UUID")
 	got = call(t, sys, "devices", "--device", "07:00.0")
 	assert.Equal(t, exitUsage, got.code, "a domain that is left out is 0")
 }
@@ -392,7 +395,7 @@ func TestOutputFile(t *testing.T) {
 		measuredNothing := true
 		got := call(t, benches(t, func() { measuredNothing = false }), "bench", "bandwidth", "--output", bad)
 		assert.Equal(t, exitOutput, got.code, bad)
-		assert.Contains(t, got.stderr, "pincheck: --output: ", bad)
+		assert.Contains(t, got.stderr, "pincheck bench bandwidth: --output: ", bad)
 		assert.Contains(t, got.stderr, bad)
 		assert.NotContains(t, got.stderr, ".tmp", "the name that was given, not the one beside it")
 		assert.True(t, measuredNothing, bad)

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"path"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,19 +28,22 @@ func newCapture(o *options, sys system) *cobra.Command {
 	var withNames bool
 	cmd := &cobra.Command{
 		Use:   "capture",
-		Short: "Write what the checks read into a small archive, to diagnose it elsewhere",
-		Long: `capture does what pincheck does, and writes what was read and measured into
-an archive: ` + captureFile + `, unless --output names another file.
-pincheck --from FILE comes to the same findings, on any machine.
+		Short: "save what the checks read, to diagnose it on another machine",
+		Long: `Save what the checks read, to diagnose it on another machine.
 
-Passwords and tokens are replaced. So are names of the host and its users, home
-directories, IP and MAC addresses and the UUIDs of GPUs, unless --with-names is
-given. Serial numbers are not read.
+Checks this machine as pincheck does, and writes what was read and measured to
+` + captureFile + `. There, or on any machine, pincheck --from FILE
+reports the same findings.
 
-It exits as pincheck does, and as pincheck --from FILE will.
-
-` + exitHelp,
-		Args: noArgs,
+Passwords and tokens are always replaced. Names of the host and its users, home
+directories, IP and MAC addresses and UUIDs of GPUs are replaced too, unless
+--with-names is given. Serial numbers are not read.`,
+		Example: `
+  pincheck capture
+  pincheck capture -o host-7.tar.gz
+  pincheck --from host-7.tar.gz`,
+		Annotations: map[string]string{exitNote: checkExit},
+		Args:        noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.output == "" {
 				o.output = captureFile
@@ -53,7 +59,9 @@ It exits as pincheck does, and as pincheck --from FILE will.
 			return s.writeArchive(recorder, withNames)
 		},
 	}
-	cmd.Flags().BoolVar(&withNames, "with-names", false, "keep the names, addresses and UUIDs")
+	o.share(cmd, onGPUs, []string{"output", "quiet"}, ofFindings)
+	cmd.Flags().Lookup("output").Usage = "write to FILE, atomically (default: " + captureFile + ")"
+	cmd.Flags().BoolVar(&withNames, "with-names", false, "keep names, addresses and UUIDs")
 	return cmd
 }
 
@@ -99,7 +107,7 @@ func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) erro
 		fmt.Fprintf(s.cmd.ErrOrStderr(), "written: %s\n", printable.Line(s.output))
 	}
 	for _, text := range s.result.Errors {
-		complain(s.cmd.ErrOrStderr(), errors.New(text))
+		complain(s.cmd.ErrOrStderr(), s.cmd, errors.New(text))
 	}
 	s.result.Conclude(true, s.ignore...)
 	return verdictError{s.result, s.failOn(), s.cmd.Context().Err() != nil}
@@ -123,7 +131,16 @@ func (s *session) names() (n capture.Names) {
 
 // readArchive puts the facts of an archive into the result.
 func (s *session) readArchive() error {
-	a, err := readFile(s.from, s.cmd.InOrStdin(), capture.Read)
+	if unused := setFlags(s.cmd, onGPUs...); len(unused) > 0 {
+		return usagef("--from excludes %s: an archive is read, and no GPU is used", strings.Join(unused, ", "))
+	}
+	a, err := readFile(s.from, s.cmd.InOrStdin(), func(r io.Reader) (*capture.Archive, error) {
+		buffered := bufio.NewReader(r)
+		if first, _ := buffered.Peek(1); string(first) == "{" {
+			return nil, fmt.Errorf("this is a result file, not an archive of pincheck\ncapture. To show it, run: pincheck report %s", s.from)
+		}
+		return capture.Read(buffered)
+	})
 	if err != nil {
 		return usagef("--from %s: %w", s.from, err)
 	}

@@ -72,7 +72,7 @@ func TestCapture(t *testing.T) {
 	}}})
 	sys.hostname = func() (string, error) { return "gpu17.example.com", nil }
 	file := filepath.Join(t.TempDir(), "x.tar.gz")
-	got := call(t, sys, "capture", "-o", file, "--no-host-name")
+	got := call(t, sys, "capture", "-o", file)
 	require.Equal(t, exitProblems, got.code, got.stderr)
 	assert.Empty(t, got.stdout)
 	assert.Contains(t, got.stderr, "written: "+file)

@@ -235,7 +235,7 @@ func (s *session) showLocked(at report.At) {
 		return
 	}
 	if s.progress == nil {
-		s.progress = report.NewProgress(s.cmd.ErrOrStderr())
+		s.progress = report.NewProgress(s.cmd.ErrOrStderr(), s.sys.getenv)
 	}
 	s.progress.Show(at)
 }

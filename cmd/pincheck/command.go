@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/licenses"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
@@ -73,13 +70,18 @@ func (s system) clock() time.Time {
 	return s.now()
 }
 
-const longHelp = `pincheck finds the CUDA runtime library, the driver and the GPUs, sends bytes
-to each GPU and back and compares them, measures copies between pinned memory
-and the GPU both ways, and says what is slow, wrong or wasteful: with what was
-seen, why, what it costs, and what to do. pincheck explain ID says more.
+const longHelp = `Find out why transfers between CPU and GPU are slow, wrong or wasteful.
 
-Without a GPU it reports which part is missing; with --sim it runs on a
-simulated one, and says so.`
+Without a command, pincheck checks this machine: it sends data to each GPU and
+back, compares every byte, measures copies, and reports each fault with its
+evidence, cause, cost and fix.`
+
+const checkExamples = `
+  pincheck                            check this machine
+  pincheck explain few_cpus           what a finding means and how to fix it
+  pincheck report                     check and measure everything, as one page
+  pincheck report host-*.json         one page for many hosts
+  pincheck bench bandwidth --quick    measure copies for a few seconds`
 
 // run is the whole program, apart from the process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys system) int {
@@ -89,7 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys syste
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	strict(root)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if asksForNPD(args) {
 		err = npdFailed(stdout, err)
 	} else if usage := (usageError{}); errors.As(err, &usage) && o.output == "" {
@@ -101,7 +103,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys syste
 			}
 		}
 	}
-	return exitCode(err, stderr)
+	return exitCode(cmd, err, stderr)
 }
 
 func newRoot(o *options, sys system) *cobra.Command {
@@ -123,162 +125,145 @@ func newRoot(o *options, sys system) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "pincheck",
 		Short:         "Check pinned memory and copies between CPU and GPU",
-		Long:          longHelp + "\n\n" + exitHelp,
+		Long:          longHelp,
+		Example:       checkExamples,
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          check,
+		Annotations:   map[string]string{exitNote: checkExit},
 	}
-	o.register(root)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	same := &cobra.Command{Use: "check", Aliases: []string{"doctor"}, Short: "The same as pincheck without a command", Long: root.Long, Args: noArgs, RunE: check}
-	o.registerCheck(root)
-	o.registerCheck(same)
-	root.AddCommand(same, newVerify(o, sys), newDevices(o, sys), newBench(o, sys), newReport(o, sys), newCompare(o, sys), newCapture(o, sys), newExplain(o, sys), newWatch(o, sys), newLicenses(o), newMan(o), newSchema(o), newVersion(o))
-	return root
-}
-
-// flagError is the error of a flag, in words of the command instead of those of package strconv.
-func flagError(err error) error {
-	invalid, number := (*pflag.InvalidValueError)(nil), (*strconv.NumError)(nil)
-	if !errors.As(err, &invalid) {
-		return err
+	root.SetFlagErrorFunc(flagError)
+	root.Flags().BoolVar(&o.version, "version", false, "print the version")
+	same := &cobra.Command{
+		Use: "check", Aliases: []string{"doctor"}, Short: "check this machine (the default command)",
+		Long: longHelp, Example: checkExamples, Args: noArgs, RunE: check, Annotations: root.Annotations,
 	}
-	name := invalid.GetFlag().Name
-	cause := errors.Unwrap(invalid)
-	want := ""
-	switch {
-	case errors.As(cause, &number) && errors.Is(cause, strconv.ErrRange):
-		want = "the number is too large"
-	case errors.As(cause, &number) && number.Func == "ParseFloat":
-		want = "want a number, such as 2.5"
-	case errors.As(cause, &number) && number.Func == "ParseBool":
-		want = "want true or false"
-	case errors.As(cause, &number):
-		want = "want a whole number"
-	case strings.HasPrefix(cause.Error(), "time: "):
-		want = "want a time with its unit, such as 500ms, 30s or 2m"
-	default:
-		return fmt.Errorf("--%s: %w", name, cause)
+	for _, c := range []*cobra.Command{root, same} {
+		o.share(c, onGPUs, asResult, ofFindings)
+		c.Flags().StringVar(&o.from, "from", "", "check an archive of pincheck capture instead")
+		named(c.Flags(), "from", "FILE")
+		c.Flags().BoolVar(&o.npd, "npd", false, "one line for Kubernetes' node-problem-detector; exit status 0 ok, 1 not ok, 2 unknown")
 	}
-	return fmt.Errorf("--%s %q: %s", name, invalid.GetValue(), want)
-}
-
-// strict makes unknown topics of help and shells of completion wrong usage, which cobra's
-// own commands do not. The output must be set: completion keeps it.
-func strict(root *cobra.Command) {
-	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd()
-	for _, c := range root.Commands() {
-		switch c.Name() {
-		case "help":
-			c.Run = nil
-			c.RunE = help
-		case "completion":
-			c.Args = noArgs
-			c.RunE = func(*cobra.Command, []string) error {
-				return usagef("completion needs the name of a shell: bash, zsh, fish or powershell")
-			}
-			for _, shell := range c.Commands() {
-				write := shell.RunE
-				shell.RunE = func(cmd *cobra.Command, args []string) error {
-					if err := write(cmd, args); err != nil {
-						return outputError{err}
-					}
-					return nil
-				}
-			}
+	for _, group := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Check:", []*cobra.Command{same, newDevices(o, sys), newVerify(o, sys), newWatch(o, sys)}},
+		{"Measure:", []*cobra.Command{newBench(o, sys), newCompare(o, sys), newReport(o, sys)}},
+		{"Understand:", []*cobra.Command{newExplain(o, sys), newCapture(o, sys)}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
+		for _, c := range group.commands {
+			c.GroupID = group.title
+			root.AddCommand(c)
 		}
 	}
-}
-
-func help(cmd *cobra.Command, args []string) error {
-	c, rest, err := cmd.Root().Find(args)
-	if err == nil && len(rest) > 0 {
-		err = noArgs(c, rest)
-	}
-	if err != nil {
-		return usageError{err}
-	}
-	c.InitDefaultHelpFlag()
-	return c.Help()
+	root.AddCommand(newLicenses(), newMan(), newSchema(), newVersion(o), newExitStatus())
+	return root
 }
 
 func newVerify(o *options, sys system) *cobra.Command {
 	s := probe.Steps{Verify: true}
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Prove that bytes survive the round trip to the GPU",
-		Long: `verify sends patterns of many sizes and alignments to the GPU and back, over
-pinned, registered, pageable, mapped and managed memory, into targets filled
-with other bytes before, and compares every byte.
+		Short: "prove that data survives the round trip to the GPU",
+		Long: `Prove that data survives the round trip to the GPU.
 
---full goes up to 4 GiB a copy and takes minutes.
-
-` + exitHelp,
+Sends patterns of many sizes and alignments to each GPU and back, over pinned,
+registered, pageable, mapped and managed memory, and compares every byte. Each
+target is filled with other bytes first, so that a copy that does nothing is
+noticed.`,
+		Example: `
+  pincheck verify               a few seconds
+  pincheck verify --full        all combinations, up to 4 GiB a copy: minutes
+  pincheck verify --device 1    only GPU 1`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.produce(cmd, sys, "verify", true, func(ctx context.Context, session *session) error { return session.check(ctx, s) })
 		},
+		Annotations: map[string]string{exitNote: checkExit, related: "pincheck explain wrong_bytes"},
 	}
+	o.share(cmd, onGPUs, asResult, []string{"expect-gpus", "fail-on", "ignore"})
 	cmd.Flags().BoolVar(&s.Full, "full", false, "all combinations, up to 4 GiB a copy")
 	return cmd
 }
 
 func newDevices(o *options, sys system) *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "devices",
-		Short: "List the GPUs, their memory and their links",
-		Long:  "devices lists the GPUs without measuring: the links are as they are now,\nand idle GPUs train theirs down.\n\n" + exitHelp,
-		Args:  noArgs,
+		Short: "list GPUs, their memory and their links",
+		Long: `List GPUs, their memory and their links.
+
+Measures nothing: a link is shown as it is now, and an idle GPU slows its link
+down.`,
+		Example: `
+  pincheck devices
+  pincheck devices --format json`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.produce(cmd, sys, "devices", false, func(ctx context.Context, s *session) error {
 				return s.check(ctx, probe.Steps{})
 			})
 		},
+		Annotations: map[string]string{exitNote: "Exit status: 0 listed, 1 something failed, 3 no usable GPU."},
 	}
+	o.share(cmd, onGPUs, asResult)
+	return cmd
 }
 
 func newVersion(o *options) *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of pincheck",
+		Short: "print the version",
+		Long:  "Print the version of pincheck, and what it was built from.",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.writeVersion(cmd) },
 	}
+	o.share(cmd, []string{"format", "output"})
+	cmd.Flags().Lookup("format").Usage = "text, json, jsonl, prometheus or csv"
+	return cmd
 }
 
 func (o *options) writeVersion(cmd *cobra.Command) error {
-	format, err := o.validate()
+	format, err := o.validate(report.Text, report.JSON, report.JSONLines, report.Prometheus, report.CSV)
 	if err != nil {
 		return err
-	}
-	if format == report.HTML {
-		return usagef("--format html: version writes text, json, jsonl, prometheus or csv")
 	}
 	s := &session{options: o, cmd: cmd, format: format, result: &report.Result{Command: "version", Tool: tool(), Started: time.Now().UTC(), Complete: true}}
 	return s.write()
 }
 
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
+// text is a command that writes a text to standard output.
+func text(use, short, long string, write func(io.Writer, *cobra.Command) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long, Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := write(cmd.OutOrStdout(), cmd); err != nil {
+				return outputError{err}
+			}
+			return nil
+		},
 	}
-	if cmd.HasSubCommands() {
-		var names []string
-		for _, c := range cmd.Commands() {
-			names = append(names, c.Name())
-		}
-		if closest := nearest(args[0], names); closest != "" {
-			return usagef("unknown command %q; did you mean %s?", args[0], closest)
-		}
-		return usagef("unknown command %q", args[0])
-	}
-	return usagef("%s takes no argument, and got %q", cmd.CommandPath(), args[0])
 }
 
-// complete offers the values of a flag to the shell. It fails only for a flag that does
-// not exist, which a test would notice.
-func complete(cmd *cobra.Command, flag string, values ...string) {
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+func newSchema() *cobra.Command {
+	return text("schema", "print the JSON Schema of --format json", "Print the JSON Schema of what --format json writes.", func(w io.Writer, _ *cobra.Command) error {
+		_, err := io.WriteString(w, report.Schema)
+		return err
+	})
+}
+
+func newLicenses() *cobra.Command {
+	return text("licenses", "print the licenses of the code in pincheck", "Print the licenses of the code that pincheck contains.", func(w io.Writer, _ *cobra.Command) error {
+		_, err := io.WriteString(w, licenses.Text)
+		return err
+	})
+}
+
+func newMan() *cobra.Command {
+	return text("man", "print the manual page", "Print the manual page. To read it: pincheck man | man -l -", func(w io.Writer, cmd *cobra.Command) error {
+		_, err := io.WriteString(w, manual(cmd.Root()))
+		return err
+	})
 }

@@ -19,51 +19,44 @@ import (
 func newCompare(o *options, sys system) *cobra.Command {
 	threshold, all, judge := 3.0, false, false
 	cmd := &cobra.Command{
-		Use:   "compare A.json B.json ...",
-		Short: "Say what differs between runs or hosts by more than chance",
-		Long: `compare reads what pincheck bench --format json wrote, and what nvbandwidth -j
-wrote (0.8 or later). A file may hold several documents, one after the other,
-such as JSON lines of a fleet. - is the standard input.
+		Use:   "compare FILE... [flags]",
+		Short: "show which differences between runs or hosts are significant",
+		Long: `Show which differences between runs or hosts are significant.
 
-Of two runs, the first is the measure for the second. A series is worse or
-better if its medians differ by more than --threshold, and by more than runs of
-one machine do: by the scatter of the samples, by what such runs were seen to
-differ, and by how busy the machine was, as each run shows. Of a hundred
-comparisons of one machine with itself, over all series together, at most one
-finds a difference. Several runs of one side in a file are surer than one.
+Reads results of pincheck bench --format json, and of nvbandwidth -j (0.8 or
+later). A file may hold several results, one after the other, such as the JSON
+lines of a fleet. - is standard input.
 
-Runs of the simulated GPU are shown, and get no verdict.
+Two runs: the first run is the baseline. A series is better or worse if its
+medians differ by more than --threshold and by more than repeated runs of one
+machine show. At most one in a hundred comparisons of a machine with itself
+reports a difference.
 
-Of three or more runs, one a host, those hosts are named that are out of line
-with the others, by the same measure and by the scatter of the hosts.
+Three or more runs, one for each host: hosts that are out of line with the
+others are listed.
 
-With --reference one run is judged by what such machines reach, as pincheck
-itself does: a series is worse below 90 % of its row in the reference table, and
-better above the inverse. Where files of the table are named with the run, they
-are the table; pincheck bench --format reference writes one.
-
-Exit codes:
-  0  nothing is worse, and no host is out of line for the worse
-  1  a series of the second run is worse, or a host is out of line for the worse
-Others are those of wrong usage, of which a file that cannot be read is a case,
-and of output that cannot be written: see pincheck --help.`,
+One run with --reference: a series is worse below 90% of its row in the
+reference table. Files of pincheck bench --format reference, listed after the
+run, replace the built-in table.`,
+		Example: `
+  pincheck compare before.json after.json
+  pincheck compare host-*.json
+  pincheck compare --reference run.json`,
+		Annotations: map[string]string{exitNote: "Exit status: 0 nothing is worse, 1 a series or a host is worse."},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("compare: name two or more files, or one of several documents")
+				return usagef("name two or more files, or one with several results")
 			}
 			return nil
 		},
 		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := o.validate()
+			format, err := o.validate(report.Text, report.JSON)
 			if err != nil {
 				return err
 			}
-			if format != report.Text && format != report.JSON {
-				return usagef("compare writes text or json, not %s", format)
-			}
 			if judge && cmd.Flags().Changed("threshold") {
-				return usagef("compare: --threshold and --reference exclude each other: a reference counts as for pincheck")
+				return usagef("--threshold and --reference exclude each other: with a reference the threshold is that of pincheck check")
 			}
 			c, err := until(o, cmd, func() (*compare.Comparison, error) {
 				if judge {
@@ -75,7 +68,7 @@ and of output that cannot be written: see pincheck --help.`,
 				}
 				c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: threshold / 100})
 				if err != nil {
-					return nil, usagef("compare: %w", err)
+					return nil, usageError{err}
 				}
 				return c, nil
 			})
@@ -93,9 +86,13 @@ and of output that cannot be written: see pincheck --help.`,
 			return nil
 		},
 	}
-	cmd.Flags().Float64Var(&threshold, "threshold", threshold, "least relevant difference in `per cent`")
-	cmd.Flags().BoolVar(&judge, "reference", false, "judge one run by the reference table, or by files of it that are named with the run")
-	cmd.Flags().BoolVar(&all, "all", false, "show also what is the same, however much it is")
+	o.share(cmd, []string{"format", "output", "timeout"})
+	cmd.Flags().Lookup("format").Usage = "text or json"
+	cmd.Flags().Lookup("timeout").Usage = "give up after TIME, such as 30s"
+	cmd.Flags().Float64Var(&threshold, "threshold", threshold, "smallest relevant difference")
+	named(cmd.Flags(), "threshold", "PERCENT")
+	cmd.Flags().BoolVar(&judge, "reference", false, "compare one run with the reference table")
+	cmd.Flags().BoolVar(&all, "all", false, "list series without a difference too")
 	return cmd
 }
 
@@ -104,7 +101,7 @@ func readFiles(names []string, stdin io.Reader) ([]compare.File, error) {
 	for _, name := range names {
 		documents, err := readFile(name, stdin, report.ReadDocuments)
 		if err != nil {
-			return nil, fmt.Errorf("compare: %s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		files = append(files, compare.File{Name: name, Documents: documents})
 	}

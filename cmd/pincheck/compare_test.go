@@ -90,7 +90,7 @@ func TestCompare(t *testing.T) {
 		{[]string{fast, dir}, dir + ": is a directory, not a file\n"},
 		{[]string{fast, garbage}, "garbage: not JSON: byte 2"},
 		{[]string{fast, write("future", strings.Replace(benchJSON("a", 1), `"schema_version": `, `"schema_version": 9`, 1))}, "future: document 1: schema_version 9"},
-		{[]string{fast, slow, "--format", "xml"}, "unknown format"},
+		{[]string{fast, slow, "--format", "xml"}, "--format xml: want text or json"},
 		{[]string{fast, slow, "--threshold", "-1"}, "threshold -0.01: must not be negative"},
 		{[]string{fast, slow, "--threshold", "NaN"}, "threshold NaN: must not be negative"},
 	} {
@@ -150,16 +150,16 @@ func TestNPDOfAFailure(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, outcome{"check failed: library on fire\n", "", report.NPDUnknown}, call(t, failing(t, "h200-vm", errors.New("library on fire")), "--npd"))
 	for args, want := range map[string]string{
-		"--npd --format xml":          `unknown format "xml"`,
-		"--npd --format json --nope":  "unknown flag: --nope",
+		"--npd --format xml":          "--format xml: want text, json",
+		"--npd --format json --nope":  "unknown flag --nope",
 		"--npd extra":                 `unknown command "extra"`,
 		"--expect-gpus x --npd":       `--expect-gpus "x": want a whole number`,
 		"--npd=maybe":                 `--npd "maybe": want true or false`,
-		"verify --npd":                "unknown flag: --npd",
+		"verify --npd":                "no flag --npd: it belongs to check",
 		"--npd --version":             "exclude each other",
 		"--npd --from /nonexistent":   "--from /nonexistent: no such file or directory",
 		"check --npd --fail-on never": "--fail-on never",
-		"--npd --device 7 --sim":      "--device 7: there is no such GPU",
+		"--npd --device 7 --sim":      "--device 7: no such GPU",
 	} {
 		if strings.Contains(args, "--sim") {
 			needsSim(t)

@@ -32,8 +32,8 @@ func TestOnlyTheDevicesAskedForGetAContext(t *testing.T) {
 		"bench all --device 1 --quick --duration 1s --sizes 4K": {1},
 		"report --device 1 --full -o FILE":                      {1},
 		"capture --device 1 --with-names -o FILE":               {1},
-		"watch --device 1":                                      nil,
-		"verify --device 7":                                     nil,
+		"watch":             nil,
+		"verify --device 7": nil,
 		"check --device 1 --format json --output FILE --quiet --timeout 1h --no-host-name --expect-gpus 3 --expect-bandwidth 9 --fail-on note --ignore few_cpus": {1},
 	} {
 		t.Run(command, func(t *testing.T) {

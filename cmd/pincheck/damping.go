@@ -17,7 +17,7 @@ type damping struct{ k, n int }
 // String and Set make it the value of a flag: 3/4.
 func (d *damping) String() string { return fmt.Sprintf("%d/%d", d.k, d.n) }
 
-func (d *damping) Type() string { return "k/n" }
+func (d *damping) Type() string { return "K/N" }
 
 // maxLooks is the largest n.
 const maxLooks = 1000

@@ -25,5 +25,5 @@ func TestGPUsThatDeviceLeavesOutAreKept(t *testing.T) {
 	require.NoError(t, devices{}.choose(f))
 	assert.Empty(t, f.NotChosen)
 	assert.Len(t, f.Devices, 3)
-	assert.ErrorContains(t, devices{"7"}.choose(f), "there is no such GPU")
+	assert.ErrorContains(t, devices{"7"}.choose(f), "no such GPU")
 }

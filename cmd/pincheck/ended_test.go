@@ -76,7 +76,7 @@ func TestEveryCommandEnds(t *testing.T) {
 				}
 				file := filepath.Join(t.TempDir(), "out")
 				command := strings.ReplaceAll(strings.ReplaceAll(c.command, "-o -", ""), "FILE", file)
-				args := append(strings.Fields(command), "--quiet")
+				args := strings.Fields(command)
 				want := exitInterrupted
 				if how == "timeout" {
 					args, want = append(args, "--timeout", "300ms"), exitIncomplete
@@ -96,7 +96,8 @@ func TestEveryCommandEnds(t *testing.T) {
 				root.SetArgs(args)
 				root.SetOut(&stdout)
 				root.SetErr(&stderr)
-				got := exitCode(root.ExecuteContext(ctx), &stderr)
+				cmd, err := root.ExecuteContextC(ctx)
+				got := exitCode(cmd, err, &stderr)
 				assert.Equal(t, want, got, "%s%s", stdout.String(), stderr.String())
 				if !c.result {
 					_, err := os.Stat(file)

@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
@@ -24,17 +28,6 @@ const (
 	exitOutput      = 74
 	exitInterrupted = 130
 )
-
-const exitHelp = `Exit codes:
-  0    healthy, or measured
-  1    problems found, or something failed
-  3    no usable GPU
-  4    incomplete: ended by --timeout, with what was found until then
-  5    warnings and no problems (with --fail-on problem 0)
-  6    unknown: nothing was found, and of a GPU nothing was measured
-  64   wrong usage
-  74   the output could not be written
-  130  incomplete: interrupted, with what was found until then`
 
 // usageError is a mistake in how the command was called.
 type usageError struct{ err error }
@@ -83,7 +76,7 @@ func (v verdictError) code() int {
 
 // exitCode returns the exit code for the error of a command, and prints the error to
 // stderr unless the command has written a result.
-func exitCode(err error, stderr io.Writer) int {
+func exitCode(cmd *cobra.Command, err error, stderr io.Writer) int {
 	var (
 		verdict verdictError
 		output  outputError
@@ -99,24 +92,28 @@ func exitCode(err error, stderr io.Writer) int {
 	case errors.As(err, &verdict):
 		return verdict.code()
 	case errors.As(err, &ended):
-		complain(stderr, err)
+		complain(stderr, cmd, err)
 		if ended.interrupted {
 			return exitInterrupted
 		}
 		return exitIncomplete
+	case errors.Is(err, syscall.EPIPE):
+		return exitOutput // its reader has seen enough, as in pincheck schema | head
 	case errors.As(err, &output):
-		complain(stderr, err)
+		complain(stderr, cmd, err)
 		return exitOutput
 	case errors.As(err, &usage):
-		complain(stderr, err)
-		fmt.Fprintln(stderr, "Try 'pincheck --help'.")
+		complain(stderr, cmd, err)
+		if text := err.Error(); !strings.Contains(text, "Did you mean") && !strings.Contains(text, "\n") {
+			fmt.Fprintf(stderr, "For help, run: %s --help\n", cmd.CommandPath())
+		}
 		return exitUsage
 	}
-	complain(stderr, err)
+	complain(stderr, cmd, err)
 	return exitProblems
 }
 
-// complain prints an error, which may quote text from outside.
-func complain(stderr io.Writer, err error) {
-	fmt.Fprintf(stderr, "pincheck: %s\n", printable.Text(err.Error()))
+// complain prints an error of a command, which may quote text from outside.
+func complain(stderr io.Writer, cmd *cobra.Command, err error) {
+	fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), printable.Text(err.Error()))
 }

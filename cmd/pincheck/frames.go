@@ -33,17 +33,17 @@ const maxRepeats = 100_000
 func (f *frameFlags) register(cmd *cobra.Command) {
 	f.shape = shape{3, 3840, 2160}
 	flags := cmd.Flags()
-	flags.IntVar(&f.batch, "batch", 0, "frames of a batch (frames only; default: as memory allows)")
-	named(flags, "batch", "number")
-	flags.Var(&f.shape, "shape", "dimensions of a frame (frames only)")
-	flags.StringVar(&f.dtype, "dtype", "float32", "type of its elements (frames only): "+strings.Join(dtypes, ", "))
-	named(flags, "dtype", "type")
-	flags.IntVar(&f.repeats, "repeats", 0, "samples of each method (frames only; default: as many as fit its time)")
-	named(flags, "repeats", "number")
-	flags.IntVar(&f.warmUp, "warmup", 1, "samples to discard first (frames only)")
-	named(flags, "warmup", "number")
+	flags.IntVar(&f.batch, "batch", 0, "frames in a batch (default: as many as memory allows)")
+	named(flags, "batch", "N")
+	flags.Var(&f.shape, "shape", "dimensions of a frame")
+	flags.StringVar(&f.dtype, "dtype", "float32", "type of its elements: "+strings.Join(dtypes, ", "))
+	named(flags, "dtype", "TYPE")
+	flags.IntVar(&f.repeats, "repeats", 0, "samples of each method (default: as many as fit in its time)")
+	named(flags, "repeats", "N")
+	flags.IntVar(&f.warmUp, "warmup", 1, "samples to discard first")
+	named(flags, "warmup", "N")
 	for _, name := range []string{"batch", "shape", "repeats", "warmup"} {
-		complete(cmd, name)
+		complete[string](cmd, name)
 	}
 	complete(cmd, "dtype", dtypes...)
 }
@@ -51,17 +51,15 @@ func (f *frameFlags) register(cmd *cobra.Command) {
 // validate returns what the flags ask for, zeros for flags that are not set.
 func (f *frameFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (out measure.Frames, err error) {
 	changed := cmd.Flags().Changed
-	for _, name := range []string{"batch", "shape", "dtype", "repeats", "warmup"} {
-		if changed(name) && (len(chosen) != 1 || chosen[0].Name != framesExperiment) {
-			return out, usagef("--%s is for pincheck bench %s alone", name, framesExperiment)
-		}
+	if set := setFlags(cmd, "batch", "shape", "dtype", "repeats", "warmup"); len(set) > 0 && len(chosen) != 1 {
+		return out, usagef("%s: run bench %s alone", set[0], framesExperiment)
 	}
 	size := elementBytes[f.dtype]
 	switch {
 	case changed("batch") && f.batch < 1:
 		return out, usagef("--batch %d: must be at least 1", f.batch)
 	case size == 0:
-		return out, usagef("--dtype %s: want %s", f.dtype, strings.Join(dtypes, ", "))
+		return out, wrongValue("dtype", f.dtype, dtypes)
 	case changed("repeats") && (f.repeats < 1 || f.repeats > maxRepeats):
 		return out, usagef("--repeats %d: must be from 1 to %d", f.repeats, maxRepeats)
 	case f.warmUp < 0 || f.warmUp > maxRepeats:
@@ -101,7 +99,7 @@ func (s *shape) String() string {
 	return strings.Join(parts, "x")
 }
 
-func (s *shape) Type() string { return "shape" }
+func (s *shape) Type() string { return "SHAPE" }
 
 func (s *shape) Set(text string) error {
 	var dimensions shape

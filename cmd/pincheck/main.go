@@ -2,8 +2,7 @@
 // proves that bytes survive the round trip, measures pinned copies, and reports what is
 // wrong and what to do about it.
 //
-// Exit codes: 0 healthy or measured, 1 problems found, 3 no usable GPU, 4 incomplete, 5
-// warnings, 64 wrong usage, 74 the output could not be written, 130 interrupted.
+// The exit status is explained by pincheck help exit-status.
 package main
 
 import (

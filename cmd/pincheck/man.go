@@ -7,31 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
+	"github.com/spf13/pflag"
 )
-
-func newMan(o *options) *cobra.Command {
-	return &cobra.Command{
-		Use:   "man",
-		Short: "Print the manual page",
-		Long:  "man prints the manual page of pincheck: pincheck man | man -l -",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			format, err := o.validate()
-			if err != nil {
-				return err
-			}
-			if format != report.Text || o.output != "" {
-				return usagef("man writes text to standard output")
-			}
-			if _, err := fmt.Fprint(cmd.OutOrStdout(), manual(cmd.Root())); err != nil {
-				return outputError{err}
-			}
-			return nil
-		},
-	}
-}
 
 // manual returns the manual page in the macros of man(7). Its text is that of the commands' help.
 func manual(root *cobra.Command) string {
@@ -47,34 +24,47 @@ func manual(root *cobra.Command) string {
 	p.line("command [options] [arguments]")
 	p.macro("SH", "DESCRIPTION")
 	p.help(root.Long)
+	p.example(root)
 	p.macro("SH", "COMMANDS")
-	for _, c := range root.Commands() {
+	p.commands(root)
+	p.macro("SH", "OPTIONS")
+	p.line("Of pincheck without a command. Other commands have those of these that their help lists.")
+	p.flags(flagList(root, func(*pflag.Flag) bool { return true }))
+	p.macro("SH", "EXIT STATUS")
+	p.help(exitStatus)
+	p.macro("SH", "ENVIRONMENT")
+	p.item("PINNED_CUDART", "libcudart or libcuda to load, unless --library is given")
+	p.item("CUDA_VISIBLE_DEVICES", "GPUs that CUDA shows to the process")
+	p.macro("SH", "SEE ALSO")
+	p.macro("BR", "nvidia-smi", "(1)")
+	return p.String()
+}
+
+// commands writes the sections of the commands below cmd.
+func (p *page) commands(cmd *cobra.Command) {
+	for _, c := range cmd.Commands() {
 		if !c.IsAvailableCommand() {
 			continue
 		}
 		p.macro("SS", strings.TrimSuffix(c.UseLine(), " [flags]"))
-		text := c.Long
-		if text == "" || text == root.Long {
-			text = c.Short + "."
-		}
-		p.help(text)
-		p.flags(c.NonInheritedFlags().FlagUsages())
+		p.help(c.Long)
+		p.example(c)
+		p.flags(flagList(c, func(f *pflag.Flag) bool { return !isShared(f) }))
+		p.commands(c)
 	}
-	p.macro("SH", "OPTIONS")
-	p.line("All commands have these options.")
-	p.flags(root.PersistentFlags().FlagUsages())
-	p.macro("SS", "pincheck without a command")
-	p.flags(root.LocalNonPersistentFlags().FlagUsages())
-	_, codes, _ := strings.Cut(exitHelp, "\n")
-	p.macro("SH", "EXIT STATUS")
-	p.line("Of the commands that examine a machine or measure:")
-	p.help(codes)
-	p.macro("SH", "ENVIRONMENT")
-	p.item("PINNED_CUDART", "libcudart to load, unless --library names one")
-	p.item("CUDA_VISIBLE_DEVICES", "GPUs that CUDA shows to this process")
-	p.macro("SH", "SEE ALSO")
-	p.macro("BR", "nvidia-smi", "(1)")
-	return p.String()
+}
+
+// example writes the examples of a command as they are.
+func (p *page) example(c *cobra.Command) {
+	if c.Example == "" {
+		return
+	}
+	p.macro("PP")
+	p.macro("EX")
+	for line := range strings.Lines(strings.TrimLeft(c.Example, "\n")) {
+		p.WriteString(roff(strings.TrimRight(line, "\n")) + "\n")
+	}
+	p.macro("EE")
 }
 
 // buildDate returns the day of the commit that was built, or "" if the build did not record it.
@@ -134,12 +124,12 @@ func (p *page) item(term, text string) {
 	p.line(text)
 }
 
-// coded is a line of a list in a help text, such as one of exitHelp.
+// coded is a line of a list in a help text, such as one of exitStatus.
 var coded = regexp.MustCompile(`^  (\S+)  +(.*)$`)
 
-// help writes the text of a command. What it says of exit codes of all commands is left out: the page says it once.
+// help writes the text of a command.
 func (p *page) help(text string) {
-	text = strings.TrimRight(strings.TrimSuffix(text, exitHelp), "\n")
+	text = strings.TrimRight(text, "\n")
 	begin, list := false, false // the next line begins a paragraph; the last one was of a list
 	for line := range strings.SplitSeq(text, "\n") {
 		m := coded.FindStringSubmatch(line)

@@ -27,14 +27,18 @@ func TestManualHasEveryCommandFlagAndExitCode(t *testing.T) {
 		})
 	}
 	has(root, root.Flags())
-	has(root, root.PersistentFlags())
-	for _, c := range root.Commands() {
-		if c.IsAvailableCommand() {
-			assert.Contains(t, text, `.SS "pincheck `+c.Name())
-			has(c, c.Flags())
+	var visit func(*cobra.Command)
+	visit = func(parent *cobra.Command) {
+		for _, c := range parent.Commands() {
+			if c.IsAvailableCommand() {
+				assert.Contains(t, text, `.SS "`+c.CommandPath())
+				has(c, c.Flags())
+				visit(c)
+			}
 		}
 	}
-	for line := range strings.Lines(exitHelp) {
+	visit(root)
+	for line := range strings.Lines(exitStatus) {
 		if code := coded.FindStringSubmatch(strings.TrimRight(line, "\n")); code != nil {
 			assert.Contains(t, text, ".TP\n.B \""+code[1]+"\"\n")
 		}

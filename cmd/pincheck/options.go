@@ -10,9 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
@@ -38,82 +35,24 @@ type options struct {
 	expectRate float64
 }
 
-// A flagText is a flag with a name for the kind of its values, such as time, which pflag lacks. The
-// help shows the name; back quotes in the usage text would show up in shell completions.
-type flagText struct {
-	pflag.Value
-	kind string
-}
-
-func (f flagText) Type() string { return f.kind }
-
-// named sets the name of a flag's value in the help, and drops default values that mean none.
-func named(flags *pflag.FlagSet, flag, kind string) {
-	f := flags.Lookup(flag)
-	f.Value = flagText{f.Value, kind}
-	if f.DefValue == "0s" || f.DefValue == "[]" {
-		f.DefValue = ""
+// validate checks the flags before anything is loaded. A command that cannot write all formats names
+// those that it can.
+func (o *options) validate(can ...report.Format) (report.Format, error) {
+	if len(can) == 0 {
+		can = report.Formats()
 	}
-}
-
-func (o *options) register(root *cobra.Command) {
-	flags := root.PersistentFlags()
-	flags.BoolVar(&o.sim, "sim", false, "run on a simulated GPU")
-	flags.StringVar(&o.format, "format", string(report.Text), "output as text, json, jsonl (one line), prometheus, csv or html")
-	named(flags, "format", "form")
-	flags.StringVarP(&o.output, "output", "o", "", "write to this file, which appears whole or not at all (default: standard output)")
-	named(flags, "output", "file")
-	flags.BoolVar(&o.noHostName, "no-host-name", false, "leave the host's name out")
-	flags.BoolVarP(&o.quiet, "quiet", "q", false, "show neither estimates nor progress on standard error")
-	flags.BoolVar(&o.verbose, "verbose", false, "text with all that there is: samples, plots, notes, passed checks, requirements, the search of libraries")
-	flags.Var(&o.devices, "device", "GPUs by number, UUID or PCI address, with commas or repeated (default: all)")
-	flags.StringVar(&o.library, "library", "", "libcudart or libcuda to load (default: find one, see PINNED_CUDART)")
-	named(flags, "library", "path")
-	flags.DurationVar(&o.timeout, "timeout", 0, "end after this time, such as 30s, with what was found until then (default: no limit)")
-	named(flags, "timeout", "time")
-	flags.StringVar(&o.failAt, "fail-on", string(doctor.Warning), "least severity of a finding that changes the exit code: problem, warning or note")
-	named(flags, "fail-on", "severity")
-	flags.StringSliceVar(&o.ignore, "ignore", nil, "leave out findings of these ids, with commas or repeated")
-	named(flags, "ignore", "id")
-	flags.IntVar(&o.expectGPUs, "expect-gpus", 0, "number of GPUs that there should be (default: those on the PCI bus)")
-	named(flags, "expect-gpus", "number")
-	flags.Float64Var(&o.expectRate, "expect-bandwidth", 0, "GB/s that pinned copies should reach each way (default: what is known of such hardware)")
-	named(flags, "expect-bandwidth", "rate")
-	root.Flags().BoolVar(&o.version, "version", false, "print the version, as pincheck version does")
-	var formats []string
-	for _, f := range report.Formats() {
-		formats = append(formats, string(f))
-	}
-	complete(root, "format", formats...)
-	complete(root, "device", "all")
-	complete(root, "timeout")
-	complete(root, "fail-on", string(doctor.Problem), string(doctor.Warning), string(doctor.Note))
-	complete(root, "ignore", checkIDs()...)
-	complete(root, "expect-gpus")
-	complete(root, "expect-bandwidth")
-}
-
-// registerCheck registers the flags of the check.
-func (o *options) registerCheck(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&o.npd, "npd", false, "print one line for Kubernetes' node-problem-detector,\nand exit with 0 for ok, 1 for not ok, 2 for unknown")
-	cmd.Flags().StringVar(&o.from, "from", "", "examine no machine, but this archive of pincheck capture")
-	named(cmd.Flags(), "from", "file")
-}
-
-// validate checks the flags before anything is loaded.
-func (o *options) validate() (report.Format, error) {
-	if o.format == referenceFormat {
-		return "", usagef("--format reference: only pincheck bench %s writes it", referenceBench)
-	}
-	format, err := report.ParseFormat(o.format)
-	if err != nil {
-		return "", usagef("--format: %w", err)
+	format := report.Format(o.format)
+	switch {
+	case o.format == referenceFormat:
+		return "", usagef("--format reference: only bench %s writes it", referenceBench)
+	case !slices.Contains(can, format):
+		return "", wrongValue("format", o.format, can)
 	}
 	if o.timeout < 0 {
 		return "", usagef("--timeout %v: must not be negative", o.timeout)
 	}
 	if !slices.Contains(doctor.Severities(), o.failOn()) {
-		return "", usagef("--fail-on %s: want problem, warning or note", o.failAt)
+		return "", wrongValue("fail-on", o.failAt, doctor.Severities())
 	}
 	if o.expectGPUs < 0 {
 		return "", usagef("--expect-gpus %d: must not be negative", o.expectGPUs)
@@ -156,7 +95,7 @@ type devices []string
 
 func (d *devices) String() string { return strings.Join(*d, ",") }
 
-func (d *devices) Type() string { return "list" }
+func (d *devices) Type() string { return "LIST" }
 
 var (
 	uuidPattern = regexp.MustCompile(`(?i)^(GPU|MIG)-[0-9a-f-]*$`)
@@ -169,7 +108,7 @@ func (d *devices) Set(list string) error {
 		part = strings.TrimSpace(part)
 		n, err := strconv.Atoi(part)
 		if part != "all" && (err != nil || n < 0) && !uuidPattern.MatchString(part) && !pciPattern.MatchString(part) {
-			return fmt.Errorf("%q is no GPU: want all, a number from 0 on, a UUID (GPU-…) or a PCI address (0000:06:00.0)", part)
+			return fmt.Errorf("%q is not a GPU: want all, a number, a UUID (GPU-…) or a PCI address (0000:06:00.0)", part)
 		}
 		*d = append(*d, part)
 	}
@@ -195,9 +134,9 @@ func (d devices) choose(f *doctor.Facts) error {
 		}
 		switch {
 		case len(match) == 0:
-			return usagef("--device %s: there is no such GPU; this process sees %s", name, seen(all))
+			return usagef("--device %s: no such GPU. This process sees %s", name, seen(all))
 		case len(match) > 1:
-			return usagef("--device %s: fits %d GPUs: name more of the UUID", name, len(match))
+			return usagef("--device %s: fits %d GPUs: give more of the UUID", name, len(match))
 		case !isChosen(match[0].Ordinal):
 			chosen = append(chosen, match[0])
 		}
@@ -255,7 +194,7 @@ func parseSize(s string) (int, error) {
 		n, err = largestSize+1, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%q is no size: want a whole number with K, M or G (of 1024), such as 64K, 1MiB or 4G", s)
+		return 0, fmt.Errorf("%q is not a size: want a whole number with K, M or G (powers of 1024), such as 64K, 1MiB or 4G", s)
 	}
 	shift := 0
 	switch unit {
@@ -269,7 +208,7 @@ func parseSize(s string) (int, error) {
 	case "T", "TiB":
 		shift = 40
 	default:
-		return 0, fmt.Errorf("%q: unknown unit %q: units are B, K, M, G and T, or KiB, MiB, GiB and TiB, of 1024", s, unit)
+		return 0, fmt.Errorf("%q: unknown unit %q: want B, K, M, G, T, KiB, MiB, GiB or TiB (powers of 1024)", s, unit)
 	}
 	switch {
 	case n == 0:
@@ -285,7 +224,7 @@ type sizes []int
 
 func (s *sizes) String() string { return strings.Trim(fmt.Sprint([]int(*s)), "[]") }
 
-func (s *sizes) Type() string { return "list" }
+func (s *sizes) Type() string { return "LIST" }
 
 // Set adds the parts of a list.
 func (s *sizes) Set(list string) error {

@@ -29,15 +29,15 @@ func TestPipesAndDevicesAreNoFiles(t *testing.T) {
 		{filepath.Join(dir, "none"), "no such file or directory"},
 	} {
 		for command, prefix := range map[string]string{
-			"--from F":                          "--from F: ",
-			"compare F F":                       "compare: F: ",
-			"compare --reference F":             "compare: F: ",
-			"report F --format html --output O": "F: ",
+			"--from F":                          "pincheck: --from F: ",
+			"compare F F":                       "pincheck compare: F: ",
+			"compare --reference F":             "pincheck compare: F: ",
+			"report F --format html --output O": "pincheck report: F: ",
 		} {
 			with := strings.NewReplacer("F", c.name, "O", filepath.Join(dir, "page.html"))
 			got := call(t, sys, strings.Fields(with.Replace(command))...)
 			assert.Equal(t, exitUsage, got.code, command)
-			assert.Contains(t, got.stderr, "pincheck: "+with.Replace(prefix)+c.text+"\n", command)
+			assert.Contains(t, got.stderr, with.Replace(prefix)+c.text+"\n", command)
 		}
 	}
 }

@@ -82,7 +82,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A closed pipe is reported, with its own exit code, and is not the end by a signal.
+// A pipe that is closed early, as by head, is no error to report: it has its own exit code, and is not the end
+// by a signal.
 func TestClosedPipe(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -102,7 +103,7 @@ func TestClosedPipe(t *testing.T) {
 	require.NoError(t, w.Close())
 	require.ErrorAs(t, err, new(*exec.ExitError))
 	assert.Equal(t, exitOutput, cmd.ProcessState.ExitCode())
-	assert.Contains(t, stderr.String(), "broken pipe")
+	assert.Empty(t, stderr.String())
 }
 
 // A call that never returns is a finding, and neither SIGINT, SIGTERM nor --timeout waits for

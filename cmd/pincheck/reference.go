@@ -48,7 +48,7 @@ func (o *options) produceReference(cmd *cobra.Command, sys system, do func(conte
 	if err != nil {
 		s.result.Errors = append(s.result.Errors, err.Error())
 		s.result.Conclude(false, o.ignore...)
-		complain(cmd.ErrOrStderr(), fmt.Errorf("no reference is written: %w", err))
+		complain(cmd.ErrOrStderr(), cmd, fmt.Errorf("no reference is written: %w", err))
 	} else if err := s.emit(cmd, sys, func(w io.Writer, _ report.Style) error {
 		_, err := w.Write(printable.JSON(text))
 		return err
@@ -66,7 +66,7 @@ func referenceOf(r *report.Result) ([]byte, error) {
 	case !r.Complete:
 		return nil, fmt.Errorf("the run is incomplete: %s", r.Stopped)
 	case r.Facts == nil || len(r.Devices) == 0:
-		return nil, errors.New("there is no GPU (pincheck without a command says why)")
+		return nil, errors.New("there is no GPU (run pincheck to learn why)")
 	case at < 0:
 		return nil, fmt.Errorf("the experiment %s did not run: %s", referenceBench, strings.Join(r.Errors, "; "))
 	case len(r.Benches[at].Errors) > 0:
@@ -118,7 +118,7 @@ func judgeFiles(names []string, stdin io.Reader) (*compare.Comparison, error) {
 	for _, name := range names {
 		documents, err := readFile(name, stdin, func(r io.Reader) ([]report.Judged, error) { return report.ReadJudged(name, r) })
 		if err != nil {
-			return nil, usagef("compare: %s: %w", name, err)
+			return nil, usagef("%s: %w", name, err)
 		}
 		for _, d := range documents {
 			if d.Reference != nil {
@@ -129,23 +129,23 @@ func judgeFiles(names []string, stdin io.Reader) (*compare.Comparison, error) {
 		}
 	}
 	if runs != 1 {
-		return nil, usagef("compare: --reference judges one run of pincheck bench --format json, and %d are in these files", runs)
+		return nil, usagef("--reference compares one run of pincheck bench --format json, and these files have %d", runs)
 	}
 	table := reference.Builtin()
 	if len(references) > 0 {
 		var err error
 		if table, err = reference.NewTable(references...); err != nil {
-			return nil, usagef("compare: %w", err)
+			return nil, usageError{err}
 		}
 	}
 	document, err := run.Document()
 	switch {
 	case err != nil:
-		return nil, usagef("compare: %s: %w", file, err)
+		return nil, usagef("%s: %w", file, err)
 	case run.Facts == nil || len(run.Devices) == 0:
-		return nil, usagef("compare: %s: it has no GPU", file)
+		return nil, usagef("%s: it has no GPU", file)
 	case run.Simulated && references == nil:
-		return nil, usagef("compare: %s: is of a simulated GPU, which the reference table does not have: name a file of pincheck bench --sim --format reference", file)
+		return nil, usagef("%s: is of a simulated GPU, which the reference table does not have: add a file of pincheck bench --sim --format reference", file)
 	}
 	linkByCopies(run)
 	c, err := compare.Judge(compare.Runs([]compare.File{{Name: file, Documents: []compare.Document{document}}})[0], tableName(references), 1-doctor.LowShare,
@@ -158,7 +158,7 @@ func judgeFiles(names []string, stdin io.Reader) (*compare.Comparison, error) {
 			return nil
 		})
 	if err != nil {
-		return nil, usagef("compare: %s: %v: %w", file, run.Facts.Machine(&run.Devices[0]), err)
+		return nil, usagef("%s: %v: %w", file, run.Facts.Machine(&run.Devices[0]), err)
 	}
 	return c, nil
 }

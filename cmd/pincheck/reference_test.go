@@ -23,7 +23,7 @@ import (
 
 // copying is an experiment bandwidth whose copies of 64 MiB reach this rate host to device.
 func copying(rate float64) measure.Experiment {
-	return measure.Experiment{Name: "bandwidth", Short: "Copies", Question: "How fast?",
+	return measure.Experiment{Name: "bandwidth", Question: "How fast?",
 		Plan: func(env measure.Env) ([]measure.Group, error) {
 			g := measure.Group{Name: "copies", Open: func(context.Context) error { return nil }, Close: func() error { return nil }}
 			for range env.Devices {
@@ -134,8 +134,8 @@ func TestReferenceThatCannotBe(t *testing.T) {
 		code int
 		want string
 	}{
-		{at(t, 50), "memory --format reference", exitUsage, "--format reference is of the experiment bandwidth: name it"},
-		{noGPU, "bandwidth --format reference", exitUnusable, "no reference is written: there is no GPU (pincheck without a command says why)"},
+		{at(t, 50), "memory --format reference", exitUsage, "--format reference belongs to bench bandwidth"},
+		{noGPU, "bandwidth --format reference", exitUnusable, "no reference is written: there is no GPU (run pincheck to learn why)"},
 		{at(t, 70), "bandwidth --sim --format reference", exitProblems, "no reference is written: row 1: 70 GB/s are more than PCIe 5.0 x16 carries (63 GB/s)"},
 		{two(cudasim.DeviceConfig{PCIBusID: "0000:00:06.0", Name: "Other"}), "bandwidth --format reference", exitProblems, "no reference is written: GPU 0 is Simulated GPU on PCIe 5.0 x16, and GPU 1 Other on PCIe 5.0 x16: name those of one type with --device"},
 		{two(cudasim.DeviceConfig{PCIBusID: "0000:00:09.0"}), "bandwidth --device 1 --format reference", exitProblems, `no reference is written: machine: link "": want one such as`},
@@ -145,10 +145,10 @@ func TestReferenceThatCannotBe(t *testing.T) {
 		assert.Contains(t, got.stderr, c.want)
 		assert.Empty(t, got.stdout, c.args)
 	}
-	for _, command := range []string{"check", "verify", "report", "devices", "version", "compare --reference x", "schema"} {
+	for _, command := range []string{"check", "verify", "report", "devices", "version", "compare --reference x"} {
 		got := call(t, system{}, append(strings.Fields(command), "--format", "reference")...)
 		assert.Equal(t, exitUsage, got.code, command)
-		assert.Contains(t, got.stderr, "--format reference: only pincheck bench bandwidth writes it", command)
+		assert.Contains(t, got.stderr, "--format reference: only bench bandwidth writes it", command)
 	}
 }
 
@@ -180,8 +180,8 @@ func TestCompareWithABadReference(t *testing.T) {
 		{gh200 + " " + run, run + ": NVIDIA H200 on PCIe 5.0 x16: the reference has no row for any series of the run"},
 		{malformed + " " + run, malformed + `: document 1: not a file of the reference table: json: unknown field "count"`},
 		{h200 + " " + h200 + " " + run, h200 + " and " + h200 + " are both of NVIDIA H200 on PCIe 5.0 x16: only one file may be"},
-		{run + " " + other, "--reference judges one run of pincheck bench --format json, and 2 are in these files"},
-		{h200, "--reference judges one run of pincheck bench --format json, and 0 are in these files"},
+		{run + " " + other, "--reference compares one run of pincheck bench --format json, and these files have 2"},
+		{h200, "--reference compares one run of pincheck bench --format json, and these files have 0"},
 		{filepath.Join(table, "schema.json"), "not a result of pincheck"},
 		{simulated, simulated + ": is of a simulated GPU, which the reference table does not have"},
 		{written(t, "none.json", benchJSON("a", 50)), "it has no GPU"},

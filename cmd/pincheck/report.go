@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -20,19 +21,21 @@ const reportFile = "pincheck-report.html"
 func newReport(o *options, sys system) *cobra.Command {
 	full := false
 	cmd := &cobra.Command{
-		Use:   "report [FILE...]",
-		Short: "Check, measure all, and write one HTML file with plots",
-		Long: `report checks the GPUs, runs all experiments of pincheck bench, and writes one
-HTML file with what was found, in words, plots and tables. The file needs
-nothing else: no network, no fonts and no script.
+		Use:   "report [FILE...] [flags]",
+		Short: "check, measure everything and write one HTML page",
+		Long: `Check, measure everything and write one HTML page.
 
-With files it runs nothing, and shows what they hold: what --format json or
-jsonl wrote, of one host or of many. - is the standard input.
+Checks the GPUs, runs all experiments of pincheck bench, and writes
+` + reportFile + `. The page needs nothing else: no network, no fonts, no
+scripts.
 
-The file is ` + reportFile + `, unless --output names another one. With
-another --format the same results are written in that form.
-
-` + exitHelp,
+With files it runs nothing and shows the results in them, which --format json or
+jsonl wrote: one host, or a fleet. - is standard input.`,
+		Example: `
+  pincheck report                           about a minute
+  pincheck report --full -o host-7.html     all sizes, long samples: minutes
+  pincheck report host-*.json               one page for many hosts`,
+		Annotations:       map[string]string{exitNote: checkExit},
 		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !cmd.Flags().Changed("format") {
@@ -53,7 +56,10 @@ another --format the same results are written in that form.
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&full, "full", false, "all sizes and long samples, which takes minutes")
+	o.share(cmd, onGPUs, asResult, ofFindings)
+	cmd.Flags().Lookup("format").DefValue = string(report.HTML)
+	cmd.Flags().Lookup("output").Usage = "write to FILE, atomically (default with html: " + reportFile + ")"
+	cmd.Flags().BoolVar(&full, "full", false, "all sizes and long samples")
 	return cmd
 }
 
@@ -82,12 +88,14 @@ func (s *session) all(ctx context.Context, quick bool) error {
 
 // showFiles writes a report about results that were kept.
 func (o *options) showFiles(cmd *cobra.Command, names []string) error {
-	format, err := o.validate()
-	if err != nil {
-		return err
+	if o.format != string(report.HTML) {
+		return usagef("--format %s: results in files are shown as html only", o.format)
 	}
-	if format != report.HTML {
-		return usagef("--format %s: what is in files is shown as html only", format)
+	if unused := setFlags(cmd, append(ofFindings, "device", "library", "sim", "full", "no-host-name", "verbose")...); len(unused) > 0 {
+		return usagef("%s: with files nothing is measured or evaluated again", strings.Join(unused, ", "))
+	}
+	if _, err := o.validate(); err != nil {
+		return err
 	}
 	page, err := until(o, cmd, func() ([]byte, error) {
 		var all []*report.Result

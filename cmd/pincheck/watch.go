@@ -27,28 +27,28 @@ func newWatch(o *options, sys system) *cobra.Command {
 	damped := damping{3, 4}
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Look again and again, and print what changes",
-		Long: `watch reads what the host shows, at an interval, and prints findings that appear
-and that end. It does not start CUDA, copies nothing and takes no memory of a
-GPU, so that it can run beside other work. It ends on Ctrl-C and SIGTERM.
+		Short: "check repeatedly without using the GPU, and print changes",
+		Long: `Check repeatedly without using the GPU, and print changes.
 
-What comes and goes is not reported each time: a finding appears when it was seen
-in 3 of the last 4 looks, and ends when it was not seen in 3 of them (--damping).
-What the first look finds appears at once.
+Reads only what the host shows: it does not start CUDA and uses no memory of a
+GPU, so it can run beside other work. It ends on Ctrl-C and SIGTERM.
 
-With --format jsonl each change is an object in a line. With --textfile the
-findings are also metrics for the textfile collector of node_exporter; the file
-is removed when watch ends.`,
+The first check reports what it finds at once. After it, a finding appears when
+3 of the last 4 checks had it, and ends when 3 of them did not (--damping), so
+that a condition that toggles is not reported each time.
+
+With --format jsonl each change is a JSON object on one line. With --textfile
+the findings are also metrics for the textfile collector of node_exporter; the
+file is removed when watch ends.`,
+		Example: `
+  pincheck watch
+  pincheck watch --interval 10s --format jsonl`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			format, err := o.validate()
+			format, err := o.validate(report.Text, report.JSONLines)
 			switch {
 			case err != nil:
 				return err
-			case format != report.Text && format != report.JSONLines || o.output != "":
-				return usagef("watch writes text or jsonl to standard output")
-			case o.sim:
-				return usagef("watch looks at this host: it has no --sim")
 			case interval < shortestInterval:
 				return usagef("--interval %v: must be at least %v", interval, shortestInterval)
 			case textfile != "" && !strings.HasSuffix(textfile, ".prom"):
@@ -61,24 +61,29 @@ is removed when watch ends.`,
 				defer cancel()
 			}
 			return (&watch{
-				options: o, sys: sys, out: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), lines: format == report.JSONLines,
+				options: o, cmd: cmd, sys: sys, out: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), lines: format == report.JSONLines,
 				textfile: textfile, seen: conditions{damping: damped},
 			}).run(ctx, interval)
 		},
 	}
-	cmd.Flags().DurationVar(&interval, "interval", interval, "time from one look to the next")
-	named(cmd.Flags(), "interval", "time")
-	cmd.Flags().Var(&damped, "damping", "report a change that k of the last n looks have seen")
-	cmd.Flags().StringVar(&textfile, "textfile", "", "write the findings to this file for node_exporter, such as\n/var/lib/node_exporter/textfile_collector/pincheck-watch.prom")
-	named(cmd.Flags(), "textfile", "path")
-	complete(cmd, "interval")
-	complete(cmd, "damping")
+	o.share(cmd, []string{"expect-gpus", "format", "ignore", "timeout"})
+	cmd.Flags().Lookup("format").Usage = "text or jsonl"
+	cmd.Flags().Lookup("timeout").Usage = "stop after TIME, such as 8h"
+	cmd.Flags().DurationVar(&interval, "interval", interval, "time from one check to the next")
+	named(cmd.Flags(), "interval", "TIME")
+	cmd.Flags().Var(&damped, "damping", "report a change that K of the last N checks had")
+	named(cmd.Flags(), "damping", "K/N")
+	cmd.Flags().StringVar(&textfile, "textfile", "", "also write metrics to FILE.prom for node_exporter")
+	named(cmd.Flags(), "textfile", "FILE")
+	complete[string](cmd, "interval")
+	complete[string](cmd, "damping")
 	return cmd
 }
 
 // A watch prints how the findings change.
 type watch struct {
 	*options
+	cmd      *cobra.Command
 	sys      system
 	out      io.Writer
 	stderr   io.Writer
@@ -124,7 +129,7 @@ func (w *watch) writeTextfile(now time.Time) {
 	}
 	err := report.WriteFile(w.textfile, report.WatchMetrics(w.seen.now(), now))
 	if err != nil && !w.failed {
-		complain(w.stderr, fmt.Errorf("--textfile: %w; this is said once", err))
+		complain(w.stderr, w.cmd, fmt.Errorf("--textfile: %w; this is said once", err))
 	}
 	w.failed = err != nil
 }
@@ -135,14 +140,14 @@ func (w *watch) removeTextfile() {
 		return
 	}
 	if err := os.Remove(w.textfile); err != nil && !errors.Is(err, fs.ErrNotExist) && !w.failed {
-		complain(w.stderr, fmt.Errorf("--textfile: %w", err))
+		complain(w.stderr, w.cmd, fmt.Errorf("--textfile: %w", err))
 	}
 }
 
 // print writes the findings that ended, and those that appeared.
 func (w *watch) print(now time.Time, ended, appeared []doctor.Finding, first bool) error {
 	if first && len(appeared) == 0 && !w.lines {
-		_, err := fmt.Fprintf(w.out, "%s nothing to be mended\n", now.Format(time.RFC3339))
+		_, err := fmt.Fprintf(w.out, "%s no findings\n", now.Format(time.RFC3339))
 		return err
 	}
 	for _, part := range []struct {

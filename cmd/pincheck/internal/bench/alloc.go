@@ -47,8 +47,12 @@ const (
 
 var alloc = measure.Experiment{
 	Name:     "alloc",
-	Short:    "time to pin and unpin memory, by size and method",
-	Question: "How long does it take to pin memory, and which way is best here?",
+	Group:    "Memory:",
+	Question: "What is the fastest way to pin memory?",
+	Long: `Measures how long it takes to pin and to unpin memory of several sizes, by
+cudaHostAlloc, by registration, by populating pages in parallel first, and by a
+pool that lends pinned memory again.`,
+	Related: "pincheck bench memory, pincheck explain slow_pinning",
 	Views: []result.View{
 		{Title: "Pinning, GB/s", Series: pinRate, X: result.Size, Lines: []string{result.Method}},
 		{Title: "Pinning, time", Series: pinTime, X: result.Size, Lines: []string{result.Method}},

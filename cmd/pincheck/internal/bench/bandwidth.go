@@ -42,8 +42,12 @@ const allDevices = "all"
 func Bandwidth() measure.Experiment {
 	return measure.Experiment{
 		Name:     "bandwidth",
-		Short:    "GB/s of copies by size, direction, kind of host memory and device",
-		Question: "How fast are copies between host and device, and what decides it?",
+		Group:    "Copies:",
+		Question: "How fast are copies, by size, direction and kind of host memory?",
+		Long: `Measures copies to GPU, from GPU and both ways at once, of 1 B to 1 GiB, from
+pinned, write-combined, managed, staged and pageable memory, on each GPU alone
+and on all GPUs at once.`,
+		Related: "pincheck bench latency, pincheck explain slow_copies",
 		Views: []result.View{
 			{Title: "Registered memory, by size of a copy", Series: seriesBandwidth, Where: result.Labels{{Key: result.Memory, Value: memoryRegistered}},
 				X: result.Size, Lines: []string{result.Device, result.Direction}},

@@ -84,8 +84,12 @@ const (
 func blocks() measure.Experiment {
 	e := measure.Experiment{
 		Name:     "blocks",
-		Short:    "many small blocks between pinned memory and the device: by size, number, direction and method",
-		Question: "How fast are many small blocks copied, and from which size on are copy engines quicker than a kernel?",
+		Group:    "Copies:",
+		Question: "What is the fastest way to copy many small blocks?",
+		Long: `Measures random blocks of several sizes, to GPU and from GPU, copied one by one,
+by the copy engines in batches, by a kernel, and by the method that
+transfer/blocks chooses.`,
+		Related: "pincheck bench latency",
 		Views: []result.View{{Title: "Random blocks by the method that transfer/blocks chooses", Series: seriesBlocks,
 			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}}},
 		Plan:    planBlocks,

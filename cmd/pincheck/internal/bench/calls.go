@@ -40,8 +40,11 @@ const copyCall = "cudaMemcpyAsync to device, 64 B"
 func Calls() measure.Experiment {
 	return measure.Experiment{
 		Name:     "calls",
-		Short:    "time and allocations of each CUDA call through package cudart",
-		Question: "What does a call of CUDA cost the caller?",
+		Group:    "Copies:",
+		Question: "What does each CUDA call cost its caller?",
+		Long: `Measures the time and the allocations of each CUDA call that this library uses,
+made through package cudart.`,
+		Related: "pincheck bench latency",
 		Views: []result.View{
 			{Title: "Time of a call", Series: seriesCallTime, X: callLabel, Lines: []string{result.Device}},
 			{Title: "Allocations of a call", Series: seriesCallAllocations, X: callLabel, Lines: []string{result.Device}},

@@ -51,8 +51,12 @@ const (
 
 var files = measure.Experiment{
 	Name:     "files",
-	Short:    "bring a file to the GPU, by way, from the page cache and from the disk",
-	Question: "Which way is best to bring a file to the GPU, and how far is it from the link?",
+	Group:    "Applications:",
+	Question: "What is the fastest way from a file to the GPU?",
+	Long: `Measures files, in the page cache and on the disk, brought to the GPU through
+read and staging, mmap, O_DIRECT and a registered mapping, beside the rate of
+the link.`,
+	Related: "pincheck explain weights_mapped",
 	Views: []result.View{
 		{Title: "File to GPU, in the page cache", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: inCache}},
 			X: result.Method, Lines: []string{result.Size, result.Device}},

@@ -69,8 +69,11 @@ const (
 func frames(now clock, lock locker) measure.Experiment {
 	return measure.Experiment{
 		Name:     "frames",
-		Short:    "batches of frames to the GPU and back: allocated anew, pinned, mlocked, reused, overlapped",
-		Question: "How fast does a batch of frames get to the GPU and back, and what makes it slow?",
+		Group:    "Applications:",
+		Question: "How fast does a batch of frames get to the GPU and back?",
+		Long: `Measures batches of frames in new and in reused memory, pageable, mlocked and
+pinned, with both directions one after the other and overlapped.`,
+		Related: "pincheck bench bandwidth",
 		Views: []result.View{
 			{Title: "Bytes both ways by wall time", Series: roundTrip, X: result.Method, Lines: []string{result.Device, result.Size}},
 			{Title: "Where the time of a step goes", Series: stageTime, X: framesStage, Lines: []string{result.Device, result.Size, result.Method}},

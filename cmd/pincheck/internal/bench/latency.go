@@ -36,10 +36,13 @@ const (
 func Latency() measure.Experiment {
 	e := measure.Experiment{
 		Name:     "latency",
-		Short:    "time of small copies, issued and awaited, by size; percentiles",
-		Question: "How long does a small copy take, for the caller and for the device?",
-		Plan:     planLatency,
-		Explain:  explainLatency,
+		Group:    "Copies:",
+		Question: "How long does a small copy take?",
+		Long: `Measures how long a copy takes to issue, until it is done for its caller, and on
+the GPU, by size, with percentiles.`,
+		Related: "pincheck bench calls, pincheck explain slow_small_copies",
+		Plan:    planLatency,
+		Explain: explainLatency,
 	}
 	for _, direction := range bothDirections {
 		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(direction) + ", by size", Series: seriesLatency,

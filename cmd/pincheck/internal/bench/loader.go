@@ -123,9 +123,13 @@ func loading(full, quick grid) measure.Experiment {
 	views = append(views, result.View{Title: "Samples a second by batches ahead of the loop, " + sourceTexts[fromMemory], Series: prefetchRate, X: prefetchKey})
 	return measure.Experiment{
 		Name:     "loader",
-		Short:    "batches of samples: workers, pinned memory, non-blocking copies, GPU work, prefetch, I/O and CPU work",
-		Question: "How many samples a second reach the GPU, and which of workers, pinned memory and non-blocking copies matters when?",
-		Views:    views,
+		Group:    "Applications:",
+		Question: "How many samples a second reach the GPU, and what limits them?",
+		Long: `Measures batches of samples from simulated storage through workers to the GPU:
+by number of workers, pinned and pageable memory, blocking and non-blocking
+copies, with GPU work, prefetch, I/O and CPU work.`,
+		Related: "pincheck bench overlap",
+		Views:   views,
 		Plan: func(env measure.Env) ([]measure.Group, error) {
 			if len(env.Devices) == 0 {
 				return nil, errDevices

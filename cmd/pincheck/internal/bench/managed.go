@@ -77,8 +77,11 @@ const (
 // managedMemory measures managed memory.
 var managedMemory = measure.Experiment{
 	Name:     "managed",
-	Short:    "managed memory: prefetch, page faults, advice, and work over more than a budget",
-	Question: "How fast does managed memory move, by prefetch and by page faults, and does work over more than fits on the card run at the speed of copies?",
+	Group:    "Memory:",
+	Question: "What does managed memory cost, with and without prefetch?",
+	Long: `Measures how fast managed memory moves by prefetch and by page faults, what
+advice changes, and work over more memory than a budget allows on the GPU.`,
+	Related: "pincheck bench bandwidth",
 	Views: []result.View{
 		{Title: "Managed memory, by size", Series: seriesManaged, Where: result.Labels{{Key: adviceLabel, Value: noAdvice}}, X: result.Size, Lines: []string{result.Device, result.Method}},
 		{Title: "The GPU reads the same managed memory twice, by size", Series: seriesManaged, Where: result.Labels{{Key: result.Method, Value: gpuReads}},

@@ -48,8 +48,12 @@ const (
 
 var memory = measure.Experiment{
 	Name:     memoryName,
-	Short:    "host memory kept for each byte asked, by size and allocator",
-	Question: "How much memory does pinned memory take?",
+	Group:    "Memory:",
+	Question: "How much memory does an allocator keep for each byte requested?",
+	Long: `Measures the host memory that is kept for requests of several sizes, by
+allocator: exact, pooled, rounded up to a power of two, cudaHostAlloc and, with
+--python, PyTorch. With --pid it reads a running process instead.`,
+	Related: "pincheck bench alloc, pincheck explain rounded_pins",
 	Views: []result.View{
 		{Title: "Bytes kept for each byte asked", Series: retainedName, X: result.Size, Lines: []string{result.Method}},
 	},

@@ -56,8 +56,12 @@ const (
 func overlap(now clock) measure.Experiment {
 	return measure.Experiment{
 		Name:     "overlap",
-		Short:    "what is asynchronous about copies from pageable and from pinned memory",
-		Question: "How long does a copy block its caller, how much of it hides behind work on the GPU, and what does a read see that does not wait for it?",
+		Group:    "Copies:",
+		Question: "Does a copy block its caller, and does it hide behind GPU work?",
+		Long: `Measures how long a copy blocks its caller, from pageable and from pinned
+memory; how much of a copy hides behind GPU work, uncut and in pieces on 1 to 8
+streams; and what a read finds that does not wait for the copy.`,
+		Related: "pincheck bench latency, pincheck explain slow_pageable",
 		Views: []result.View{
 			{Title: "Time in the call, as share of the time until the copy is done", Series: blockedShare, X: result.Size, Lines: []string{result.Memory, result.Direction}},
 			{Title: "Time in the call", Series: callTime, X: result.Size, Lines: []string{result.Memory, result.Direction}},

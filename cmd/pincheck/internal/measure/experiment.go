@@ -13,8 +13,10 @@ import (
 // An Experiment is a set of measurements and the answer to a question about them.
 type Experiment struct {
 	Name     string
-	Short    string // one line for a list
-	Question string
+	Group    string // of experiments, in the list
+	Question string // that it answers
+	Long     string // what it measures, in lines of at most 80 columns
+	Related  string // commands to read about next; may be empty
 	Views    []result.View
 	// Plan returns the groups to measure. It neither measures nor allocates.
 	Plan func(Env) ([]Group, error)

@@ -36,10 +36,11 @@ const (
 	steps     = 1000 // of the bar
 )
 
-// NewProgress returns a Progress that writes to w until it is closed.
-func NewProgress(w io.Writer) *Progress {
+// NewProgress returns a Progress that writes to w until it is closed: a bar that is drawn again and
+// again on a terminal that can, else a line now and then.
+func NewProgress(w io.Writer, getenv func(string) string) *Progress {
 	p := &Progress{w: w, began: time.Now(), stop: make(chan struct{})}
-	if IsTerminal(w) {
+	if IsTerminal(w) && getenv("TERM") != "dumb" {
 		p.bar = newBar(w, Width(w)).Start()
 		return p
 	}

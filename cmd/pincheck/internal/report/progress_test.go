@@ -15,7 +15,7 @@ import (
 func TestProgressInLines(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	p := NewProgress(&b)
+	p := NewProgress(&b, noVariables)
 	p.Close() // the lines below are not those of its clock
 	p.line(5 * time.Second)
 	p.Show(At{What: "GPU 0, \x1b[31mpinned\n4097 B", Share: 0.5, Left: 40 * time.Second})
@@ -65,7 +65,7 @@ func TestProgressThatCannotBeWritten(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
-	p := NewProgress(w)
+	p := NewProgress(w, noVariables)
 	p.Show(At{What: "x"})
 	p.line(time.Second)
 	p.Close()
@@ -85,3 +85,6 @@ func TestWriteEstimates(t *testing.T) {
 	assert.Equal(t, "bandwidth: about 12.0 s, at most 4 GiB pinned, 1 GiB pageable, 4 GiB on each GPU, 1 MiB on disk\n"+
 		"calls: about 300 ms, at most no memory to speak of\n", b.String())
 }
+
+// noVariables is an empty environment.
+func noVariables(string) string { return "" }
