@@ -151,7 +151,7 @@ func newRoot(o *options, sys system) *cobra.Command {
 	}{
 		{"Check:", []*cobra.Command{same, newDevices(o, sys), newVerify(o, sys), newWatch(o, sys)}},
 		{"Measure:", []*cobra.Command{newBench(o, sys), newCompare(o, sys), newReport(o, sys)}},
-		{"Understand:", []*cobra.Command{newExplain(o, sys), newCapture(o, sys)}},
+		{"Understand:", []*cobra.Command{newExplain(sys), newCapture(o, sys)}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
 		for _, c := range group.commands {

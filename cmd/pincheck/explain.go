@@ -12,27 +12,24 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
-func newExplain(o *options, sys system) *cobra.Command {
+func newExplain(sys system) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain [ID]",
-		Short: "Say what a finding means, and what to do",
-		Long: `explain prints the page of a finding: what it means, what was looked at, each
-cause with what it costs and what to do, and what others met. Without an id it
-lists all. Words in <angle brackets> stand for what pincheck finds on a host.`,
+		Short: "explain a finding, or list all findings",
+		Long: `Explain a finding, or list all findings.
+
+A page has what the finding means, what was read, and each cause with its cost
+and its fix. Words in <angle brackets> stand for what pincheck finds on a host.`,
+		Example: `
+  pincheck explain
+  pincheck explain few_cpus`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usagef("explain takes one id, and got %q", args)
+				return usagef("want one id, and got %q", args)
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := o.validate()
-			if err != nil {
-				return err
-			}
-			if format != report.Text || o.output != "" {
-				return usagef("explain writes text to standard output")
-			}
 			out := cmd.OutOrStdout()
 			style := report.StyleFor(out, sys.getenv)
 			if len(args) == 0 {
@@ -43,7 +40,7 @@ lists all. Words in <angle brackets> stand for what pincheck finds on a host.`,
 			}
 			page, ok := findings.Get(args[0])
 			if !ok {
-				return unknownID("explain", args[0])
+				return unknownID(args[0])
 			}
 			if err := report.WriteMarkdown(out, page.Text, style); err != nil {
 				return outputError{err}
@@ -89,7 +86,7 @@ func checkIDs() (ids []string) {
 
 // unknownID is the error for an id without a finding. It suggests ids that are nearly the same, contain the word,
 // or begin alike.
-func unknownID(where, id string) error {
+func unknownID(id string) error {
 	const alike = 6 // letters
 	closest, word := nearest(id, checkIDs()), strings.ToLower(strings.TrimSpace(id))
 	var near []string
@@ -99,11 +96,11 @@ func unknownID(where, id string) error {
 		}
 	}
 	if len(near) == 0 {
-		return usagef("%s: no finding %q. For a list, run: pincheck explain", where, id)
+		return usagef("no finding %q.\nFor a list, run: pincheck explain", id)
 	}
 	last := len(near) - 1
 	if last > 0 {
 		near = []string{strings.Join(near[:last], ", "), near[last]}
 	}
-	return usagef("%s: no finding %q. Did you mean %s?", where, id, strings.Join(near, " or "))
+	return usagef("no finding %q. Did you mean %s?", id, strings.Join(near, " or "))
 }

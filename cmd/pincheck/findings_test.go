@@ -59,7 +59,7 @@ func TestExplain(t *testing.T) {
 		"slow_copy":            "Did you mean slow_copies?",
 		"numa":                 "Did you mean numa_unknown or sub_numa?",
 		"nothing":              "For a list, run: pincheck explain",
-		"a b":                  "takes one id",
+		"a b":                  "want one id",
 		"no_gpu --format json": "no flag --format",
 	} {
 		got = call(t, sys, append([]string{"explain"}, strings.Fields(args)...)...)

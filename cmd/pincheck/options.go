@@ -62,7 +62,7 @@ func (o *options) validate(can ...report.Format) (report.Format, error) {
 	}
 	for _, id := range o.ignore {
 		if !slices.Contains(checkIDs(), id) {
-			return "", unknownID("--ignore", id)
+			return "", usageError{fmt.Errorf("--ignore: %w", unknownID(id))}
 		}
 	}
 	if o.output != "" {
