@@ -39,7 +39,7 @@ func stubRuntime(tb testing.TB, api API) (*Stream, *Event) {
 	}
 	d := &Device{rt: rt}
 	d.waits.init(rt)
-	return &Stream{dev: d, timeline: newTimeline(d, 0)}, d.eventOf(d.cEventOf(0), false)
+	return &Stream{dev: d, timeline: newTimeline(d, 0)}, newEvent(d.cEventOf(0))
 }
 
 func stubCalls(tb testing.TB, s *Stream, e *Event) map[string]func() error {
@@ -57,12 +57,10 @@ func stubCalls(tb testing.TB, s *Stream, e *Event) map[string]func() error {
 		},
 		"memset":                   func() error { return s.Memset(0, 1, 64) },
 		"record":                   func() error { return s.Record(e) },
-		"wait":                     func() error { return s.WaitEvent(e) },
 		"query":                    func() error { _, err := s.Query(); return err },
-		"event query":              func() error { _, err := e.Query(); return err },
+		"event query":              func() error { _, err := e.c.query(); return err },
 		"synchronize":              func() error { return s.Synchronize(ctx) },
 		"synchronize, ctx can end": func() error { return s.Synchronize(tb.Context()) },
-		"event synchronize":        func() error { return e.Synchronize(ctx) },
 	}
 }
 

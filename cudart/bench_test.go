@@ -28,7 +28,7 @@ type namedCall struct {
 // The kernel's is among them unless the device is a simulated one.
 func measuredCalls(b *testing.B, dev *cudart.Device) (calls []namedCall, end func()) {
 	s := stream(b, dev)
-	e := event(b, dev, cudart.EventOptions{})
+	e := event(b, dev)
 	host, mem := pointer(pinned(b, dev, 4096)), device(b, dev, 4096)
 	ctx := context.Background()
 	end = func() { require.NoError(b, s.Synchronize(ctx)) }
@@ -44,12 +44,12 @@ func measuredCalls(b *testing.B, dev *cudart.Device) (calls []namedCall, end fun
 			return s.Synchronize(ctx)
 		}},
 		{"event_record", func() error { return s.Record(e) }},
-		{"event_query", func() error { _, err := e.Query(); return err }},
+		{"event_query", func() error { _, err := raw.QueryEvent(e); return err }},
 		{"event_record_query", func() error {
 			if err := s.Record(e); err != nil {
 				return err
 			}
-			_, err := e.Query()
+			_, err := raw.QueryEvent(e)
 			return err
 		}},
 		{"copy64_record_query", func() error {
@@ -59,11 +59,11 @@ func measuredCalls(b *testing.B, dev *cudart.Device) (calls []namedCall, end fun
 			if err := s.Record(e); err != nil {
 				return err
 			}
-			_, err := e.Query()
+			_, err := raw.QueryEvent(e)
 			return err
 		}},
 		{"stream_query", func() error { _, err := s.Query(); return err }},
-		{"stream_wait_event", func() error { return s.WaitEvent(e) }},
+		{"stream_wait_event", func() error { return raw.WaitEvent(s, e) }},
 	}
 	if m, err := raw.Load(dev, []byte(emptyKernel)); err == nil {
 		b.Cleanup(func() { require.NoError(b, m.Unload()) })

@@ -4,24 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 )
 
-// A cEvent is a cudaEvent_t. [Event.Synchronize] waits for one by queries, which are
-// numbered: only a query that began after the wait ends it, because the event may have been
-// recorded again since an earlier query began.
-type cEvent struct {
-	handle
-	waitQueue // guarded by waits.mu
-
-	queries   atomic.Uint64 // that were begun for waits
-	completed atomic.Uint64 // the newest of them that found the work done
-	querying  atomic.Bool   // a goroutine is inside cudaEventQuery for waits
-
-	waits     atomic.Int32 // goroutines that wait
-	stale     atomic.Bool  // its Event has another one
-	discarded atomic.Bool
-}
+// A cEvent is a cudaEvent_t.
+type cEvent struct{ handle }
 
 // newCEvent creates a cudaEvent_t (cudaEventCreateWithFlags).
 func (d *Device) newCEvent(timing bool) (*cEvent, error) {
@@ -41,7 +27,7 @@ func (d *Device) newCEvent(timing bool) (*cEvent, error) {
 
 func (d *Device) cEventOf(value uintptr) *cEvent {
 	c := &cEvent{handle: handle{dev: d, value: value, frame: d.rt.newFrame()}}
-	c.owner, c.of = c, c
+	c.owner = c
 	return c
 }
 
@@ -56,70 +42,21 @@ func (c *cEvent) use() (*cEvent, bool) {
 
 func (c *cEvent) finish() error { return c.destroy(fnEventDestroy) }
 
-func (c *cEvent) query() (done bool, err error) { return c.queryBy(c.begin()) }
-
-// queryBy queries in a frame of begin, which it ends (cudaEventQuery).
-func (c *cEvent) queryBy(f *frame) (done bool, err error) {
+// query reports whether the work that the event recorded is done (cudaEventQuery). An event that was never recorded is
+// done.
+func (c *cEvent) query() (done bool, err error) {
+	f := c.begin()
 	f.args[0] = c.value
 	code := c.dev.guard(fnEventQuery, f)
 	c.dev.rt.end(f)
 	return c.dev.queryResult(fnEventQuery, code, c)
 }
 
-// reached reports whether the work that was recorded before query n began is done. It
-// does not wait for a goroutine that is inside the library.
-func (c *cEvent) reached(n uint64) (done bool, err error) {
-	if c.completed.Load() < n && c.querying.CompareAndSwap(false, true) {
-		query := c.queries.Add(1)
-		if done, err = c.query(); done {
-			c.completed.Store(query)
-		}
-		c.querying.Store(false)
-	}
-	return c.completed.Load() >= n, err
-}
-
-func (c *cEvent) reachedUpTo() uint64 { return c.completed.Load() }
-
-// addWait counts a goroutine that waits, unless the Event has another cudaEvent_t.
-func (c *cEvent) addWait(e *Event) bool {
-	c.waits.Add(1)
-	if e.current.Load() == c {
-		return true
-	}
-	c.removeWait()
-	return false
-}
-
-func (c *cEvent) removeWait() {
-	if c.waits.Add(-1) == 0 && c.stale.Load() {
-		c.discard()
-	}
-}
-
-// replace discards the event when nobody waits for it any more: its Event has another one.
-func (c *cEvent) replace() error {
-	if !c.dev.own(c) {
-		return c.closeTwice()
-	}
-	c.stale.Store(true)
-	if c.waits.Load() == 0 {
-		c.discard()
-	}
-	return nil
-}
-
-func (c *cEvent) discard() {
-	if !c.discarded.Swap(true) {
-		c.dev.discardEvent(c)
-	}
-}
-
 // An eventPool holds the events of a device that the package itself uses. It is guarded by
 // Device.mu.
 type eventPool struct {
 	free   []*cEvent
-	made   []*cEvent // all of them, and replaced ones of Events; some are with streams
+	made   []*cEvent // all of them; some are with streams
 	broken []*cEvent // to be destroyed
 	closed bool
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -22,7 +23,7 @@ func TestClosedRuntime(t *testing.T) {
 	require.NoError(t, err)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
-	e, err := dev.NewEvent(cudart.EventOptions{})
+	e, err := dev.NewEvent()
 	require.NoError(t, err)
 	mem, err := dev.Malloc(64)
 	require.NoError(t, err)
@@ -46,12 +47,12 @@ func TestClosedRuntime(t *testing.T) {
 		"managed":     func() error { _, err := dev.MallocManaged(64); return err },
 		"register":    func() error { return dev.HostRegister(host, 64, 0) },
 		"stream":      func() error { _, err := dev.NewStream(cudart.StreamOptions{}); return err },
-		"event":       func() error { _, err := dev.NewEvent(cudart.EventOptions{}); return err },
+		"event":       func() error { _, err := dev.NewEvent(); return err },
 		"copy":        func() error { return s.CopyToDevice(mem, host, 64) },
 		"batch":       func() error { return s.CopyBatch(&batch) },
 		"sync copy":   func() error { return dev.CopyToDevice(mem, host, 64) },
 		"memset":      func() error { return s.Memset(mem, 0, 64) },
-		"wait event":  func() error { return s.WaitEvent(e) },
+		"wait event":  func() error { return raw.WaitEvent(s, e) },
 		"host func":   func() error { return s.LaunchHostFunc(func() {}) },
 		"synchronize": func() error { return dev.Synchronize(ctx) },
 		"memory":      func() error { _, _, err := dev.MemInfo(); return err },
@@ -93,49 +94,19 @@ func TestCloseWhileAnEventIsMade(t *testing.T) {
 	}
 }
 
-// An event that was recorded again during a wait is replaced, and destroyed after the wait. Close
-// ends the wait.
-func TestCloseDuringWaitsForReplacedEvents(t *testing.T) {
-	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	dev, err := rt.Device(0)
-	require.NoError(t, err)
-	s := stream(t, dev)
-	open := gate(t, s)
-	var events []*cudart.Event
-	var waits []<-chan error
-	for range 20 {
-		e, err := dev.NewEvent(cudart.EventOptions{})
-		require.NoError(t, err)
-		require.NoError(t, s.Record(e))
-		events, waits = append(events, e), append(waits, wait(e.Synchronize, t.Context()))
-		require.Eventually(t, func() bool { return rt.Waiting() == len(waits) }, 20*time.Second, 100*time.Microsecond)
-		require.NoError(t, s.Record(e))
-	}
-	require.NoError(t, rt.Close())
-	for i, e := range events {
-		require.ErrorIs(t, <-waits[i], cudart.ErrClosed)
-		require.NoError(t, e.Close())
-	}
-	open()
-	require.Eventually(t, func() bool { return sim.Outstanding().Events == 0 }, 20*time.Second, time.Millisecond)
-}
-
 // A nil context, stream or event is an error in every method.
 func TestNilArguments(t *testing.T) {
 	dev := testgpu.Device(t)
 	s := stream(t, dev)
-	timed := event(t, dev, cudart.EventOptions{Timing: true})
+	timed := event(t, dev)
 	var none context.Context
 	open := gate(t, s) // so that the point is not reached
 	point := s.Timeline().End()
 	for what, err := range map[string]error{
 		"stream":  s.Synchronize(none),
-		"event":   timed.Synchronize(none),
 		"device":  dev.Synchronize(none),
 		"point":   point.Wait(none),
 		"record":  s.Record(nil),
-		"wait":    s.WaitEvent(nil),
 		"host fn": s.LaunchHostFunc(nil),
 	} {
 		assert.ErrorContains(t, err, "is nil", what)

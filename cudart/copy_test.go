@@ -41,9 +41,9 @@ func stream(tb testing.TB, dev *cudart.Device) *cudart.Stream {
 	return s
 }
 
-func event(tb testing.TB, dev *cudart.Device, o cudart.EventOptions) *cudart.Event {
+func event(tb testing.TB, dev *cudart.Device) *cudart.Event {
 	tb.Helper()
-	e, err := dev.NewEvent(o)
+	e, err := dev.NewEvent()
 	require.NoError(tb, err)
 	tb.Cleanup(func() { assert.NoError(tb, e.Close()) })
 	return e

@@ -72,13 +72,13 @@
 //
 // # Waiting
 //
-// [Stream.Synchronize], [Event.Synchronize] and [Point.Wait] take a context and
-// end with it. A wait occupies neither a thread nor a core; all waits of a Runtime
-// share one thread.
+// [Stream.Synchronize] and [Point.Wait] take a context and end with it. A wait
+// occupies neither a thread nor a core; all waits of a Runtime share one thread.
 //
 // A stream does its work in order. A [Point] is a place in that order, and reports
 // whether the GPU has reached it: only then may memory be changed, reused or
-// unmapped that work before the Point uses. Events measure time, and order streams.
+// unmapped that work before the Point uses. [Stream.WaitPoint] makes another stream
+// wait for it. An [Event] measures time.
 //
 // A call into the library can block: in a driver that hangs, or on a stream that
 // is full (about a thousand entries). It then occupies its goroutine and one

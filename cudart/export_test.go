@@ -18,16 +18,16 @@ func (d *Device) NewBlockingEvent() (*Event, error) {
 	if code := d.guard(fnEventCreate, f); code != success {
 		return nil, d.rt.errorf(fnEventCreate, code, "%v", d)
 	}
-	return d.eventOf(d.cEventOf(uintptr(f.out[0])), false), nil
+	return newEvent(d.cEventOf(uintptr(f.out[0]))), nil
 }
 
 // WaitInC is cudaEventSynchronize.
 func (e *Event) WaitInC() error {
-	c, f := e.begin()
-	defer e.dev.rt.end(f)
-	f.args[0] = c.handle.value
-	if code := e.dev.guard(fnEventSynchronize, f); code != success {
-		return e.dev.rt.errorf(fnEventSynchronize, code, "%v", e)
+	f := e.c.begin()
+	defer e.c.dev.rt.end(f)
+	f.args[0] = e.c.value
+	if code := e.c.dev.guard(fnEventSynchronize, f); code != success {
+		return e.c.dev.rt.errorf(fnEventSynchronize, code, "%v", e)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -59,7 +60,7 @@ func TestForeignStreamDoesEverything(t *testing.T) {
 				mem, back := device(t, dev, n), device(t, dev, n)
 				src, dst := pinned(t, dev, n), pinned(t, dev, n)
 				fill(src, 7)
-				begun, ended := event(t, dev, cudart.EventOptions{Timing: true}), event(t, dev, cudart.EventOptions{Timing: true})
+				begun, ended := event(t, dev), event(t, dev)
 				called := make(chan struct{})
 				require.NoError(t, s.Record(begun))
 				require.NoError(t, s.CopyToDevice(mem, pointer(src), n))
@@ -68,7 +69,7 @@ func TestForeignStreamDoesEverything(t *testing.T) {
 				require.NoError(t, s.LaunchHostFunc(func() { close(called) }))
 				require.NoError(t, s.CopyToHost(pointer(dst), back, n))
 				require.NoError(t, s.Record(ended))
-				require.NoError(t, s.WaitEvent(ended))
+				require.NoError(t, raw.WaitEvent(s, ended))
 				async, err := s.Malloc(n)
 				require.NoError(t, err)
 				require.NoError(t, s.Free(async))

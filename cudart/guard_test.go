@@ -13,6 +13,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -57,7 +58,7 @@ func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check(e)
 	s, e := dev.NewStream(cudart.StreamOptions{})
 	check(e)
-	marker, e := dev.NewEvent(cudart.EventOptions{Timing: true})
+	marker, e := dev.NewEvent()
 	check(e)
 	mem, e := dev.Malloc(256)
 	check(e)
@@ -69,13 +70,12 @@ func useDevice(ctx context.Context, dev *cudart.Device) (err error) {
 	check(s.CopyToDevice(mem, host, 256))
 	check(s.Memset(mem, 1, 128))
 	check(s.Record(marker))
-	check(s.WaitEvent(marker))
+	check(raw.WaitEvent(s, marker))
 	check(s.CopyToHost(host, mem, 256))
 	_, e = s.Query()
 	check(e)
-	check(marker.Synchronize(ctx))
 	check(s.Synchronize(ctx))
-	_, e = marker.Query()
+	_, e = raw.QueryEvent(marker)
 	check(e)
 	_, e = marker.Since(marker)
 	check(e)
@@ -99,7 +99,7 @@ func TestErrorsDoNotStayPending(t *testing.T) {
 		require.Error(t, dev.HostRegister(nil, 0, 0))
 		require.Equal(t, cudart.Code(0), rt.PendingError())
 
-		s, e := stream(t, dev), event(t, dev, cudart.EventOptions{})
+		s, e := stream(t, dev), event(t, dev)
 		mem, host := device(t, dev, 64<<20), pinned(t, dev, 64<<20)
 		copies := 1
 		if testgpu.Real() {

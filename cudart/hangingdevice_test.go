@@ -47,15 +47,13 @@ func TestADeviceThatHangsHoldsUpNoOther(t *testing.T) {
 	good, err := rt.Device(1)
 	require.NoError(t, err)
 	var bad []*cudart.Stream
-	var events []*cudart.Event
 	var opens []func()
 	for range streams {
-		s, e := stream(t, hung), event(t, hung, cudart.EventOptions{})
+		s := stream(t, hung)
 		opens = append(opens, gate(t, s))
-		require.NoError(t, s.Record(e))
-		bad, events = append(bad, s), append(events, e)
+		bad = append(bad, s)
 	}
-	s, e := stream(t, good), event(t, good, cudart.EventOptions{})
+	s := stream(t, good)
 	unblock := sim.Block("", cudasim.Fault{Devices: []int{0}, Times: -1})
 	defer unblock()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -64,7 +62,6 @@ func TestADeviceThatHangsHoldsUpNoOther(t *testing.T) {
 	for i := range streams {
 		for range each {
 			all.Go(func() { assert.ErrorIs(t, bad[i].Synchronize(ctx), context.Canceled) })
-			all.Go(func() { assert.ErrorIs(t, events[i].Synchronize(ctx), context.Canceled) })
 			all.Go(func() { assert.ErrorIs(t, bad[i].Timeline().End().Wait(ctx), context.Canceled) })
 			all.Go(func() { assert.False(t, bad[i].Timeline().End().Done(ctx)) })
 		}
@@ -73,12 +70,9 @@ func TestADeviceThatHangsHoldsUpNoOther(t *testing.T) {
 	require.NoError(t, sim.AwaitBlocked(t.Context(), "", bounded.MaxInside))
 	for range 20 {
 		open := gate(t, s)
-		require.NoError(t, s.Record(e))
 		waits := map[string]<-chan error{
 			"stream":                    wait(s.Synchronize, t.Context()),
 			"stream, ctx cannot end":    wait(s.Synchronize, context.Background()),
-			"event":                     wait(e.Synchronize, t.Context()),
-			"event, ctx cannot end":     wait(e.Synchronize, context.Background()),
 			"point":                     wait(s.Point().Wait, t.Context()),
 			"point, ctx cannot end":     wait(s.Point().Wait, context.Background()),
 			"point without an event":    wait(s.Timeline().End().Wait, t.Context()),
@@ -109,9 +103,8 @@ func TestAbandonedWaitsLeaveNothing(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	s, e := stream(t, dev), event(t, dev, cudart.EventOptions{})
+	s := stream(t, dev)
 	open := gate(t, s)
-	require.NoError(t, s.Record(e))
 	unblock := sim.Block("", cudasim.Fault{Stream: s.Handle(), Times: -1})
 	defer unblock()
 	goroutines, before := runtime.NumGoroutine(), threads(t)
@@ -119,7 +112,7 @@ func TestAbandonedWaitsLeaveNothing(t *testing.T) {
 		var all sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())
 		for range 10 {
-			for _, f := range []func(context.Context) error{s.Synchronize, e.Synchronize, s.Timeline().End().Wait, dev.Synchronize} {
+			for _, f := range []func(context.Context) error{s.Synchronize, s.Timeline().End().Wait, dev.Synchronize} {
 				all.Go(func() { assert.ErrorIs(t, f(ctx), context.Canceled) })
 			}
 		}
@@ -154,89 +147,6 @@ func TestAbandonedWaitIsNotQueued(t *testing.T) {
 	assert.Zero(t, rt.Waiting())
 	open()
 	require.NoError(t, s.Synchronize(t.Context()))
-}
-
-// The answer of a query is about what the event had recorded when it began, and ends no
-// wait for what it records later.
-func TestQueryEndsNoWaitForALaterRecording(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	e := event(t, b.dev, cudart.EventOptions{})
-	require.NoError(t, b.s.Record(e))
-	require.NoError(t, b.s.Synchronize(t.Context()))
-	unblock := b.sim.Block("cudaEventQuery", cudasim.Fault{Event: e.Handle(), Late: true})
-	first := wait(e.Synchronize, t.Context())
-	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaEventQuery", 1)) // it is done
-	open := gate(t, b.s)
-	require.NoError(t, b.s.Record(e))
-	second := wait(e.Synchronize, t.Context())
-	require.Eventually(t, func() bool { return b.rt.Waiting() == 1 }, 20*time.Second, time.Millisecond)
-	queries := b.sim.Calls("cudaEventQuery")
-	unblock()
-	ended(t, "the first", first, nil)
-	require.Eventually(t, func() bool { return b.sim.Calls("cudaEventQuery") > queries+1 }, 20*time.Second, time.Millisecond)
-	assert.Empty(t, second, "its work is not done")
-	open()
-	ended(t, "the second", second, nil)
-}
-
-// A wait for an event waits for the work before its recording, and for none that is queued
-// after it, although the event is recorded again there: who waits may be who lets that
-// work go on.
-func TestAWaitForAnEventIsForOneRecording(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	e := event(t, b.dev, cudart.EventOptions{Timing: true})
-	for range 50 {
-		open := gate(t, b.s)
-		require.NoError(t, b.s.Record(e))
-		first := wait(e.Synchronize, t.Context())
-		require.Eventually(t, func() bool { return b.rt.Waiting() == 1 }, 20*time.Second, 100*time.Microsecond)
-		openLater := gate(t, b.s)
-		require.NoError(t, b.s.Record(e))
-		second := wait(e.Synchronize, t.Context())
-		open()
-		ended(t, "the first", first, nil)
-		assert.Empty(t, second)
-		done, err := e.Query()
-		require.NoError(t, err)
-		require.False(t, done, "it stands for the later work")
-		openLater()
-		ended(t, "the second", second, nil)
-	}
-	assert.LessOrEqual(t, b.sim.Outstanding().Events, 10, "those that were replaced are destroyed")
-	elapsed, err := e.Since(e)
-	require.NoError(t, err)
-	assert.Zero(t, elapsed)
-}
-
-// An event that is closed while goroutines wait for it and record it leaves nothing.
-func TestAnEventIsClosedWhileItIsReplaced(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	for range 100 {
-		e, err := b.dev.NewEvent(cudart.EventOptions{})
-		require.NoError(t, err)
-		open := gate(t, b.s)
-		require.NoError(t, b.s.Record(e))
-		var all sync.WaitGroup
-		for range 2 {
-			all.Go(func() {
-				if err := e.Synchronize(t.Context()); err != nil {
-					assert.ErrorIs(t, err, cudart.ErrClosed)
-				}
-			})
-			all.Go(func() {
-				if err := b.s.Record(e); err != nil {
-					assert.ErrorIs(t, err, cudart.ErrClosed)
-				}
-			})
-		}
-		all.Go(func() { assert.NoError(t, e.Close()) })
-		open()
-		all.Wait()
-		require.NoError(t, e.Close())
-	}
 }
 
 // A Point is recorded without blocking the caller, also on a stream that is full.

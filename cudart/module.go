@@ -64,6 +64,8 @@ func init() {
 		s := stream.(*Stream)
 		return s.Device().copy(s, dst, uintptr(src), src, n, hostToDevice)
 	}
+	raw.QueryEvent = func(event any) (done bool, err error) { return event.(*Event).c.query() }
+	raw.WaitEvent = func(stream, event any) error { return stream.(*Stream).with(fnStreamWaitEvent, event.(*Event).c) }
 	raw.Closed = func(runtime any) bool { return runtime.(*Runtime).isClosed() }
 	raw.Debug = func(runtime any) bool { return runtime.(*Runtime).inDebug() }
 	raw.AtClose = func(runtime any, f func() error) { runtime.(*Runtime).keepCleanup(f) }

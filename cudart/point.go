@@ -51,14 +51,13 @@ func (p Point) Done(ctx context.Context) bool {
 	case ctx == nil || ctx.Err() != nil:
 		return false
 	case ctx.Done() == nil:
-		reached, _ := p.timeline.reached(p.n) // no error
-		return reached
+		return p.timeline.reached(p.n)
 	}
 	w := &p.timeline.dev.waits
 	if !w.queries.TryBegin() { // bounded.MaxInside calls are inside the library
 		return false
 	}
-	me := w.get(p.position())
+	me := w.get(p)
 	go me.queryOnce()
 	me.timer.Reset(bounded.QueryTimeout)
 	defer me.timer.Stop()
@@ -74,8 +73,6 @@ func (p Point) Done(ctx context.Context) bool {
 	return p.Completed()
 }
 
-func (p Point) position() position { return position{p.timeline, p.n} }
-
 // Wait waits until the Point is reached. It then returns nil, also if the work failed:
 // see Err. If ctx ends first, Wait returns ctx's error, and the GPU's work goes on. Any
 // other error means that CUDA cannot report whether the work is done: memory that it
@@ -89,7 +86,7 @@ func (p Point) Wait(ctx context.Context) error {
 	case p.timeline.dev.rt.isClosed() && ctx.Err() == nil:
 		return p.timeline.waitClosed(ctx)
 	}
-	return p.timeline.dev.waits.await(ctx, p.timeline.dev.waits.get(p.position()))
+	return p.timeline.dev.waits.await(ctx, p.timeline.dev.waits.get(p))
 }
 
 // Notify sends to c when the Point is reached, or when CUDA cannot report that it is:
@@ -104,7 +101,7 @@ func (p Point) Notify(c chan<- struct{}) (stop func()) {
 		return func() {}
 	}
 	w := &p.timeline.dev.waits
-	me := &wait{position: p.position(), notify: c}
+	me := &wait{at: p, notify: c}
 	w.enqueue(me)
 	return func() { w.abandon(me) }
 }
@@ -153,7 +150,7 @@ func (s *Stream) WaitPoint(p Point) error {
 		return nil
 	}
 	if e := p.timeline.eventFor(p.n); e.event != nil {
-		err := s.with(fnStreamWaitEvent, e.event, e.event.use)
+		err := s.with(fnStreamWaitEvent, e.event)
 		switch {
 		case err != nil && !e.event.closed():
 			return err
@@ -179,7 +176,7 @@ func (s *Stream) WaitPoint(p Point) error {
 	if err != nil {
 		return err
 	}
-	return s.with(fnStreamWaitEvent, c, c.use)
+	return s.with(fnStreamWaitEvent, c)
 }
 
 // A pointID is a Point that does not keep its Timeline from being collected.

@@ -24,7 +24,7 @@ type round struct {
 // A firstWait is the first wait of a queue.
 type firstWait struct {
 	queue *waitQueue
-	position
+	n     uint64
 	since time.Time
 }
 
@@ -91,7 +91,7 @@ func (r *round) list() {
 	for _, q := range r.queues {
 		if q.listed = q.first != nil; q.listed {
 			rest = append(rest, q)
-			r.firstWaits = append(r.firstWaits, firstWait{q, q.first.position, q.first.since})
+			r.firstWaits = append(r.firstWaits, firstWait{q, q.first.at.n, q.first.since})
 		}
 	}
 	clear(r.queues[len(rest):])
@@ -102,16 +102,11 @@ func (r *round) list() {
 func (r *round) query() {
 	r.began, r.ended, r.youngest = time.Now(), false, maxSleep*16
 	for _, i := range r.firstWaits {
-		over, err := i.reached()
-		if !over && err == nil {
+		if !i.queue.of.reached(i.n) {
 			r.youngest = min(r.youngest, r.began.Sub(i.since))
 			continue
 		}
-		upTo := i.n
-		if err == nil {
-			upTo = i.of.reachedUpTo()
-		}
-		r.end(i.queue, upTo, err)
+		r.end(i.queue, i.queue.of.done.Load(), nil)
 		r.ended = true
 	}
 }

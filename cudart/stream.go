@@ -160,11 +160,11 @@ func (d *Device) queryResult(fn function, code Code, what fmt.Stringer) (done bo
 	return false, d.rt.errorf(fn, code, "%v", what)
 }
 
-// with makes a call that takes the stream and the cudaEvent_t that use returns.
-func (s *Stream) with(fn function, event fmt.Stringer, use func() (*cEvent, bool)) error {
+// with makes a call that takes the stream and an event.
+func (s *Stream) with(fn function, c *cEvent) error {
 	f := s.Device().begin(s)
 	code := codeClosed
-	if c, ok := use(); ok {
+	if c, ok := c.use(); ok {
 		f.args[0], f.args[1], f.args[2] = s.arg(), c.value, 0
 		if fn == fnEventRecord {
 			f.args[0], f.args[1] = c.value, s.arg()
@@ -172,7 +172,7 @@ func (s *Stream) with(fn function, event fmt.Stringer, use func() (*cEvent, bool
 		code = s.dev.guard(fn, f)
 		c.endUse(0)
 	}
-	_, err := s.dev.rt.finish(fn, f, code, func() string { return fmt.Sprintf("%v and %v", s, event) })
+	_, err := s.dev.rt.finish(fn, f, code, func() string { return fmt.Sprintf("%v and %v", s, c) })
 	return err
 }
 

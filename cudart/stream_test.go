@@ -14,6 +14,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -22,12 +23,12 @@ func TestEventsTimeTheLink(t *testing.T) {
 	dev := testgpu.Device(t)
 	const n = 64 << 20
 	s := stream(t, dev)
-	start, end := event(t, dev, cudart.EventOptions{Timing: true}), event(t, dev, cudart.EventOptions{Timing: true})
+	start, end := event(t, dev), event(t, dev)
 	mem, host := device(t, dev, n), pinned(t, dev, n)
 	require.NoError(t, s.Record(start))
 	require.NoError(t, s.CopyToDevice(mem, pointer(host), n))
 	require.NoError(t, s.Record(end))
-	require.NoError(t, end.Synchronize(context.Background()))
+	require.NoError(t, s.Synchronize(context.Background()))
 	took, err := end.Since(start)
 	require.NoError(t, err)
 	rate := n / took.Seconds() / 1e9
@@ -36,22 +37,18 @@ func TestEventsTimeTheLink(t *testing.T) {
 	} else {
 		assert.InDelta(t, 55.4, rate, 1.5, "GB/s of the simulated link")
 	}
-	_, err = end.Since(event(t, dev, cudart.EventOptions{}))
-	require.ErrorIs(t, err, cudart.ErrInvalidValue)
 }
 
-func TestStreamsWaitForEvents(t *testing.T) {
+func TestAStreamWaitsForACopy(t *testing.T) {
 	t.Parallel()
 	dev := testgpu.Device(t)
 	const n = 16 << 20
 	first, second := stream(t, dev), stream(t, dev)
-	e := event(t, dev, cudart.EventOptions{})
 	mem := device(t, dev, n)
 	src, dst := pinned(t, dev, n), pinned(t, dev, n)
 	fill(src, 8)
 	require.NoError(t, first.CopyToDevice(mem, pointer(src), n))
-	require.NoError(t, first.Record(e))
-	require.NoError(t, second.WaitEvent(e))
+	require.NoError(t, second.WaitPoint(first.Point()))
 	require.NoError(t, second.CopyToHost(pointer(dst), mem, n))
 	require.NoError(t, second.Synchronize(context.Background()))
 	require.Equal(t, src, dst)
@@ -92,7 +89,7 @@ func TestUseAfterClose(t *testing.T) {
 	dev := testgpu.Device(t)
 	s, err := dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
-	e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	e, err := dev.NewEvent()
 	require.NoError(t, err)
 	open := stream(t, dev)
 	require.NoError(t, s.Close())
@@ -101,15 +98,14 @@ func TestUseAfterClose(t *testing.T) {
 	require.NoError(t, e.Close())
 	mem, host := device(t, dev, 64), pinned(t, dev, 64)
 	_, queryErr := s.Query()
-	_, eventErr := e.Query()
+	_, eventErr := raw.QueryEvent(e)
 	_, mallocErr := s.Malloc(1)
 	_, sinceErr := e.Since(e)
 	for what, err := range map[string]error{
 		"copy": s.CopyToDevice(mem, pointer(host), 64), "memset": s.Memset(mem, 0, 64),
 		"query": queryErr, "synchronize": s.Synchronize(context.Background()), "malloc": mallocErr,
-		"record": open.Record(e), "wait": open.WaitEvent(e), "event query": eventErr, "since": sinceErr,
-		"event synchronize": e.Synchronize(context.Background()),
-		"host function":     s.LaunchHostFunc(func() { t.Error("must not run") }),
+		"record": open.Record(e), "wait": raw.WaitEvent(open, e), "event query": eventErr, "since": sinceErr,
+		"host function": s.LaunchHostFunc(func() { t.Error("must not run") }),
 	} {
 		assert.ErrorIs(t, err, cudart.ErrClosed, what)
 	}
@@ -125,7 +121,7 @@ func TestCloseWhileInUse(t *testing.T) {
 	for range 20 {
 		s, err := dev.NewStream(cudart.StreamOptions{})
 		require.NoError(t, err)
-		e, err := dev.NewEvent(cudart.EventOptions{})
+		e, err := dev.NewEvent()
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		for range 4 {
@@ -136,7 +132,7 @@ func TestCloseWhileInUse(t *testing.T) {
 						err = s.Record(e)
 					}
 					if err == nil {
-						_, err = e.Query()
+						_, err = raw.QueryEvent(e)
 					}
 					if err == nil {
 						err = s.Synchronize(context.Background())
@@ -165,7 +161,7 @@ func TestLostStreamsAndEventsAreDestroyed(t *testing.T) {
 	for range 10 {
 		_, err := dev.NewStream(cudart.StreamOptions{})
 		require.NoError(t, err)
-		_, err = dev.NewEvent(cudart.EventOptions{})
+		_, err = dev.NewEvent()
 		require.NoError(t, err)
 	}
 	assert.Eventually(t, func() bool {

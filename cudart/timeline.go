@@ -106,14 +106,14 @@ func (t *Timeline) current() bool {
 }
 
 // reached queries whether Point n is reached. It does not wait for goroutines that are
-// inside the library. The error is nil.
-func (t *Timeline) reached(n uint64) (bool, error) {
+// inside the library.
+func (t *Timeline) reached(n uint64) bool {
 	if n <= t.done.Load() {
-		return true, nil
+		return true
 	}
 	m := &t.marks
 	if m.querying.Load() {
-		return false, nil
+		return false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,7 +128,7 @@ func (t *Timeline) reached(n uint64) (bool, error) {
 	}
 	i := m.events.eventOfPoint(n)
 	if i < 0 || m.querying.Load() {
-		return n <= t.done.Load(), nil
+		return n <= t.done.Load()
 	}
 	p := m.events.pending[i]
 	m.querying.Store(true)
@@ -153,10 +153,8 @@ func (t *Timeline) reached(n uint64) (bool, error) {
 	default:
 		t.faults.inRow = 0
 	}
-	return n <= t.done.Load(), nil
+	return n <= t.done.Load()
 }
-
-func (t *Timeline) reachedUpTo() uint64 { return t.done.Load() }
 
 // discard takes an event out of use that cannot be queried and was removed from the
 // pending ones. A new event has to stand for its Points.

@@ -334,29 +334,6 @@ func TestStreamsWaitForPoints(t *testing.T) {
 	_ = b.s.Synchronize(t.Context())
 }
 
-// An event that is recorded again and again does not hold up waits for what it recorded
-// first.
-func TestWaitForAnEventThatIsRecordedAnew(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	e := event(t, b.dev, cudart.EventOptions{})
-	open := gate(t, b.s)
-	require.NoError(t, b.s.Record(e))
-	wait := make(chan error, 1)
-	go func() { wait <- e.Synchronize(t.Context()) }()
-	require.Eventually(t, func() bool { return b.rt.Waiting() == 1 }, 20*time.Second, time.Millisecond)
-	later := stream(t, b.dev)
-	openLater := gate(t, later)
-	require.NoError(t, later.Record(e), "which never gets there on its own")
-	open()
-	require.NoError(t, <-wait)
-	done, err := e.Query()
-	require.NoError(t, err)
-	assert.False(t, done)
-	openLater()
-	require.NoError(t, e.Synchronize(t.Context()))
-}
-
 // A destruction that reports an error of earlier work is not tried again: the
 // handle is gone.
 func TestDestroyThatReportsAnEarlierError(t *testing.T) {
@@ -364,7 +341,7 @@ func TestDestroyThatReportsAnEarlierError(t *testing.T) {
 	b := newBench(t)
 	s, err := b.dev.NewStream(cudart.StreamOptions{})
 	require.NoError(t, err)
-	e, err := b.dev.NewEvent(cudart.EventOptions{})
+	e, err := b.dev.NewEvent()
 	require.NoError(t, err)
 	b.sim.Fail("cudaStreamDestroy", cudasim.Fault{Code: cudart.ErrLaunchFailure, Late: true})
 	b.sim.Fail("cudaEventDestroy", cudasim.Fault{Code: cudart.ErrLaunchFailure, Late: true})
@@ -506,7 +483,7 @@ func TestSynchronizeWaitsForEvents(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	s, mem := stream(t, dev), device(t, dev, 64)
-	e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	e, err := dev.NewEvent()
 	require.NoError(t, err)
 	require.NoError(t, s.Memset(mem, 0, 64))
 	require.NoError(t, s.Point().Wait(t.Context()))

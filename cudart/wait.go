@@ -58,37 +58,16 @@ type waits struct {
 	sleeper *sleeper // wakes the poller; nil if it does not run
 }
 
-// An awaited is a Timeline or a cEvent that goroutines wait for.
-type awaited interface {
-	fmt.Stringer
-	// reached queries whether place n is reached. An error ends the wait.
-	reached(n uint64) (bool, error)
-	// reachedUpTo returns the last place that is known to be reached.
-	reachedUpTo() uint64
-	queue() *waitQueue
-}
-
-// A position is Point n of a Timeline, or query n of a cEvent.
-type position struct {
-	of awaited
-	n  uint64
-}
-
-func (p position) reached() (bool, error) { return p.of.reached(p.n) }
-
-// A waitQueue holds the waits for one stream, or for one event, in the order of their
-// places. It is guarded by waits.mu.
+// A waitQueue holds the waits for Points of one Timeline, in their order. It is guarded by waits.mu.
 type waitQueue struct {
-	of          awaited
+	of          *Timeline
 	first, last *wait
 	listed      bool // in waits.queues
 }
 
-func (q *waitQueue) queue() *waitQueue { return q }
-
 // A wait is one goroutine's. It is reused after its outcome was received.
 type wait struct {
-	position
+	at     Point
 	query  func() (over bool, err error) // for the first microseconds
 	done   chan error
 	notify chan<- struct{} // instead of done
@@ -115,23 +94,23 @@ func (w *waits) init(rt *Runtime) {
 		me := &wait{done: make(chan error, 1)}
 		me.begin = func() { w.begin(me) }
 		me.queryOnce = func() { w.queryOnce(me) }
-		me.reached = func() (bool, error) { return me.position.reached() }
-		me.streams = func() (bool, error) { return me.of.(*Timeline).queryStream() }
+		me.reached = func() (bool, error) { return me.at.timeline.reached(me.at.n), nil }
+		me.streams = func() (bool, error) { return me.at.timeline.queryStream() }
 		me.timer = time.NewTimer(time.Hour)
 		me.timer.Stop()
 		return me
 	}
 }
 
-func (w *waits) get(p position) *wait {
+func (w *waits) get(p Point) *wait {
 	me := w.pool.Get().(*wait)
-	me.position, me.query = p, me.reached
+	me.at, me.query = p, me.reached
 	return me
 }
 
 // put makes a wait available that no other goroutine holds.
 func (w *waits) put(me *wait) {
-	me.position = position{} // keeps no stream from being collected
+	me.at = Point{} // keeps no stream from being collected
 	w.pool.Put(me)
 }
 
@@ -158,7 +137,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 		return t.dev.rt.errorf(fnStreamQuery, codeClosed, "%v", s)
 	}
 	w := &s.dev.waits
-	me := w.get(t.End().position())
+	me := w.get(t.End())
 	me.query = me.streams // which needs no event, and reports errors of an idle stream too
 	if err := w.await(ctx, me); err != nil {
 		return err
@@ -181,7 +160,7 @@ func (t *Timeline) queryStream() (done bool, err error) {
 
 // await starts a wait and waits for its outcome, or until ctx ends.
 func (w *waits) await(ctx context.Context, me *wait) error {
-	what := me.of
+	what := me.at.timeline
 	switch {
 	case ctx.Err() != nil:
 		w.put(me)
@@ -245,8 +224,8 @@ func (w *waits) begin(me *wait) {
 // is not waited for.
 func (w *waits) spin(me *wait) (over bool, err error) {
 	over, err = spin(me.query)
-	if t, ok := me.of.(*Timeline); ok && !over && me.n > t.done.Load() {
-		t.mark(me.n)
+	if !over && !me.at.Completed() {
+		me.at.timeline.mark(me.at.n)
 	}
 	w.spinning.Add(-1)
 	return over, err
@@ -285,8 +264,8 @@ func spin(query func() (done bool, err error)) (over bool, _ error) {
 
 // queryOnce is the wait of Point.Done: it queries once.
 func (w *waits) queryOnce(me *wait) {
-	reached, err := me.reached()
-	if !reached {
+	var err error
+	if !me.at.timeline.reached(me.at.n) {
 		err = errNotReached
 	}
 	w.queries.End()
@@ -301,12 +280,12 @@ func (w *waits) enqueue(me *wait) {
 		w.mu.Unlock()
 		return
 	case w.closed:
-		me.end(fmt.Errorf("wait for %v: %w", me.of, ErrClosed))
+		me.end(fmt.Errorf("wait for %v: %w", me.at.timeline, ErrClosed))
 		w.mu.Unlock()
 		return
 	}
 	me.since = time.Now()
-	q := me.of.queue()
+	q := &me.at.timeline.waitQueue
 	q.insert(me)
 	if !q.listed {
 		q.listed = true
@@ -322,7 +301,7 @@ func (w *waits) enqueue(me *wait) {
 // insert puts a wait behind all waits for earlier places.
 func (q *waitQueue) insert(me *wait) {
 	before := q.last
-	for before != nil && before.n > me.n {
+	for before != nil && before.at.n > me.at.n {
 		before = before.prev
 	}
 	me.queue, me.prev = q, before
@@ -362,7 +341,7 @@ func (w *waits) remove(me *wait) {
 func (w *waits) end(q *waitQueue, n uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for me := q.first; me != nil && me.n <= n; me = q.first {
+	for me := q.first; me != nil && me.at.n <= n; me = q.first {
 		w.remove(me)
 		me.end(err)
 	}

@@ -19,15 +19,14 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	s, e := stream(t, dev), event(t, dev, cudart.EventOptions{})
+	s := stream(t, dev)
 	mem, host := device(t, dev, 64), pinned(t, dev, 64)
 	require.NoError(t, dev.Memset(mem, 3, 64))
 	require.NoError(t, dev.Synchronize(context.Background()))
 	sim.Hold()
 	require.NoError(t, s.CopyToHost(pointer(host), mem, 64))
-	require.NoError(t, s.Record(e))
 	for what, wait := range map[string]func(context.Context) error{
-		"stream": s.Synchronize, "event": e.Synchronize, "device": dev.Synchronize,
+		"stream": s.Synchronize, "device": dev.Synchronize,
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 		err := wait(ctx)

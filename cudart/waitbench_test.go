@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/hostos"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -24,8 +24,8 @@ func BenchmarkWait(b *testing.B) {
 	const maximum = 256 << 20
 	s, notify := stream(b, dev), stream(b, dev)
 	mem, host := device(b, dev, maximum), pointer(pinned(b, dev, maximum))
-	start, end := event(b, dev, cudart.EventOptions{Timing: true}), event(b, dev, cudart.EventOptions{Timing: true})
-	plain := event(b, dev, cudart.EventOptions{})
+	start, end := event(b, dev), event(b, dev)
+	plain := event(b, dev)
 	blocking, err := dev.NewBlockingEvent()
 	require.NoError(b, err)
 	defer func() { require.NoError(b, blocking.Close()) }()
@@ -56,7 +56,7 @@ func BenchmarkWait(b *testing.B) {
 			if err := s.Record(plain); err != nil {
 				return err
 			}
-			if err := notify.WaitEvent(plain); err != nil {
+			if err := raw.WaitEvent(notify, plain); err != nil {
 				return err
 			}
 			if err := notify.LaunchHostFunc(call); err != nil {

@@ -52,7 +52,7 @@ func TestZeroArgumentsDoNotPanic(t *testing.T) {
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
 	s := stream(t, dev)
-	e := event(t, dev, cudart.EventOptions{})
+	e := event(t, dev)
 	for _, value := range []any{rt, dev, s, e, s.Timeline(), s.Point(), alloc(t, dev, 64)} {
 		for _, zero := range []bool{false, true} { // nil, or pointers to zero values
 			callAll(t, value, func(p reflect.Type) reflect.Value {

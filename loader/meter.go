@@ -43,7 +43,7 @@ const (
 // create creates the events (cudaEventCreateWithFlags), up to the first error.
 func (m *meter) create(dev *cudart.Device) {
 	for i := range 3 * len(m.timings) {
-		e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+		e, err := dev.NewEvent()
 		if err != nil {
 			return
 		}

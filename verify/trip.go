@@ -44,7 +44,6 @@ type trip struct {
 	sink    *end
 	targets []target // uploads write the first
 	streams []*cudart.Stream
-	events  []*cudart.Event
 
 	fence   fence.Fence    // of all the memory
 	grace   time.Duration  // for copies that do not end
@@ -90,12 +89,6 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		}
 		t.streams = append(t.streams, s)
 		t.onRelease("a stream", s.Close)
-		e, err := t.dev.NewEvent(cudart.EventOptions{})
-		if err != nil {
-			return err
-		}
-		t.events = append(t.events, e)
-		t.onRelease("an event", e.Close)
 	}
 	if t.path.info().copier {
 		if t.copier, err = t.newCopier(ctx, t.dev); err != nil {
@@ -382,7 +375,7 @@ func fillGuarded(ctx context.Context, c content, b []byte) error {
 }
 
 // copies queues the copies to the device and back. Several streams have a part each; the
-// parts of uploads and downloads differ, so that events have to keep the order.
+// parts of uploads and downloads differ, so that waits have to keep the order.
 func (t *trip) copies(ctx context.Context, c Case) error {
 	n, k := c.SizeBytes, max(c.Streams, 1)
 	if err := t.uploads(ctx, c); err != nil {
@@ -453,17 +446,13 @@ func (t *trip) allBefore(waiting []*cudart.Stream, k int) error {
 	if k == 1 {
 		return nil
 	}
+	points := make([]cudart.Point, k)
 	for i, s := range t.streams[:k] {
-		if err := s.Record(t.events[i]); err != nil {
-			return err
-		}
+		points[i] = s.Point()
 	}
-	for i, s := range waiting {
-		for j, e := range t.events[:k] {
-			if i == j {
-				continue
-			}
-			if err := s.WaitEvent(e); err != nil {
+	for _, s := range waiting {
+		for _, p := range points {
+			if err := s.WaitPoint(p); err != nil { // none for its own
 				return err
 			}
 		}

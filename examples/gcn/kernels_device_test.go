@@ -270,9 +270,9 @@ func BenchmarkMultiply(b *testing.B) {
 	x := cublas.Matrix{P: testgpu.Malloc(b, dev, 4*m*k), Rows: m, Cols: k}
 	w := cublas.Matrix{P: testgpu.Malloc(b, dev, 4*n*k), Rows: k, Cols: n}
 	y := cublas.Matrix{P: testgpu.Malloc(b, dev, 4*m*n), Rows: m, Cols: n}
-	begin, err2 := dev.NewEvent(cudart.EventOptions{Timing: true})
+	begin, err2 := dev.NewEvent()
 	require.NoError(b, err2)
-	end, err2 := dev.NewEvent(cudart.EventOptions{Timing: true})
+	end, err2 := dev.NewEvent()
 	require.NoError(b, err2)
 	b.Cleanup(func() { require.NoError(b, errors.Join(begin.Close(), end.Close())) })
 	run := func(name string, f func() error) {

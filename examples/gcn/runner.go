@@ -93,7 +93,7 @@ func (r *planned) run(ctx context.Context, m *model, rate float32, epoch func(in
 		}
 	}()
 	for range r.epochs {
-		e, err := r.b.dev.NewEvent(cudart.EventOptions{Timing: true})
+		e, err := r.b.dev.NewEvent()
 		if err != nil {
 			return err
 		}

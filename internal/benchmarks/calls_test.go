@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/gpukernels"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // BenchmarkCalls is what single calls cost.
@@ -50,7 +51,7 @@ func callRow(r row) row {
 		dev, dst := f.memory(0, 0)
 		src := pinnedSource(f, dev, 4096)
 		s := f.stream(dev)
-		e := must(dev.NewEvent(cudart.EventOptions{}))(f)
+		e := must(dev.NewEvent())(f)
 		f.later(e.Close)
 		cancellable, cancel := context.WithCancel(ctx)
 		f.Cleanup(cancel)
@@ -71,7 +72,7 @@ func callRow(r row) row {
 				return s.Synchronize(cancellable)
 			},
 			"event-record": func() error { return s.Record(e) },
-			"event-query":  func() error { _, err := e.Query(); return err },
+			"event-query":  func() error { _, err := raw.QueryEvent(e); return err },
 			"stream-query": func() error { _, err := s.Query(); return err },
 			"idle-wait":    wait,
 		}[r.name]

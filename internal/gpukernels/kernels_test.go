@@ -14,14 +14,15 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/internal/testgpu"
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
 // gpu opens a simulated device, or the machine's GPU.
@@ -198,9 +199,9 @@ func TestKernelsChaseAChain(t *testing.T) {
 func TestBusyTakesItsTime(t *testing.T) {
 	dev, s := gpu(t)
 	m := newMemory(t, dev)
-	begin, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	begin, err := dev.NewEvent()
 	require.NoError(t, err)
-	end, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	end, err := dev.NewEvent()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, errors.Join(begin.Close(), end.Close())) }()
 	require.NoError(t, m.Busy(s, 0)) // what a first run costs
@@ -259,9 +260,9 @@ func BenchmarkMemory(b *testing.B) {
 	b.Cleanup(func() { require.NoError(b, dev.FreeHost(host)) })
 	mapped, err := dev.HostDevicePointer(host)
 	require.NoError(b, err)
-	begin, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	begin, err := dev.NewEvent()
 	require.NoError(b, err)
-	end, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+	end, err := dev.NewEvent()
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, errors.Join(begin.Close(), end.Close())) })
 	run := func(name string, bytes int, f func() error) {

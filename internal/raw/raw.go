@@ -38,6 +38,14 @@ var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
 // reserved pages that are requested, 0 for ordinary ones. Package hostmem sets it.
 var CheckBuffer func(options any) (pageSize int, err error)
 
+// QueryEvent reports whether the work that a *cudart.Event recorded is done (cudaEventQuery). Programs query a
+// cudart.Point.
+var QueryEvent func(event any) (done bool, err error)
+
+// WaitEvent makes work that is queued later on a *cudart.Stream wait for the work that a *cudart.Event recorded
+// (cudaStreamWaitEvent). Programs use cudart.Stream.WaitPoint.
+var WaitEvent func(stream, event any) error
+
 // EndSim closes a *cudasim.Sim whose streams may be destroyed a moment later, and returns what its Check finds. Package
 // cudasim sets it.
 var EndSim func(sim any) error

@@ -41,7 +41,7 @@ var started = map[string][]string{
 	},
 	"a finalizer must not block: what was lost is closed by a goroutine of its own": {
 		"cudart.Device.NewStream",
-		"cudart.Device.eventOf",
+		"cudart.newEvent",
 		"hostmem/dlpack.deleted",
 		"hostmem/pool.New",
 	},

@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -58,7 +59,7 @@ made through package cudart.`,
 type callFixture struct {
 	resources
 	stream      *cudart.Stream
-	event, then *cudart.Event // with timing, both recorded
+	event, then *cudart.Event // both recorded
 	device      cudart.DevPtr
 	host        unsafe.Pointer // pinned
 	page        unsafe.Pointer // to register
@@ -75,7 +76,7 @@ func (r *callFixture) open(ctx context.Context) error {
 		return err
 	}
 	for _, e := range []**cudart.Event{&r.event, &r.then} {
-		if *e, err = r.resources.event(cudart.EventOptions{Timing: true}); err != nil {
+		if *e, err = r.resources.event(); err != nil {
 			return err
 		}
 		if err := r.stream.Record(*e); err != nil {
@@ -121,7 +122,7 @@ func (r *callFixture) calls() []call {
 	return []call{
 		{name: "cudaStreamQuery", do: func() error { _, err := r.stream.Query(); return err }},
 		{name: "cudaStreamSynchronize", do: func() error { return r.stream.SynchronizeBlocking() }},
-		{name: "cudaStreamWaitEvent", do: func() error { return r.stream.WaitEvent(r.event) }},
+		{name: "cudaStreamWaitEvent", do: func() error { return raw.WaitEvent(r.stream, r.event) }},
 		{name: "cudaStreamCreate + Destroy", slow: true, do: func() error {
 			s, err := r.dev.NewStream(cudart.StreamOptions{})
 			if err != nil {
@@ -129,11 +130,11 @@ func (r *callFixture) calls() []call {
 			}
 			return s.Close()
 		}},
-		{name: "cudaEventQuery", do: func() error { _, err := r.event.Query(); return err }},
+		{name: "cudaEventQuery", do: func() error { _, err := raw.QueryEvent(r.event); return err }},
 		{name: "cudaEventRecord", do: func() error { return r.stream.Record(r.then) }},
 		{name: "cudaEventElapsedTime", do: func() error { _, err := r.event.Since(r.event); return err }},
 		{name: "cudaEventCreate + Destroy", do: func() error {
-			e, err := r.dev.NewEvent(cudart.EventOptions{})
+			e, err := r.dev.NewEvent()
 			if err != nil {
 				return err
 			}

@@ -29,8 +29,7 @@ type copyFixture struct {
 	source, target hostkind.Memory // of uploads, of downloads
 	in, out        cudart.DevPtr   // the target of uploads, the source of downloads
 	up, down       *cudart.Stream
-	span, all      *measure.Span // of this fixture; of this and others together
-	fork, join     *cudart.Event
+	span, all      *measure.Span   // of this fixture; of this and others together
 	check          *hostmem.Buffer // the device's bytes, to compare
 	rate           float64         // of the last sample, GB/s
 	watch          measure.Stopwatch
@@ -71,11 +70,6 @@ func (r *copyFixture) open(ctx context.Context) error {
 	}
 	for _, s := range []**measure.Span{&r.span, &r.all} {
 		if *s, err = r.resources.span(); err != nil {
-			return err
-		}
-	}
-	for _, e := range []**cudart.Event{&r.fork, &r.join} {
-		if *e, err = r.event(cudart.EventOptions{}); err != nil {
 			return err
 		}
 	}
@@ -246,10 +240,7 @@ func (r *copyFixture) begin(direction string) error {
 	if err != nil || direction != result.Both {
 		return err
 	}
-	if err := r.up.Record(r.fork); err != nil {
-		return err
-	}
-	return r.down.WaitEvent(r.fork)
+	return r.down.WaitPoint(r.up.Point())
 }
 
 func (r *copyFixture) queue(ctx context.Context, direction string, n, count int) error {
@@ -269,10 +260,7 @@ func (r *copyFixture) queue(ctx context.Context, direction string, n, count int)
 // end records the end, which is that of the direction that ends last.
 func (r *copyFixture) end(direction string) error {
 	if direction == result.Both {
-		if err := r.down.Record(r.join); err != nil {
-			return err
-		}
-		if err := r.up.WaitEvent(r.join); err != nil {
+		if err := r.up.WaitPoint(r.down.Point()); err != nil {
 			return err
 		}
 	}

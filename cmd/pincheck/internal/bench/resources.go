@@ -88,8 +88,8 @@ func (w *resources) span() (*measure.Span, error) {
 	return s, err
 }
 
-func (w *resources) event(o cudart.EventOptions) (*cudart.Event, error) {
-	e, err := w.dev.NewEvent(o)
+func (w *resources) event() (*cudart.Event, error) {
+	e, err := w.dev.NewEvent()
 	if err == nil {
 		w.undo.PushClose(e.Close)
 	}

@@ -41,7 +41,7 @@ func simClock(t *testing.T, dev *cudart.Device) clock {
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, s.Close()) })
 	event := func() *cudart.Event {
-		e, err := dev.NewEvent(cudart.EventOptions{Timing: true})
+		e, err := dev.NewEvent()
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, e.Close()) })
 		return e

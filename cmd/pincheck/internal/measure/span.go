@@ -23,7 +23,7 @@ func NewSpan(dev *cudart.Device) (*Span, error) {
 	s := &Span{}
 	var err error
 	for _, e := range []**cudart.Event{&s.start, &s.end} {
-		if *e, err = dev.NewEvent(cudart.EventOptions{Timing: true}); err != nil {
+		if *e, err = dev.NewEvent(); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
