@@ -10,19 +10,17 @@ import (
 	"github.com/gopinned/pinned/hostmem/internal/pages"
 )
 
-// Alloc maps n bytes, makes them resident and registers them for all devices
-// (cudaHostRegister, on dev). Where registering is refused it makes smaller
-// registrations, or has cudaHostAlloc allocate the memory; where the GPU uses the
-// host's page tables it registers nothing: see [Method]. [Buffer.Info] reports which was
-// done, and why. The memory is zero. It reserves n bytes rounded up to a
-// page. n must be positive.
+// Alloc maps n bytes, makes them resident and registers them for all devices (cudaHostRegister, on
+// dev). If the host refuses that, Alloc makes smaller registrations, or calls cudaHostAlloc
+// instead. If the GPU uses the host's page tables, it registers nothing: see [Method].
+// [Buffer.Info] reports the method and the reason. The memory is zero. Its size is n bytes rounded
+// up to a page; n must be positive.
 //
-// Errors are of invalid arguments, naming the option; [ErrLimit] for memory that the host
-// does not have or [SetLimits] forbids; [cudart.ErrClosed] for a Runtime that
-// was closed; those of the system and of CUDA. An error of CUDA names every attempt, and
-// if the host is low on memory, the available bytes. After an error nothing is mapped or
-// registered, unless unregistering failed as well: then the error reports it, and the
-// memory stays (Stats.LeakedBytes).
+// The error names an invalid argument or option, wraps [ErrLimit] if the host lacks the memory or
+// [SetLimits] forbids it, wraps [cudart.ErrClosed] if the Runtime was closed, or is the system's or
+// CUDA's. An error of CUDA lists every attempt, and if the host is low on memory, the available
+// bytes. After an error nothing is mapped or registered, unless unregistering failed too: then the
+// error reports it, and the memory stays (Stats.LeakedBytes).
 //
 // When ctx ends while Alloc waits for a limit or makes pages resident, it undoes its
 // work and returns ctx's error. When ctx ends while a call into CUDA does not return,

@@ -15,17 +15,16 @@
 //
 // # Memory lifetime
 //
-// Pinned memory belongs to the caller that opened it, until Close. From the first Close on
-// the object's methods refuse copies and return no memory. Close waits for the copies
-// that they have queued, then unregisters, then unmaps. Copies queued by other means have
-// to be waited for before. A slice from Bytes must not be used after Close, when its
-// addresses are no longer mapped.
+// Pinned memory belongs to the caller that opened it, until Close. After the first call of Close,
+// the object's methods refuse copies and return no memory. Close waits for the copies that they
+// have queued, then unregisters, then unmaps. It does not wait for copies that were queued by other
+// means: wait for them before. Do not use a slice from Bytes after Close: its addresses are no
+// longer mapped.
 //
-// Registered memory is never unmapped. If unregistering fails, or it cannot be known
-// whether a copy is done, the memory stays, the error reports it, and Close may be called
-// again. Objects that are garbage collected without Close are counted and listed
-// ([ReadStats], [Outstanding]). Their memory stays too, because slices of it may be in
-// use.
+// Registered memory is never unmapped. If unregistering fails, or CUDA cannot report whether a copy
+// is done, the memory stays, Close returns an error, and may be called again. Objects that are
+// garbage collected without Close are counted and listed ([ReadStats], [Outstanding]). Their memory
+// stays too, because slices of it may be in use.
 //
 // # Threads
 //

@@ -33,22 +33,20 @@ type FileOptions struct {
 const insteadOfMapping = "copy it through pinned memory instead, by package transfer (Copier.UploadFrom)"
 
 // MapFile pins the page cache of a file, or of a part of one, so that the GPU reads it where the
-// kernel keeps it, without a copy in between. It maps the file shared and for reading only (mmap), reads it into the page
-// cache, and registers that read-only for all devices (cudaHostRegister with
-// cudaHostRegisterReadOnly, on dev). Where the GPU uses the host's page tables, nothing
-// is registered: see [Method]. Writes of other processes to the file
-// change the bytes, and copies.
+// kernel keeps it, without a copy in between. It maps the file shared and for reading only (mmap),
+// reads it into the page cache, and registers that read-only for all devices (cudaHostRegister with
+// cudaHostRegisterReadOnly, on dev). Where the GPU uses the host's page tables, nothing is
+// registered: see [Method]. If another process writes to the file, the bytes change, even during a
+// copy.
 //
-// The file must not lose bytes while it is mapped: reading the lost ones
-// through Bytes ends the process (SIGBUS), and the GPU goes on reading the old
-// pages. A file that shrinks while MapFile works returns an error.
+// The file must not shrink while it is mapped: reading lost bytes through Bytes ends the process
+// (SIGBUS), and the GPU still reads the old pages. If the file shrinks during MapFile, MapFile
+// returns an error.
 //
-// Only regular files with at least a byte can be mapped. A host that does not
-// register memory, a device that does not support the flag (attribute 113), and file
-// systems that do not map their files, return an error that wraps
-// [errors.ErrUnsupported]. A range that is not within the
-// file is an error. Other errors are those of [Alloc]. When ctx ends, MapFile does what Alloc
-// does.
+// Only regular files of at least one byte can be mapped. The error wraps [errors.ErrUnsupported] if
+// the host does not register memory, the device does not support the flag (attribute 113), or the
+// file system does not map its files. A range outside the file is an error. Other errors, and the
+// end of ctx, are handled as by [Alloc].
 func MapFile(ctx context.Context, dev *cudart.Device, path string, o FileOptions) (*Buffer, error) {
 	b := &Buffer{}
 	pin := Options{Label: cmp.Or(o.Label, path), Chunk: o.Chunk, Workers: o.Workers}

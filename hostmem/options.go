@@ -28,21 +28,20 @@ const (
 	HugeTLB1G
 )
 
-// Options shape a buffer. The zero value suits programs that copy by the methods of Buffer.
-// For a buffer that cudaHostAlloc allocates (see [Method]) only Align, Label and Workers
-// apply: other options that are set have a note.
+// Options shape a buffer. The zero value suits programs that copy by the methods of Buffer. If
+// cudaHostAlloc allocates the buffer (see [Method]), only Align, Label and Workers apply, and
+// Info.Notes lists other options that are set.
 type Options struct {
 	// Align of the first byte in bytes, a power of two of any size. 0 means a page,
 	// or 2 MiB for buffers of that size or more that are not [HostAllocated].
 	Align int
 	// HugePages chooses the pages.
 	HugePages HugePages
-	// Chunk makes every registration at most that many bytes, a multiple of
-	// 2 MiB, each registered as soon as its pages are resident. Where the driver refuses
-	// so many, there are fewer and larger ones, and a note. Registering chunks of 64 MiB
-	// side by side is a fifth faster than one large registration (RATIONALE.md), but a
-	// copy by other means than Buffer's must then not cross from one span to the next.
-	// 0 means one registration where that is possible.
+	// Chunk makes every registration at most that many bytes, a multiple of 2 MiB, each registered
+	// as soon as its pages are resident. If the driver refuses that many registrations, Alloc makes
+	// fewer and larger ones, and adds a note. Registering chunks of 64 MiB in parallel is a fifth
+	// faster than one large registration (RATIONALE.md), but copies that do not use Buffer's
+	// methods must stay within one span. 0 means one registration if possible.
 	Chunk int
 	// Node chooses the NUMA node. The zero value is the device's own.
 	Node Node

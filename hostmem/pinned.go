@@ -268,11 +268,12 @@ type Info struct {
 	Reserved int    // bytes mapped, resident and pinned: of Alloc, Len rounded up to a page, and with HostAllocated up to Options.Align more
 	ReadOnly bool   // the GPU may only read it
 
-	// Notes say what the host refused and costs speed, such as huge pages or registering, which options
-	// do not apply, and what the device does differently.
+	// Notes lists requests that the host refused and that cost speed, such as huge pages or
+	// registering, options that do not apply, and peculiarities of the device.
 	Notes []string
-	// Misplaced says why pages may reside on another NUMA node than Options.Node chose: the host refused to
-	// bind them (mbind), or they were found elsewhere (move_pages). Notes has the same, beside others.
+	// Misplaced lists the reasons why pages may reside on another NUMA node than Options.Node: the
+	// host refused to bind them (mbind), or they were found elsewhere (move_pages). Notes contains
+	// these too.
 	Misplaced []string
 }
 
@@ -294,20 +295,18 @@ func (m *Buffer) String() string {
 // (cudaMemcpyAsync, once for each span that it touches). The bytes must not change
 // before the stream has passed the copy. n may be 0.
 //
-// Errors are of a range that is not within the memory, a nil stream, [cudart.ErrClosed],
-// and CUDA's; after one of CUDA's a part of the copy may be queued, for which Close
-// waits.
+// The error reports a range outside the memory, a nil stream, [cudart.ErrClosed], or a failure of
+// CUDA. After a failure of CUDA, part of the copy may be queued; Close waits for it.
 func (m *Buffer) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return m.copy(s, "copy to device", off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
 	})
 }
 
-// CopyFromDevice queues a copy of n bytes at src in device memory to offset off
-// (cudaMemcpyAsync, once for each span that it touches). Until the stream has
-// passed the copy the memory holds old bytes, or some of each: synchronise before
-// reading. Errors are those of CopyToDevice, and [ErrReadOnly] for memory that was
-// registered read-only.
+// CopyFromDevice queues a copy of n bytes at src in device memory to offset off (cudaMemcpyAsync,
+// once for each span that it touches). Until the stream has passed the copy, the memory may contain
+// old bytes: synchronise before reading. Errors are those of CopyToDevice, and [ErrReadOnly] if the
+// memory was registered read-only.
 func (m *Buffer) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	if m.readOnly {
 		return fmt.Errorf("hostmem: copy from device: %v: %w", m, ErrReadOnly)
@@ -317,9 +316,9 @@ func (m *Buffer) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int)
 	})
 }
 
-// Use calls queue, which queues work on s that accesses the memory by other means than
-// copies, such as a kernel: Close waits for queue, and then for the stream. write says that the
-// work writes to the memory. Errors are those of CopyFromDevice, and queue's.
+// Use calls queue, which queues work on s that accesses the memory, such as a kernel. Close waits
+// for queue, and then for the stream. Set write if the work writes to the memory. Errors are those
+// of CopyFromDevice and of queue.
 func (m *Buffer) Use(s *cudart.Stream, write bool, queue func() error) error {
 	if write && m.readOnly {
 		return fmt.Errorf("hostmem: use: %v: %w", m, ErrReadOnly)
@@ -364,18 +363,18 @@ func (m *Buffer) use(s *cudart.Stream, what string, queue func() error) error {
 	return nil
 }
 
-// Close waits for the copies that were queued by the methods here, unregisters the
-// memory (cudaHostUnregister) and unmaps what this package has mapped, or frees it
-// (cudaFreeHost): memory of [Register] stays mapped. From the first Close on copies
-// return [cudart.ErrClosed]. A second Close does nothing.
+// Close waits for copies that the Buffer's methods queued, unregisters the memory
+// (cudaHostUnregister), and unmaps or frees it (munmap, cudaFreeHost); memory of [Register] stays
+// mapped. After the first call of Close, copies return [cudart.ErrClosed]. A second Close does
+// nothing.
 //
 // After an error Close may be called again: the memory stays registered and mapped, and
 // counts as pinned, because the copies may not be done or unregistering has failed.
 func (m *Buffer) Close() error { return m.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx ends: the error wraps ctx's. It
-// returns within a second or so of that, although a call into CUDA does not: what the call
-// does counts when it returns, and other Closes wait for it.
+// CloseContext is Close that stops waiting when ctx ends: the error wraps ctx's. It returns about a
+// second later even if a call into CUDA does not return: the call completes in the background, and
+// other Closes wait for it.
 func (m *Buffer) CloseContext(ctx context.Context) error {
 	err := errNilContext
 	if m.region == nil {

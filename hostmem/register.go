@@ -27,27 +27,24 @@ type RegisterOptions struct {
 // dev). Pages at its ends may be shared with other registrations. Where the GPU uses the
 // host's page tables, nothing is registered: see [Method].
 //
-// The memory must stay mapped until Close has returned nil. CUDA does not detect
-// when it was unmapped: the GPU then goes on reading and writing pages that the
-// process does not have any more.
+// The memory must stay mapped until Close has returned nil. CUDA does not detect an unmap: the GPU
+// would still read and write pages that the process no longer has.
 //
-// Unlike that of Alloc, memory that is mapped privately is copied into forked children,
-// which makes forks slow: advise MADV_DONTFORK where that matters.
+// Unlike memory of Alloc, privately mapped memory is copied into forked children, which makes forks
+// slow: use MADV_DONTFORK if that matters.
 //
 // Memory that cannot be written is registered read-only if it is mapped
 // shared: CopyFromDevice then returns [ErrReadOnly].
 //
-// Errors, before CUDA sees the memory, are of memory of the Go heap ([ErrGoMemory]);
-// of a range that is not mapped as a whole, or cannot be read; of private mappings
-// that cannot be written, on which the driver hangs; of devices and hosts that cannot
-// register memory, or not for reading only ([errors.ErrUnsupported]). No error makes
-// Register move the memory elsewhere, as Alloc can. Memory that is registered
-// already, all or some of it, returns
-// [cudart.ErrHostMemoryAlreadyRegistered]. Otherwise errors, and what they leave, are
-// those of [Alloc]. The guard of the host's memory never refuses resident memory.
+// Before it calls CUDA, Register refuses memory of the Go heap ([ErrGoMemory]), ranges that are not
+// fully mapped or cannot be read, private mappings that cannot be written, on which the driver
+// hangs, and devices and hosts that cannot register memory, or not read-only
+// ([errors.ErrUnsupported]). If part of the memory is registered already, the error wraps
+// [cudart.ErrHostMemoryAlreadyRegistered]. Other errors are those of [Alloc], but Register never
+// moves the memory. The guard of the host's memory never refuses resident memory.
 //
-// When ctx ends, Register does what Alloc does. If a call into CUDA has not returned then,
-// the memory must stay mapped until it has.
+// When ctx ends, Register does what Alloc does. If a call into CUDA has not returned by then, the
+// memory must stay mapped until it has.
 func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Buffer, error) {
 	b := &Buffer{}
 	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}

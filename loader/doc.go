@@ -24,9 +24,8 @@
 //
 // # Loops and epochs
 //
-// A loop that ends by break or return keeps its epoch: the next loop goes on with the next
-// batch, and batches that are filled already stay. So a program can do something else in
-// between, without a second loader:
+// A loop that ends by break or return keeps its epoch: the next loop continues with the next batch,
+// and filled batches stay. So a program can do something else in between, without a second loader:
 //
 //	for epoch := range l.Epochs(10) {
 //		for batch, err := range l.Batches(ctx) {
@@ -38,10 +37,9 @@
 //		validate()
 //	}
 //
-// After the last batch of an epoch the next loop begins the next epoch; also after an
-// error, and after the end of the loop's context. [Loader.EndEpoch] skips the rest of an
-// epoch. [Loader.Epochs] returns an epoch again until all of it was delivered. Between loops the
-// source is not called.
+// After the last batch of an epoch, after an error, and after the end of the loop's context, the
+// next loop begins the next epoch. [Loader.EndEpoch] skips the rest of an epoch. [Loader.Epochs]
+// repeats an epoch until all of its batches were delivered. Between loops the source is not called.
 //
 // # Parts of a data set
 //
@@ -60,14 +58,14 @@
 //     field has the length of the sample. If most samples are much shorter, use a source and a
 //     loader for each group of similar lengths, which copy fewer bytes.
 //
-// [Batch.Indices] are numbers of the loader's source: map them as well.
+// [Batch.Indices] returns numbers of the loader's source: map them too.
 //
 // # Memory lifetime
 //
 // [New] allocates all memory: (Prefetch + 1) batches, pinned and on the device. Only [Shards] are
-// pinned and unpinned by loops, by a goroutine beside them.
-// A batch belongs to the loop's body for one turn, or until Release if the body
-// calls [Batch.Retain]. After that the loader uses its memory again:
+// pinned and unpinned while loops run, by a separate goroutine. A batch belongs to the loop's body
+// for one turn, or until Release if the body calls [Batch.Retain]. After that the loader uses its
+// memory again:
 //
 //   - it fills the pinned memory when the batch's copy has completed;
 //   - it writes the device memory when the streams of Use have completed the work that was
@@ -101,17 +99,17 @@
 // Options.OnDevice queues kernels after the copy of a batch, which change it on the device before
 // it is delivered.
 //
-// One goroutine at a time makes the loader's calls into CUDA, mostly a worker. If a call does
-// not return, New, Batches and Close end with their contexts all the same. The memory stays
-// allocated until the call returns.
+// One goroutine at a time makes the loader's calls into CUDA, mostly a worker. Even if a call does
+// not return, New, Batches and Close return when their contexts end. The memory stays allocated
+// until the call returns.
 //
 // # Order
 //
-// Batches come in the order of their numbers, unless Options.Unordered is set.
-// With Shuffle each epoch has an order of its own, which depends on the seed and the epoch only;
-// that of [Shards] on the sizes of shards and windows, too. [Batch.Position] is the place after a
-// batch. With it as Options.Start another process goes on with the batch with which the next loop
-// would: after the last one with the next epoch.
+// Batches come in the order of their numbers, unless Options.Unordered is set. With Shuffle each
+// epoch has an order of its own, which depends on the seed and the epoch only; that of [Shards] on
+// the sizes of shards and windows, too. [Batch.Position] is the place after a batch. With this
+// position as Options.Start, another process continues with the batch that the next loop would
+// deliver: after the last batch, with the next epoch.
 //
 // # Errors
 //

@@ -142,10 +142,10 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 // [New], and batches stay in host memory, for another process or another library. It opens no CUDA.
 //
 // memory is called once, with the number of bytes of (Prefetch + 1) batches. It returns that many
-// bytes, such as a mapped file that other processes map as well, which the loader writes until it
-// is closed. The caller releases them, after Close. [Batch.Host] has the bytes of a batch, and
-// [Batch.Offset] their place in memory. A batch is the consumer's until its release: the loader
-// knows nothing of a GPU that reads the memory, and [Batch.Use] and [Batch.Field] are of no use.
+// bytes, such as a mapped file that other processes map too, and the loader writes to them until it
+// is closed. The caller releases them after Close. [Batch.Host] has the bytes of a batch, and
+// [Batch.Offset] their place in memory. The consumer owns a batch until its release. The loader
+// does not track a GPU that reads the memory: [Batch.Use] and [Batch.Field] do not apply.
 //
 // Errors are those of memory, or name an argument, an option or a field of the source.
 func NewHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader, error) {
@@ -345,22 +345,22 @@ func (l *Loader) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Batches returns the batches of an epoch. A loop that ends by break, return or a panic keeps
-// its epoch, and the batches that are filled: the next loop goes on with the next batch. After
-// the last batch the next loop begins the next epoch. [Loader.EndEpoch] skips the rest of an
-// epoch. The first epoch begins at Options.Start. A batch belongs to the loop's body
-// for one turn, unless it is retained. An error ends the loop and its epoch.
+// Batches returns the batches of an epoch. A loop that ends by break, return or a panic keeps its
+// epoch and the filled batches: the next loop continues with the next batch. After the last batch
+// the next loop begins the next epoch. [Loader.EndEpoch] skips the rest of an epoch. The first
+// epoch begins at Options.Start. A batch belongs to the loop's body for one turn, unless it is
+// retained. An error ends the loop and its epoch.
 //
 // The error is the error of a sample or of a copy; ctx's error and cause when ctx ends;
 // [cudart.ErrClosed]; or [cudart.ErrInUse], because one loop runs at a time.
 //
-// The loop ends when all calls of the source have returned, for whatever reason it ends. The next
-// loop reads the samples again that these calls did not complete. Copies of batches that were not
-// delivered may continue: Close waits for them.
+// Whatever ends the loop, it waits until all calls of the source have returned. The next loop reads
+// the samples of failed calls again. Copies of batches that were not delivered may continue: Close
+// waits for them.
 //
-// If all batches are retained when the loop needs another, it waits, because
-// other goroutines may release one. The wait ends with ctx, or when another goroutine calls Close,
-// and the error contains that all are retained. [Stats].Retained is their number.
+// If all batches are retained when the loop needs another, it waits, because other goroutines may
+// release one. The wait ends with ctx, or when another goroutine calls Close, and the error reports
+// that all batches are retained. [Stats].Retained is their number.
 func (l *Loader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		for l.loop(ctx, yield) {

@@ -20,12 +20,12 @@ import (
 // 16 bytes, and begin at such an address, are quickest. The memory must stay open as long as the loader: an
 // epoch fails if it was closed meanwhile, but for a lease, whose memory may be another lease's then.
 //
-// The CPU fills the batches of other memory, and where Options.HostBatches or Options.Transform
-// asks for it; where the device cannot access host memory by its address; of more than 2^32 - 1
-// samples; of [NewHost]; and within a source that has methods of its own.
+// In all other cases the CPU fills the batches: if the memory is not pinned, with
+// Options.HostBatches or Options.Transform, if the device cannot access host memory by its address,
+// for more than 2^32 - 1 samples, for [NewHost], and within a source with its own methods.
 //
-// An error names a field that is not a whole number of samples, or that has another number of
-// samples than field 0.
+// The error names a field that is not a whole number of samples, or whose number of samples differs
+// from field 0's.
 func InMemory(fields []int, data ...[]byte) (BatchSource, error) {
 	m := memory{slices.Clone(fields), slices.Clone(data), false}
 	if err := m.check(); err != nil {

@@ -30,18 +30,18 @@ var ErrUnderWay = stage.ErrUnderWay
 // A Copier copies between one device and any host memory, file, reader or
 // writer. Any goroutine may call its methods.
 //
-// For all methods that copy: ctx, a reader and a writer must not be nil, and sizes are
-// bytes, 0 or more. A copy of no bytes succeeds at once. Errors are those of ctx (its error
-// and its cause), of the reader or writer, of CUDA, and [cudart.ErrClosed].
+// For all methods that copy: ctx, a reader and a writer must not be nil, and sizes are bytes, 0 or
+// more. A copy of no bytes returns nil. Errors are those of ctx (its error and its cause), of the
+// reader or writer, of CUDA, and [cudart.ErrClosed].
 type Copier struct{ view }
 
-// NewCopier returns a copier for a device. Close it. The first copier of a device
-// allocates the ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more,
-// and the streams that all copiers of the device share. On more than four cores the ring
-// has 28 MiB more while copies of both directions wait for memory. Errors are those of ctx
-// (its error and its cause), of invalid Options, of a nil or zero device, of
-// [hostmem.Alloc] and of cudaStreamCreateWithPriority. After an error nothing stays allocated,
-// unless the error says that it could not be released, and NewCopier may be called again.
+// NewCopier returns a copier for a device. Close it. The first copier of a device allocates the
+// ring of pinned memory, 11 MiB on up to four cores and 39 MiB on more, and the streams that all
+// copiers of the device share. On more than four cores the ring grows by 28 MiB while copies in
+// both directions wait for memory. The error reports invalid Options or a nil or zero device, or is
+// that of ctx (its error and its cause), [hostmem.Alloc] or cudaStreamCreateWithPriority. After an
+// error nothing stays allocated, unless the error reports memory that could not be released, and
+// NewCopier may be called again.
 func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	e, err := newEngine(ctx, fmt.Sprintf("copier on %v", dev), []*cudart.Device{dev}, o)
 	if err != nil {
@@ -50,18 +50,17 @@ func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 	return &Copier{view{engine: e}}, nil
 }
 
-// Close releases the copier; the last one of a device waits for copies that are
-// still queued, and unregisters and unmaps the ring. From its call on new copies
-// return [cudart.ErrClosed].
+// Close releases the copier; the last Close on a device waits for queued copies, and unregisters
+// and unmaps the ring. After the call of Close, new copies return [cudart.ErrClosed].
 //
-// Close does not wait for methods that run, as it may be called by one of their
-// callbacks: it returns an error then. CloseContext waits for them. After an
-// error Close may be called again; once it has returned nil it does nothing.
+// While methods run, Close returns an error instead of waiting, because one of their callbacks may
+// have called it. CloseContext waits for them. After an error Close may be called again; once it
+// has returned nil it does nothing.
 func (c *Copier) Close() error { return c.opened().close() }
 
-// CloseContext is Close that waits for methods that run as well, until ctx ends:
-// the error is ctx's then. A call into CUDA that does not return gets another second.
-// Called by a reader, a writer or Progress it waits for its own copy until ctx ends.
+// CloseContext is Close that also waits for running methods, until ctx ends: then it returns ctx's
+// error. It waits one more second for a call into CUDA that does not return. If a reader, a writer
+// or Progress calls it, it waits for its own copy until ctx ends.
 func (c *Copier) CloseContext(ctx context.Context) error { return c.opened().closeContext(ctx) }
 
 func (c *Copier) opened() *engine {

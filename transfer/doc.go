@@ -21,44 +21,41 @@
 //
 // # Ordering
 //
-// A copy is complete when its method returns, and is in no order with other
-// work of the GPU. With [Call].Stream it comes after the work that is queued on that
-// stream, for which the call waits, and before work that is queued there later. An upload of up
-// to 1 MiB, and without Progress, does not wait: it is queued on the stream as long
-// as no more than 16 MiB are, and the call returns as soon as its source may be
-// changed. If CUDA reports an error for it later, the stream's Synchronize returns
-// it.
+// A copy is complete when its method returns, and is not ordered with other work of the GPU. With
+// [Call].Stream it is ordered after the work that is queued on that stream, which the call waits
+// for, and before work that is queued there later. Uploads of up to 1 MiB without Progress do not
+// wait: while no more than 16 MiB are queued on the stream, they are queued there too, and return
+// as soon as their source may be changed. If CUDA reports an error for it later, the stream's
+// Synchronize returns it.
 //
 // # Errors and cancellation
 //
-// When ctx ends, or something fails, a copy begins nothing more, waits for copies that the
-// GPU has begun, and returns the error with the lowest offset. The bytes before the
-// returned count, or before the offset in the error, are copied; later bytes may be. Errors
-// of a context that has ended answer errors.Is for its error and for its cause.
+// When ctx ends, or something fails, a copy begins no more work, waits for copies that the GPU has
+// begun, and returns the error with the lowest offset. The bytes before the returned count, or
+// before the offset in the error, are copied; later bytes may be. If a context has ended, errors.Is
+// matches its error and its cause.
 //
-// When the method has returned, the GPU uses no memory for the copy any more, unless the
-// error wraps [ErrUnderWay]: then a call into CUDA has not returned within two seconds of the
-// end of ctx, or CUDA cannot report that the GPU is done. The GPU may still write to the
-// device and, if the caller's memory is pinned, use that memory.
+// After the method returns, the GPU no longer uses memory for the copy, unless the error wraps
+// [ErrUnderWay]: then a call into CUDA did not return within two seconds of the end of ctx, or CUDA
+// cannot report that the GPU is done. The GPU may still write to the device and, if the caller's
+// memory is pinned, use that memory.
 //
 // # Callbacks
 //
-// Readers, writers and Progress functions run on goroutines of their own, and may
-// block: other copies go on meanwhile. When ctx ends no further Read, Write or call of
-// Progress begins, and one that runs may outlast the method. It may use the Copier.
-// One that panics, or ends its goroutine as testing.T.FailNow does, fails the copy. So
-// does a memory fault, for instance in a mapped file that another process has
-// truncated.
+// Readers, writers and Progress functions run on separate goroutines. They may use the Copier, and
+// may block without delaying other copies. When ctx ends, no further Read, Write or call of
+// Progress begins, and a call in progress may outlast the method. A call that panics, or ends its
+// goroutine as testing.T.FailNow does, fails the copy. So does a memory fault, for instance in a
+// mapped file that another process has truncated.
 //
 // # Cores
 //
-// An upload keeps up to eight cores busy, an upload of a file ten, a download five. While
-// several devices have uploads, each upload has up to twelve cores for each of its devices.
-// Copies at once on a device share these cores, unless Options.Workers sets another number.
-// All copies of the process together keep seven eighths of GOMAXPROCS busy, or all of it up
-// to four. Goroutines that wait for a chunk spin for up to 150 µs, on half of GOMAXPROCS at
-// most, and after a copy on a quarter. On hosts with several NUMA nodes workers run on the
-// cores of the GPU's node.
+// An upload keeps up to eight cores busy, an upload of a file ten, a download five. While several
+// devices have uploads, each upload uses up to twelve cores for each of its devices. Concurrent
+// copies on a device share these cores, unless Options.Workers sets another number. All copies of
+// the process together use seven eighths of GOMAXPROCS, or all of it if it is four or less.
+// Goroutines that wait for a chunk spin for up to 150 µs, on half of GOMAXPROCS at most, and after
+// a copy on a quarter. On hosts with several NUMA nodes workers run on the cores of the GPU's node.
 //
 // # Concurrency
 //

@@ -28,24 +28,23 @@ import (
 // its cause), of the reader, of CUDA, and [cudart.ErrClosed].
 type Fanout struct{ view }
 
-// NewFanout returns a Fanout for devices of one CUDA library, each of them once. It
-// uses the rings that the Copiers of these devices share, and allocates those that
-// are missing, 39 MiB a device at most. It enables peer access in both directions
-// between those that can have it (cudaDeviceEnablePeerAccess); access that other
-// code of the process has enabled is used, and stays enabled. Errors are those of
-// [NewCopier], of CUDA's calls for peer access and for its proof, and of devices that are
-// there twice or belong to different libraries. After an error nothing stays allocated, unless
-// the error says that it could not be released.
+// NewFanout returns a Fanout for devices of one CUDA library, each of them once. It uses the rings
+// that the Copiers of these devices share, and allocates those that are missing, 39 MiB a device at
+// most. It enables peer access in both directions between those that can have it
+// (cudaDeviceEnablePeerAccess); access that other code of the process has enabled is used, and
+// stays enabled. Errors are those of [NewCopier] and of CUDA's calls for peer access and its proof;
+// a duplicate device, and devices of different libraries, are errors too. After an error nothing
+// stays allocated, unless the error reports memory that could not be released.
 //
-// CUDA reports peer access, and copies succeed, on hosts where an IOMMU or ACS keeps the bytes
-// from arriving. So the first NewFanout of a process and a cudart.Runtime that connects two
-// devices proves both directions: it copies 16 KiB from one device to the other, over bytes
-// that differ from them, and reads them back through the host. It waits for work of the
-// devices, as cudaMemcpy and cudaFree do. On idle devices it takes one to two milliseconds for a pair:
-// 1.35 ms on two H100s (2026-11-27). If a byte is wrong in either direction, the two devices pass
-// nothing on to each other, each uses its own link, and Notes reports it. The outcome holds for all later Fanouts. If a
-// device has no memory for the proof, Notes reports that too, and the next NewFanout tries
-// again. [Options].NoPeers makes no copies from device to device, and no proof.
+// CUDA reports peer access, and copies succeed, on hosts where an IOMMU or ACS keeps the bytes from
+// arriving. So the first NewFanout of a process and a cudart.Runtime that connects two devices
+// proves both directions: it copies 16 KiB from one device to the other, over bytes that differ
+// from them, and reads them back through the host. It waits for work of the devices, as cudaMemcpy
+// and cudaFree do. On idle devices it takes one to two milliseconds for a pair: 1.35 ms on two
+// H100s (2026-11-27). If a byte is wrong in either direction, the two devices do not copy to each
+// other, each uses its own link, and Notes reports it. The result holds for all later Fanouts. If a
+// device has no memory for the proof, Notes reports that too, and the next NewFanout tries again.
+// With [Options].NoPeers there are no copies from device to device, and no proof.
 //
 // Options.Workers is for all devices together.
 func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, error) {
@@ -56,16 +55,15 @@ func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, 
 	return &Fanout{view{engine: e}}, nil
 }
 
-// Close releases the Fanout: it disables the peer access that it has enabled, and
-// the rings of devices that no Copier uses any more. From its call on new copies
-// return [cudart.ErrClosed]. It does not wait for methods that run, as it may be called by
-// one of their callbacks: it returns an error then. CloseContext waits for them.
-// After an error Close may be called again; once it has returned nil it does
-// nothing.
+// Close releases the Fanout: it disables the peer access that NewFanout enabled, and releases the
+// rings of devices that no Copier uses. After the call of Close, new copies return
+// [cudart.ErrClosed]. While methods run, Close returns an error instead of waiting, because one of
+// their callbacks may have called it. CloseContext waits for them. After an error Close may be
+// called again; once it has returned nil it does nothing.
 func (f *Fanout) Close() error { return f.opened().close() }
 
-// CloseContext is Close that waits for methods that run as well, until ctx ends:
-// the error is ctx's then. A call into CUDA that does not return gets another second.
+// CloseContext is Close that also waits for running methods, until ctx ends: then it returns ctx's
+// error. It waits one more second for a call into CUDA that does not return.
 func (f *Fanout) CloseContext(ctx context.Context) error { return f.opened().closeContext(ctx) }
 
 func (f *Fanout) opened() *engine {

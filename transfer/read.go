@@ -128,11 +128,10 @@ func (c *capture) WriteString(s string) (int, error) {
 // arrived. Reading is one goroutine's work, and overlaps with the copies; when ctx
 // ends, no further Read begins, and one that runs may outlast the call.
 //
-// Several goroutines read a regular file, [io.SectionReader], [bytes.Reader] or
-// [strings.Reader] from its position on. The position then moves by the number of bytes
-// that arrived. Other types are read by their Read
-// alone, also those that embed one of these; pass a reader that can read at any offset to
-// [Copier.UploadFrom].
+// Several goroutines read a regular file, [io.SectionReader], [bytes.Reader] or [strings.Reader]
+// from its position on. The position then moves by the number of bytes that arrived. One goroutine
+// reads other types, including types that embed one of these, by their Read; pass a reader that can
+// read at any offset to [Copier.UploadFrom].
 func (c *Copier) UploadReader(ctx context.Context, dst cudart.DevPtr, r io.Reader, n int) (int, error) {
 	return c.get().at(n, dst).uploadReader(ctx, r, n)
 }

@@ -16,15 +16,13 @@
 //
 // # Untrusted files
 //
-// A file from the internet may have been made by an attacker, or have been cut
-// off. Before any tensor is returned, the whole header is compared with
-// the rules of the format and the size of the file: lengths and counts, types,
-// products of shapes, and that the tensors are within the file, do not overlap
-// and leave no bytes between them. A file that breaks a rule is refused as a
-// whole, with a [FormatError] that names the file, the tensor, what was found
-// and what was expected. Memory and time grow in proportion to what was read of
-// the header, which has at most 100 MB: 10^6 tensors take one or two seconds of one
-// core, and 360 MB.
+// A file from the internet may have been made by an attacker, or have been cut off. Before any
+// tensor is returned, the whole header is compared with the rules of the format and the size of the
+// file: lengths and counts, types, products of shapes, and that the tensors are within the file, do
+// not overlap and leave no bytes between them. A file that breaks a rule is refused as a whole,
+// with a [FormatError] that names the file, the tensor, what was found and what was expected.
+// Memory and time grow in proportion to the header, which is limited to 100 MB: 10^6 tensors take
+// one or two seconds of one core, and 360 MB.
 //
 // The rules are those of the formats' descriptions and of the reference readers,
 // huggingface/safetensors and ggml. Stricter than these readers:
@@ -45,9 +43,9 @@
 //   - GGUF's version 1 is read, GGUF tensors may have names of more than 63 bytes and be listed in any
 //     order, and the padding behind the last tensor may be missing.
 //
-// Different: of a file that an index names, only the tensors that the index has for this file belong to
-// the model. Transformers loads all of the file's tensors. In some models an index replaces tensors
-// whose older copies, of the same names, are still in other files. [File.Tensors] has them all.
+// Different: if a model has an index, only the tensors that the index assigns to a file belong to
+// the model. Transformers loads all tensors of the file. In some models, other files still contain
+// older copies of tensors under the same names. [File.Tensors] returns all tensors of a file.
 //
 // # Models of several files
 //

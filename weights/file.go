@@ -194,15 +194,14 @@ func (f *File) Reader() io.ReaderAt { return f.orEmpty().r }
 // Tensors iterates over the file's tensors by ascending offset.
 func (f *File) Tensors() iter.Seq[*Tensor] { return slices.Values(f.orEmpty().tensors) }
 
-// Tensor returns the tensor of that name, and whether there is one.
+// Tensor returns the tensor with the name, and whether the file has it.
 func (f *File) Tensor(name string) (*Tensor, bool) {
 	t, ok := f.orEmpty().byName[name]
 	return t, ok
 }
 
-// Metadata returns the value that the file has for a key, and whether it has
-// one: of safetensors' __metadata__, whose values are strings, or of GGUF's
-// key-value pairs.
+// Metadata returns the value of a key, and whether the file has the key. safetensors files have
+// __metadata__, whose values are strings; GGUF files have key-value pairs.
 //
 // A value of GGUF is a bool, a string, or an int8, uint8, ..., int64, uint64,
 // float32 or float64, as the file declares it; an array is a slice of one of

@@ -29,12 +29,11 @@ type Placement struct {
 
 // LoadOptions shape a load. The zero value suits files that are read more than once.
 type LoadOptions struct {
-	// Progress is called from time to time with the number of bytes that were read, and
-	// the number of all. There is one call at a time, on a goroutine of its own. Bytes for
-	// several devices count once. A call that blocks delays no copy, but the return of a
-	// load that succeeds. After an error no call begins, and a call in progress may
-	// outlast the load. A panic, and the end of the goroutine (runtime.Goexit), are
-	// errors of the load.
+	// Progress is called from time to time with the number of bytes that were read, and the number
+	// of all. There is one call at a time, on a goroutine of its own. Bytes for several devices
+	// count once. A call that blocks does not delay copies, only the return of a successful load.
+	// After an error no call begins, and a call in progress may outlast the load. A panic, or the
+	// end of the goroutine (runtime.Goexit), is an error of the load.
 	Progress func(done, total int)
 	// DirectIO reads without the page cache (O_DIRECT): see [transfer.Call]. Without it,
 	// cached pages are copied from the page cache, and others are read into it.

@@ -142,8 +142,8 @@ func allocate(ctx context.Context, dev *cudart.Device, n int) (*cudart.DeviceMem
 }
 
 // Ptr returns the address of a tensor that is on one device as a whole. The error wraps
-// [cudart.ErrInvalidValue] if there is none of this name, or if several devices have it or a part of
-// it ([Loaded.Parts] has all), and [cudart.ErrClosed] after Close. It does not block.
+// [cudart.ErrInvalidValue] if no tensor has this name, or if several devices have the tensor or
+// parts of it (see [Loaded.Parts]), and [cudart.ErrClosed] after Close. It does not block.
 func (l *Loaded) Ptr(name string) (cudart.DevPtr, error) {
 	parts := l.Parts(name)
 	switch {

@@ -43,11 +43,11 @@ func NewModel(files ...*File) (*Model, error) {
 //   - a file: the model that it is a part of, by an index in its directory that names it or by its
 //     own name, else the file alone.
 //
-// Files whose names differ only in the number of name-00001-of-00003.safetensors or .gguf are parts of
-// one model, with or without an index or the split.* keys of GGUF. The error names the parts
-// that are missing. To open one of them alone, use [OpenFile] and [NewModel]. In a directory, an index
-// is a file named *.index.json or *.index.*.json that names safetensors or GGUF files. Passed over are
-// folders, other files, and files whose names start with a dot.
+// Files whose names differ only in the number of name-00001-of-00003.safetensors or .gguf are parts
+// of one model, with or without an index or the split.* keys of GGUF. The error names the parts
+// that are missing. To open one of them alone, use [OpenFile] and [NewModel]. In a directory, an
+// index is a file named *.index.json or *.index.*.json that names safetensors or GGUF files.
+// OpenModel ignores folders, other files, and files whose names start with a dot.
 //
 // The index names the file of each tensor. Other tensors of these files do not belong to the
 // model, such as older copies of tensors that another file has; [File.Tensors] has them.
@@ -238,7 +238,7 @@ func (m *Model) Tensors() iter.Seq[*Tensor] {
 	}
 }
 
-// Tensor returns the tensor of that name, and whether there is one.
+// Tensor returns the tensor with the name, and whether the model has it.
 func (m *Model) Tensor(name string) (*Tensor, bool) {
 	t, ok := m.orEmpty().byName[name]
 	return t, ok

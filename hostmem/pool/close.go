@@ -27,12 +27,12 @@ type closing struct {
 
 func (p *closing) closed() bool { return p.life.Sealed() }
 
-// Close waits for the work on released blocks and unmaps all idle memory. From
-// then on Get returns [cudart.ErrClosed], also where it waits. While there are leases,
-// Close returns an error that counts them and wraps [cudart.ErrInUse]: they stay
-// valid, and their memory is unmapped when they are released. After any other error
-// memory stays pinned, because the GPU may use it, or because it could not be unregistered
-// (cudaHostUnregister). Close may be called again; when all is unmapped it returns nil.
+// Close waits for the work on released blocks and unmaps all idle memory. After that, Get returns
+// [cudart.ErrClosed], and waiting Gets return too. While there are leases, Close returns an error
+// with their number that wraps [cudart.ErrInUse]: they stay valid, and their memory is unmapped
+// when they are released. After any other error memory stays pinned, because the GPU may use it, or
+// because it could not be unregistered (cudaHostUnregister). Close may be called again; when all is
+// unmapped it returns nil.
 func (p *Pool) Close() error { return p.CloseContext(context.Background()) }
 
 // CloseContext is Close that stops waiting when ctx ends, with an error that wraps ctx's. The

@@ -61,18 +61,17 @@ func (l Lease) open() bool { return l.b != nil && l.b.users.Open(l.generation) }
 // (cudaMemcpyAsync). The bytes must not change before the stream has passed
 // the copy. The lease may be released at once. n may be 0.
 //
-// Errors are of a range that is not within the lease, a nil stream, [cudart.ErrClosed],
-// and CUDA's.
+// The error reports a range outside the lease, a nil stream, [cudart.ErrClosed], or a failure of
+// CUDA.
 func (l Lease) CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 	return l.copy("to device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToDevice(dst+cudart.DevPtr(skip), at, n)
 	})
 }
 
-// CopyFromDevice queues a copy of n bytes at src in device memory to offset off
-// (cudaMemcpyAsync). Until the stream has passed the copy the memory holds old
-// bytes, or some of each: synchronise before reading. Errors are those of
-// CopyToDevice.
+// CopyFromDevice queues a copy of n bytes at src in device memory to offset off (cudaMemcpyAsync).
+// Until the stream has passed the copy, the memory may contain old bytes: synchronise before
+// reading. Errors are those of CopyToDevice.
 func (l Lease) CopyFromDevice(s *cudart.Stream, src cudart.DevPtr, off, n int) error {
 	return l.copy("from device", s, off, n, func(at unsafe.Pointer, skip, n int) error {
 		return s.CopyToHost(at, src+cudart.DevPtr(skip), n)
@@ -109,15 +108,15 @@ func (l Lease) end() {
 	}
 }
 
-// Release returns the memory to its pool. It does not block. The pool reuses the memory when
-// the GPU has done the work of the lease's own copies, and all work that was queued so far
-// on the given streams (cudaEventRecord on each). So streams need to be given only for
-// work that was queued by other means. They may be of any device.
+// Release returns the memory to its pool. It does not block. The pool reuses the memory when the
+// GPU has done the work of the lease's own copies, and all work that was queued so far on the given
+// streams (cudaEventRecord on each). So pass only streams on which work was queued by other means.
+// They may belong to any device.
 //
-// A second Release returns [cudart.ErrClosed]. A nil stream is an error that leaves
-// the lease as it is: release it again. If another goroutine is queueing a copy of the lease,
-// or its call blocks in CUDA, the memory returns to the pool when the call ends. Memory of a
-// closed pool is unmapped later; another Close returns an error of that.
+// A second Release returns [cudart.ErrClosed]. A nil stream is an error, and the lease stays valid:
+// release it again. If another goroutine is queueing a copy of the lease, or its call blocks in
+// CUDA, the memory returns to the pool when the call ends. Memory of a closed pool is unmapped in
+// the background; if that fails, the next Close returns the error.
 func (l Lease) Release(streams ...*cudart.Stream) error {
 	err := l.release(streams)
 	if err != nil {

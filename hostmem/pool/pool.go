@@ -100,8 +100,8 @@ func (p *Pool) impl() *core {
 	return p.core
 }
 
-// New makes a pool. It pins nothing yet, and does not block. Close it. Errors are of invalid options,
-// of a nil device, and of one whose Runtime was closed ([cudart.ErrClosed]).
+// New makes a pool. It pins nothing yet, and does not block. Close it. The error reports invalid
+// options, a nil device, or a closed Runtime ([cudart.ErrClosed]).
 func New(dev *cudart.Device, o Options) (*Pool, error) {
 	c, err := newCore(dev, o)
 	if err != nil {

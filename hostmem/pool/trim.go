@@ -34,12 +34,11 @@ func searching(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, bounded.SearchTimeout)
 }
 
-// Trim unmaps idle memory, the longest unused first, until at most keep bytes
-// of it are left, and returns how many bytes it has unmapped. A negative keep counts as
-// 0. Trim does not wait for the GPU: memory that may be in use stays. An arena of small
-// blocks is unmapped when none of them is leased. An error says that memory could not
-// be unregistered or unmapped (cudaHostUnregister, munmap), or is ctx's: the memory counts
-// as reserved, and the next Trim tries again.
+// Trim unmaps idle memory, the longest unused first, until at most keep bytes of it are left, and
+// returns the number of unmapped bytes. A negative keep counts as 0. Trim does not wait for the
+// GPU: memory that may be in use stays. An arena of small blocks is unmapped when none of them is
+// leased. The error reports memory that could not be unregistered or unmapped (cudaHostUnregister,
+// munmap), which counts as reserved until the next Trim tries again, or is ctx's.
 func (p *Pool) Trim(ctx context.Context, keep int) (freed int, err error) {
 	c := p.impl()
 	switch {

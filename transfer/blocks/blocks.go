@@ -153,10 +153,10 @@ func (b *Copier) open(ctx context.Context) error {
 	return err
 }
 
-// Close waits for the kernels that were launched, and releases their code and the memory of
-// lists. From its call on copies return [cudart.ErrClosed]. After an error it may be called again; once
-// it has returned nil it does nothing. Copies by engines may go on: the host memory's owner
-// waits for them.
+// Close waits for the kernels that were launched, and releases their code and the memory of lists.
+// After the call of Close, copies return [cudart.ErrClosed]. After an error it may be called again;
+// once it has returned nil it does nothing. Copies by engines may still run: the owner of the host
+// memory waits for them.
 func (b *Copier) Close() error { return b.CloseContext(context.Background()) }
 
 // CloseContext is Close that returns ctx's error if ctx ends first.
@@ -205,14 +205,14 @@ type Copy struct {
 	HostIndex, DeviceIndex []uint32
 	// HostIndexOnDevice and DeviceIndexOnDevice are lists of Count uint32 in memory that the device
 	// can access, instead of HostIndex and DeviceIndex. The kernel reads them when the stream has
-	// reached the copies, so work queued before may write them. Engines do not read them: such
-	// copies are the kernel's whatever is quicker, and are refused where there is none
+	// reached the copies, so work queued before may write them. Engines do not read them: the
+	// kernel makes such copies even if engines were faster, and without a kernel they are refused
 	// ([errors.ErrUnsupported]).
 	HostIndexOnDevice, DeviceIndexOnDevice cudart.DevPtr
-	// CheckIndices has the device check lists in its memory. The call waits for that, and so for
-	// what the stream has to do before. Without it an index that is not within the memory lets
-	// the kernel access whatever lies there. Whether blocks of the target overlap is not checked
-	// of such lists.
+	// CheckIndices makes the device check lists in its memory. The call waits for the check, and so
+	// for all work that is queued on the stream before. Without it, an index outside the memory
+	// lets the kernel access other memory. Overlapping blocks of the target are not detected in
+	// such lists.
 	CheckIndices bool
 
 	HostStride, DeviceStride int // bytes, 0 is Size
