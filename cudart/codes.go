@@ -17,8 +17,8 @@ const (
 	errPeerAccessAlreadyEnabled Code = 704 // peer access is already enabled
 )
 
-// The codes that callers of this package may test for: Err + the C name without cudaError. Any other code can be compared as a
-// number, such as Code(900), and has its name and text as well.
+// The codes that callers of this package may test for: Err + the C name without cudaError. Any
+// other code can be compared as a number, such as Code(900), and has a name and text too.
 const (
 	ErrInvalidValue                Code = 1   // invalid argument
 	ErrMemoryAllocation            Code = 2   // out of memory

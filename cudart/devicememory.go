@@ -80,9 +80,9 @@ func (m *DeviceMemory) Range(off, n int) (DevPtr, error) {
 	return m.ptr + DevPtr(off), nil
 }
 
-// Close waits for the device's work and frees the memory (cudaFree). After an error the
-// memory may be in use still: Close may be called again. After nil it does nothing. It works
-// after [Runtime.Close], and returns nil for a nil DeviceMemory.
+// Close waits for the device's work and frees the memory (cudaFree). After an error the memory may
+// still be in use: call Close again. Once it has returned nil, it does nothing. It works after
+// [Runtime.Close], and returns nil for a nil DeviceMemory.
 func (m *DeviceMemory) Close() error {
 	if !m.made() {
 		return nil

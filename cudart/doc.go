@@ -1,6 +1,6 @@
-// Package cudart calls NVIDIA's CUDA runtime library, libcudart, from Go without
-// cgo. It finds the library on the host, loads it and calls its functions. It can call the
-// driver's library, libcuda, in its place.
+// Package cudart calls NVIDIA's CUDA runtime library, libcudart, from Go without cgo. It finds the
+// library on the host, loads it and calls its functions. It can call the driver's library, libcuda,
+// instead.
 //
 //	rt, err := cudart.Open(ctx, cudart.Options{})
 //	dev, err := rt.Device(0)
@@ -8,17 +8,16 @@
 //	err = s.CopyToDevice(dst, src, n)
 //	err = s.Synchronize(ctx)
 //
-// It covers what moving memory needs: devices, device, host and managed memory,
-// copies, streams and events; and what loads code and launches it. Package hostmem
-// allocates pinned host memory, package managed unified memory, package kernel launches
-// kernels, and package cudart/cudasim simulates a library for tests.
+// It covers devices, memory of the device and the host, managed memory, copies, streams and events,
+// and loading and launching code. Package hostmem allocates pinned host memory, package managed
+// unified memory, package kernel launches kernels, and package cudart/cudasim simulates a library
+// for tests.
 //
 // # Loading
 //
-// [Open] takes the library from Options.Source, Options.Library or the
-// environment variable PINNED_CUDART, the first of these that is set. If none is,
-// it searches, and takes the newest library that the driver supports. It
-// searches, in this order:
+// [Open] uses the first of these that is set: Options.Source, Options.Library, the environment
+// variable PINNED_CUDART. If none is set, it searches in this order, and uses the newest library
+// that the driver supports:
 //
 //   - the libraries that the process has loaded already
 //   - Python packages in $VIRTUAL_ENV, $CONDA_PREFIX, of the first python3 on
@@ -29,13 +28,13 @@
 //   - the directories of the system's packages, and WSL's
 //   - the driver's own library, libcuda.so.1, if none of these works: see below
 //
-// Open checks a file before it loads it, because the dynamic loader ends the
-// process on a file that is cut off. A process that has more rights than its
-// caller (setuid) ignores the environment. A loaded library is never unloaded.
+// Open checks a file before it loads it, because a truncated file makes the dynamic loader end the
+// process. A process that has more rights than its caller (setuid) ignores the environment. A
+// loaded library is never unloaded.
 //
-// [Runtime.Library] returns the library in use and every one tried before it,
-// each with the reason why it was not taken. If none works, the error is an
-// [OpenError] with the same list and with a remedy ([OpenError.Remedy]).
+// [Runtime.Library] returns the library in use and all libraries tried before it, with the reasons
+// why they were rejected. If none works, the error is an [OpenError] with the same list and with a
+// remedy ([OpenError.Remedy]).
 //
 // Versions 11.x, 12.x and 13.x are supported, with their differences. A function
 // that the library's version lacks returns [errors.ErrUnsupported] when it is called.
@@ -80,10 +79,9 @@
 // unmapped that work before the Point uses. [Stream.WaitPoint] makes another stream
 // wait for it. An [Event] measures time.
 //
-// A call into the library can block: in a driver that hangs, or on a stream that
-// is full (about a thousand entries). It then occupies its goroutine and one
-// thread, and holds up no other stream and no wait. [Runtime.Stuck] lists such
-// calls.
+// A call into the library can block: in a driver that hangs, or on a stream that is full (about a
+// thousand entries). It then occupies its goroutine and one thread, but delays no other stream and
+// no wait. [Runtime.Stuck] lists such calls.
 //
 // # Other libraries
 //
@@ -134,9 +132,9 @@
 //
 // # Debugging
 //
-// Options.Debug, or PINNED_DEBUG=1, checks that the host memory of every
-// asynchronous copy is pinned (cudaPointerGetAttributes), at its first and its last
-// byte. It does not check that memory given to [Device.HostRegister] is no Go heap
-// memory: hostmem.Register always does. PINNED_CUDART=/path/to/libcudart.so chooses
-// the library, and PINNED_CUDA_API=runtime or driver its API.
+// Options.Debug, or PINNED_DEBUG=1, checks that the host memory of every asynchronous copy is
+// pinned (cudaPointerGetAttributes), at its first and its last byte. It does not detect Go heap
+// memory given to [Device.HostRegister]; hostmem.Register always does.
+// PINNED_CUDART=/path/to/libcudart.so chooses the library, and PINNED_CUDA_API=runtime or driver
+// its API.
 package cudart

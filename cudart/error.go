@@ -95,8 +95,8 @@ func (c Code) Is(target error) bool {
 	return target == errors.ErrUnsupported && (c == ErrNotSupported || c == ErrCallRequiresNewerDriver)
 }
 
-// Fatal reports whether the code stays with the context until the process ends: the device is of no use
-// to the process any more.
+// Fatal reports whether the error persists until the process ends: the process can no longer use
+// the device.
 func (c Code) Fatal() bool {
 	switch c {
 	case ErrIllegalAddress, ErrLaunchFailure, ErrLaunchTimeout, errHardwareStackError,

@@ -132,8 +132,8 @@ func (d *Device) MemAdvise(p DevPtr, n int, advice Advice, at Location) error {
 	return err
 }
 
-// RangeAttributes are the advice and the prefetches of a range of managed memory.
-// They do not contain where its pages reside: pages move when they are accessed, too.
+// RangeAttributes are the advice and the prefetches of a range of managed memory. They do not
+// include where pages reside, because accesses move pages too.
 type RangeAttributes struct {
 	ReadMostly   bool       // advised for all pages
 	Preferred    Location   // advised for all pages; LocationNone if for none, or not the same for all

@@ -48,7 +48,7 @@ type Options struct {
 // An API is one of CUDA's two interfaces to a program.
 type API int
 
-// The APIs. What a library exports decides which it has.
+// The APIs. The functions that a library exports determine its API.
 const (
 	AnyAPI     API = iota // either
 	RuntimeAPI            // libcudart's, which calls libcuda

@@ -22,8 +22,8 @@ type OpenError struct {
 	source bool // the library was an Options.Source
 }
 
-// DriverFacts are the parts of NVIDIA's driver that this process can see.
-// libcudart needs all of them. A container may lack any.
+// DriverFacts are the parts of NVIDIA's driver that this process can see. libcudart needs all of
+// them, and a container may lack some.
 type DriverFacts struct {
 	LibPath             string   // libcuda.so.1, "" if it was not found
 	KernelModuleVersion string   // "580.159.04", "" if no module is loaded
@@ -58,7 +58,8 @@ func (e *OpenError) Error() string {
 	return b.String()
 }
 
-// Remedy returns what to do, after what Err means if its own text does not say so.
+// Remedy returns what to do. If the text of Err does not explain the error, Remedy explains it
+// first.
 func (e *OpenError) Remedy() string {
 	for _, r := range remedies {
 		switch {

@@ -32,8 +32,8 @@ type Library struct {
 	CopyBatch bool      // Stream.CopyBatch works: library and driver are of CUDA 12.8 or later
 	Discard   bool      // Stream.Discard works: both are of CUDA 13.0 or later
 
-	// Notes name signals whose handlers, installed by the library or by what it has loaded, end a Go
-	// process.
+	// Notes lists signals with handlers that end a Go process, installed by the library or by a
+	// library that it loaded.
 	Notes []string
 }
 
@@ -42,7 +42,7 @@ type Attempt struct {
 	Path    string  // its file, or the bare name given to the dynamic loader
 	Found   string  // how it was found
 	Runtime Version // its version, 0 if unknown
-	Err     error   // why it was not taken, nil if it was
+	Err     error   // why it was rejected, nil if it was accepted
 }
 
 // A Version is a CUDA version as its libraries return it: 1000 times the major
@@ -134,12 +134,11 @@ func (rt *Runtime) Devices() []*Device {
 	return slices.DeleteFunc(slices.Clone(rt.devices), func(d *Device) bool { return d == nil })
 }
 
-// Close ends waits in progress with [ErrClosed] and destroys the events that the
-// Runtime itself made. From then on, methods that queue work or create something
-// return ErrClosed. Methods that release something, and queries, go on working, so
-// deferred calls may come in any order. Streams, events and memory are the
-// caller's to release: after Close the garbage collector destroys none. The
-// library stays loaded, because CUDA cannot be unloaded safely.
+// Close ends waits in progress with [ErrClosed] and destroys the events that the Runtime itself
+// made. After that, methods that queue work or create objects return ErrClosed. Methods that
+// release objects, and queries, still work, so deferred calls may run in any order. The caller must
+// release streams, events and memory: after Close the garbage collector does not. The library stays
+// loaded, because CUDA cannot be unloaded safely.
 //
 // Close does not wait for calls that are inside the library: see
 // [Runtime.Stuck]. Its error joins those of cudaEventDestroy; another Close tries again.

@@ -46,10 +46,10 @@ func (c StuckCall) String() string {
 	return fmt.Sprintf("%s on device %d", c.Function, c.Device)
 }
 
-// Stuck waits for d, and returns the calls that were inside the library all that time.
-// If ctx ends first, it returns the calls that were inside since Stuck was called. If no call
-// is inside the library it returns at once. Long calls are listed as well: choose d
-// accordingly. A nil ctx is one that does not end.
+// Stuck waits for d, and returns the calls that were inside the library all that time. If ctx ends
+// first, it returns the calls that were inside since Stuck was called. If no call is inside the
+// library, it returns at once. Calls that take long without being stuck are listed too: choose d
+// accordingly. A nil ctx does not end.
 func (rt *Runtime) Stuck(ctx context.Context, d time.Duration) []StuckCall {
 	if !rt.made() {
 		return nil
