@@ -1,142 +1,268 @@
 package report
 
 import (
+	"bytes"
+	_ "embed"
 	"fmt"
+	"html/template"
 	"io"
-	"slices"
+	"regexp"
 	"strings"
+	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// WriteHTML writes one HTML file about results, which needs nothing else. The error is
-// that of w.
+var (
+	//go:embed page.html
+	pageText string
+	//go:embed style.css
+	styleText string
+
+	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"prose": prose, "steps": stepsOf, "inc": func(i int) int { return i + 1 }}).Parse(pageText))
+)
+
+// WriteHTML writes one HTML file about results, which needs nothing else: no network and no script. One result is
+// shown in full, several as a fleet. It follows the reader's light or dark colors, fits a phone, and prints. The error
+// is that of w; there is none for data of odd shapes, which is shown as far as it can be.
 func WriteHTML(w io.Writer, all ...*Result) error {
-	runs := make([]pageRun, len(all))
+	finites := make([]*Result, len(all))
 	for i, r := range all {
-		runs[i] = htmlRun(finite(r))
+		finites[i] = finite(r)
 	}
-	return writePage(w, runs...)
+	var d webPage
+	if len(all) == 1 {
+		d = hostPage(finites[0])
+	} else {
+		d = fleetPage(finites)
+	}
+	d.Style = template.CSS(styleText)
+	var b bytes.Buffer
+	if err := pageTemplate.Execute(&b, d); err != nil {
+		return fmt.Errorf("report: html: %w", err)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
 }
 
-// htmlRun returns what the page shows of a result.
-func htmlRun(r *Result) pageRun {
-	label, reason, color := verdictText(r)
-	run := pageRun{
-		Host: r.HostName, Tool: strings.TrimSpace(r.Tool.Name + " " + r.Tool.Version), Started: r.Started,
-		Verdict: label, Reason: reason, Benches: append(checkedBenches(r), r.Benches...),
-	}
-	switch {
-	case color == red:
-		run.Tone = toneBad
-	case r.Verdict == doctor.Healthy:
-		run.Tone = toneGood
-	}
-	for _, e := range r.Errors {
-		run.Findings = append(run.Findings, pageFinding{Severity: string(doctor.Problem), Summary: e})
-	}
-	for _, same := range grouped(r.Findings) {
-		f := same[0]
-		run.Findings = append(run.Findings, pageFinding{Severity: string(f.Severity), Summary: subject(gpusOf(same)) + f.Summary, Evidence: seen(same),
-			Cause: f.Because(), Settle: f.Settle, Cost: f.Cost, Remedy: f.Remedy, ID: f.ID})
-	}
-	if r.Facts == nil {
-		return run
-	}
-	if r.Simulated {
-		run.Warning = "A simulated GPU: nothing here was measured on hardware."
-	}
-	fact := func(name, value string) {
-		if value != "" {
-			run.Facts = append(run.Facts, pageFact{Name: name, Value: value})
-		}
-	}
-	var names []string
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		memory := ""
-		if d.MemoryTotal > 0 {
-			memory = units.Bytes(d.MemoryTotal)
-		}
-		fact(fmt.Sprintf("GPU %d", d.Ordinal), joined(d.Name, memory, prefixed("compute capability ", d.ComputeCapability)))
-		fact(fmt.Sprintf("GPU %d, connection", d.Ordinal), joined(prefixed("PCI ", d.PCIBusID), numaText(d), linkText(d.Link)))
-		for _, e := range unexplained(r, d) {
-			run.Findings = append(run.Findings, pageFinding{Severity: string(doctor.Problem), Summary: fmt.Sprintf("GPU %d: %s", d.Ordinal, e)})
-		}
-		names = append(names, d.Name)
-	}
-	if run.Host == "" {
-		run.Host = joined(names...)
-	}
-	if h := r.Host; h != nil {
-		fact("Host", machineText(h))
-		fact("System", systemText(h))
-	}
-	if l := r.Library; l != nil {
-		fact("CUDA", strings.TrimPrefix(versionsText(l), "CUDA ")+", "+l.Path)
-	}
-	return run
+// A webPage is a page: the verdict, and sections below it. The template renders it, and computes nothing.
+type webPage struct {
+	Style    template.CSS
+	Title    string   // of the window
+	Over     []string // above the verdict: the host and the time
+	Verdict  verdict
+	Groups   []group // of a fleet, in the order of their severity
+	Sections []block
+	Foot     string
 }
 
-// seen returns what was seen of findings that say the same of several GPUs: of which, unless it is the same of all.
-func seen(same []doctor.Finding) []string {
-	if !slices.ContainsFunc(same, func(f doctor.Finding) bool { return !slices.Equal(f.Evidence, same[0].Evidence) }) {
-		return same[0].Evidence
-	}
-	var out []string
-	for _, f := range same {
-		for _, e := range f.Evidence {
-			out = append(out, subject(gpusOf([]doctor.Finding{f}))+e)
-		}
-	}
-	return out
+// A verdict is what a page or a fold says first.
+type verdict struct {
+	Tone      tone
+	Word      string // such as Healthy
+	Title     string // one clause
+	Lede      string
+	Simulated bool
 }
 
-// checkedBenches are what check and verify measured, in the form of experiments.
-func checkedBenches(r *Result) []result.Bench {
-	// Bytes verified are a table: as bars they would be a screen of equal ones.
-	verified := result.Bench{Name: "verify", Question: "Do bytes survive the round trip to the GPU?", Complete: r.Complete, Views: []result.View{
-		{Title: "Bytes verified", Series: "verified", Lines: []string{"path", result.Device}},
-	}}
-	checked := result.Bench{Name: "check", Question: "How fast are copies of pinned memory?", Complete: r.Complete, Views: []result.View{
-		{Title: "Copies of pinned memory", Series: "bandwidth", X: result.Direction, Lines: []string{result.Device}},
-	}}
-	for _, s := range (&Result{Facts: r.Facts}).series() {
+// A tone is how good something is. A page shows it by an icon and a word, and by a color.
+type tone string
+
+// The tones, the worst first. Unclear is for runs that are incomplete, and for what was not evaluated.
+const (
+	bad     tone = "bad"
+	warn    tone = "warn"
+	unclear tone = "none"
+	okay    tone = "ok"
+	remark  tone = "note"
+)
+
+// toneOf returns the tone of a severity.
+func toneOf(s doctor.Severity) tone {
+	switch s {
+	case doctor.Problem:
+		return bad
+	case doctor.Warning:
+		return warn
+	}
+	return remark
+}
+
+// Word returns what a finding of this tone is.
+func (t tone) Word() string {
+	return map[tone]string{bad: "Problem", warn: "Warning", unclear: "Inconclusive", okay: "Healthy", remark: "Note"}[t]
+}
+
+// A block is a section of the page, or what a fold holds. Only what is set is shown, in this order.
+type block struct {
+	ID, Title, Sub string
+	Quiet          bool // the title is for screen readers
+	Deep           bool // inside a fold: its headings are one level lower
+	Keep           bool // folds are printed while they are closed, too
+	Tiles          []tile
+	Findings       []card
+	Figures        []figure
+	Hosts          []group
+	Tables         []sheet
+	Facts          []field
+	Texts          []string
+	Folds          []fold
+	Refs           []string
+}
+
+// A fold is closed until somebody opens it. Its answer is in its summary.
+type fold struct {
+	Tone          tone // shown with Word, if any
+	Word          string
+	Title, Answer string
+	block
+}
+
+// A tile is a key figure.
+type tile struct {
+	Tone              tone // bad or warn, or none
+	Label, Fig, Unit  string
+	Meter, Tick       string // in percent; empty without a reference
+	Against, More, At string // At is the number of a reference
+}
+
+// A card is a finding.
+type card struct {
+	ID, Name, Title   string
+	Tone              tone
+	Wide              bool // the fix has a command: it takes the whole width
+	Seen, Or          []string
+	Why, Settle, Cost string
+	Do                string
+}
+
+// A figure is a plot, and the same as a table.
+type figure struct {
+	ID, Title, What, Desc string
+	Plot                  *plot
+	Table                 sheet
+}
+
+// A sheet is a table. The first Text columns are text, the others numbers.
+type sheet struct {
+	Caption string
+	Text    int
+	Head    []string
+	Rows    [][]cell
+}
+
+// A cell may have more behind its text, which is muted, and links to hosts of the page.
+type cell struct {
+	Text, More string
+	Tone       tone
+	Lead       string // before the links
+	Links      []link
+}
+
+type link struct{ To, Text string }
+
+// A field is a line about the machine.
+type field struct{ Name, Value string }
+
+// prose makes a sentence of text from outside printable. No line ends between a number and its unit.
+func prose(s string) string {
+	return numberUnit.ReplaceAllString(strings.ReplaceAll(plain(s), " %", "%"), "$1\u00a0$2")
+}
+
+var numberUnit = regexp.MustCompile(`(\d) ([kKMGT]i?B\b|B\b|GB/s|[nµm]?s\b|min\b)`)
+
+// A step is a piece of advice: prose, code in it, or a command to copy.
+type step struct{ Text, Code, Command string }
+
+// stepsOf divides advice at its code quotes. Code with a space in it is a command, which stands alone.
+func stepsOf(text string) (out []step) {
+	parts := strings.Split(plain(text), "`")
+	if len(parts)%2 == 0 { // one quote has no other
+		return []step{{Text: capital(prose(text))}}
+	}
+	for i, part := range parts {
+		code := i%2 == 1
+		after := len(out) > 0 && out[len(out)-1].Command != ""
 		switch {
-		case s.bench == checked.Name:
-			checked.Series = append(checked.Series, *s.Series)
-		case s.Name == "verified" || s.Name != "round_trips" && s.Median > 0: // trips are counted below
-			verified.Series = append(verified.Series, *s.Series)
-		}
-	}
-	if r.Facts != nil {
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			if v := d.Verify; v != nil {
-				wrong := "no byte was wrong"
-				if v.MismatchCount > 0 || v.FailureCount > 0 {
-					wrong = fmt.Sprintf("%s, %s", units.Things(v.MismatchCount, "mismatch", "mismatches"), units.Things(v.FailureCount, "failure", "failures"))
-				}
-				verified.Answers = append(verified.Answers, fmt.Sprintf("GPU %d: %s of %s, %s: %s.", d.Ordinal,
-					units.Count(v.Cases), units.Things(v.CasesPlanned, "round trip", "round trips"), units.Data(v.VerifiedBytes), wrong))
+		case code && strings.Contains(part, " "):
+			out = append(out, step{Command: part})
+		case code:
+			out = append(out, step{Code: part})
+		default:
+			if after { // a command has taken what ends its sentence
+				part = strings.TrimLeft(part, " ,;.):")
 			}
-			if d.Bandwidth == nil {
-				continue
+			if i+1 < len(parts) && strings.Contains(parts[i+1], " ") {
+				part = strings.TrimRight(part, " (")
 			}
-			var rates []string
-			for _, s := range d.Bandwidth.Series {
-				rates = append(rates, measured(result.GBPerSecond, s.Median)+" "+directionText(&s))
+			if i == 0 || after {
+				part = capital(part)
 			}
-			checked.Answers = append(checked.Answers, fmt.Sprintf("GPU %d: %s.", d.Ordinal, joined(rates...)))
-		}
-	}
-	var out []result.Bench
-	for _, b := range []result.Bench{verified, checked} {
-		if len(b.Series) > 0 {
-			out = append(out, b)
+			if i+1 < len(parts) && strings.Contains(parts[i+1], " ") && !strings.HasSuffix(part, ":") && part != "" {
+				part += ":"
+			}
+			if part != "" {
+				out = append(out, step{Text: proseKeeping(part)})
+			}
 		}
 	}
 	return out
 }
+
+// proseKeeping is prose that keeps a space at either end.
+func proseKeeping(part string) string {
+	out := prose(part)
+	if strings.HasPrefix(part, " ") {
+		out = " " + strings.TrimLeft(out, " ")
+	}
+	if strings.HasSuffix(part, " ") {
+		out = strings.TrimRight(out, " ") + " "
+	}
+	return out
+}
+
+// words is result.Words for text from outside.
+func words(s string) string { return result.Words(plain(s)) }
+
+// labelKey formats the key of a label.
+func labelKey(key string) string { return words(strings.TrimSuffix(key, "_bytes")) }
+
+// sentence gives a clause a capital and a full stop.
+func sentence(s string) string {
+	s = strings.TrimSpace(s)
+	if s == "" {
+		return ""
+	}
+	s = capital(s)
+	if strings.ContainsAny(s[len(s)-1:], ".!?:") {
+		return s
+	}
+	return s + "."
+}
+
+// capital gives a text a capital, unless its first word has one inside it or is a name with digits or signs.
+func capital(s string) string {
+	word, _, _ := strings.Cut(s, " ")
+	if word == "" || strings.ToLower(word) != word || strings.ContainsAny(word, "_./()0123456789") ||
+		strings.HasPrefix(word, "cuda") || strings.HasPrefix(word, "lib") || strings.HasPrefix(word, "nvidia") {
+		return s
+	}
+	first := []rune(s)
+	return strings.ToUpper(string(first[:1])) + string(first[1:])
+}
+
+// stamp formats a time in UTC, "" for the zero time.
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02 15:04 UTC")
+}
+
+// percentOf formats a part of a whole in whole percent: 99%.
+func percentOf(part float64) string { return units.Number(100*part, 2) + "%" }
+
+// timesText formats a factor: 6.3, 25, 0.50.
+func timesText(factor float64) string { return units.Number(factor, 2) }
