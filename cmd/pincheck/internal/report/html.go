@@ -132,8 +132,8 @@ type tile struct {
 type card struct {
 	ID, Name, Title   string
 	Tone              tone
-	Wide              bool // the fix has a command: it takes the whole width
-	Seen, Or          []string
+	Wide              bool     // the fix has a command: it takes the whole width
+	Seen, More, Or    []string // More is folded
 	Why, Settle, Cost string
 	Do                string
 }

@@ -100,7 +100,7 @@ func TestPagesOfEverything(t *testing.T) {
 		checkPage(t, page)
 		assert.Less(t, len(page), 150<<10, name)
 		for i := range r.Devices {
-			assert.Contains(t, page, strconv.Itoa(r.Devices[i].Ordinal)+"\u2002", "%s: each GPU has a row", name)
+			assert.Contains(t, page, strconv.Itoa(r.Devices[i].Ordinal)+"\u00a0\u00a0", "%s: each GPU has a row", name)
 		}
 		all = append(all, r)
 	}

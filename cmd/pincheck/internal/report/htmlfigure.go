@@ -209,7 +209,7 @@ func figures(benches []result.Bench, findings []string) []figure {
 			continue
 		}
 		v := b.Views[0]
-		p := plan{series: v.Series, where: v.Where, x: v.X, what: v.Title, lines: numericValues(b.Select(v), v.X) >= 3,
+		p := plan{series: v.Series, where: v.Where, x: v.X, what: "by " + labelKey(v.X), lines: numericValues(b.Select(v), v.X) >= 3,
 			title: func(*facts) string { return cmp.Or(answerOf(b), v.Title) }}
 		if len(v.Lines) > 0 {
 			p.by = v.Lines[len(v.Lines)-1]
@@ -256,7 +256,9 @@ func devicesOf(all []*result.Series) (gpus []int) {
 // draw makes the plot of a plan. ok is false if the series are not there.
 func (p *plan) draw(b *result.Bench) (f figure, ok bool) {
 	all := b.Select(result.View{Series: p.series, Where: p.where})
-	all = slices.DeleteFunc(all, func(s *result.Series) bool { return len(s.Samples) == 0 || s.Unit != all[0].Unit || !isFinite(s.Median) })
+	all = slices.DeleteFunc(all, func(s *result.Series) bool {
+		return len(s.Samples) == 0 || s.Unit != all[0].Unit || !isFinite(s.Median)
+	})
 	if len(all) == 0 || p.lines && numericValues(all, p.x) < 3 {
 		return f, false
 	}
@@ -295,7 +297,11 @@ func (p *plan) draw(b *result.Bench) (f figure, ok bool) {
 			c.Level = &level{e.Value, "reference"} // that of the largest size
 		}
 	}
-	if !(top > 0) {
+	n := 0
+	for _, t := range c.Traces {
+		n += len(t.Points)
+	}
+	if !(top > 0) || n < 2 { // one value is no plot
 		return f, false
 	}
 	c.Unit = unitFor(unit, top)

@@ -298,7 +298,9 @@ var settings = []struct {
 	}},
 	{"PCIe links", func(r *Result) string { return eachGPU(r, linkNow) }},
 	{"Persistence mode", func(r *Result) string {
-		return eachGPU(r, func(d *doctor.Device) string { return onOff(d.Health, func(h *doctor.Health) *bool { return h.Persistence }) })
+		return eachGPU(r, func(d *doctor.Device) string {
+			return onOff(d.Health, func(h *doctor.Health) *bool { return h.Persistence })
+		})
 	}},
 	{"MIG", func(r *Result) string {
 		return eachGPU(r, func(d *doctor.Device) string { return onOff(d.Health, func(h *doctor.Health) *bool { return h.MIG }) })

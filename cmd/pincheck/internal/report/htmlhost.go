@@ -288,6 +288,9 @@ func cardsOf(r *Result, prefix string) (cards, notes []card) {
 		}
 		c := card{ID: fmt.Sprintf("%s%d", prefix, i+1), Name: plain(f.ID), Title: prose(gpus + f.Summary), Tone: toneOf(f.Severity),
 			Seen: seen(same), Why: sentence(prose(f.Because())), Or: f.Alternatives, Settle: f.Settle, Cost: sentence(prose(f.Cost)), Do: f.Remedy}
+		if n := 6; len(c.Seen) > n+1 {
+			c.Seen, c.More = c.Seen[:n], c.Seen[n:]
+		}
 		if gpus == "" {
 			c.Title = capital(c.Title)
 		}
@@ -563,7 +566,7 @@ func gpuTable(r *Result) sheet {
 	copies := copiesOf(r)
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		row := []cell{{Text: strconv.Itoa(d.Ordinal) + "\u2002" + clip(plain(d.Name), 60)}, {Text: "unknown"}}
+		row := []cell{{Text: strconv.Itoa(d.Ordinal) + "\u00a0\u00a0" + clip(plain(d.Name), 60)}, {Text: "unknown"}}
 		if d.Link != nil && d.Link.Rate > 0 {
 			row[1].Text = d.Link.Now().String()
 			if d.Link.Bottleneck != nil {

@@ -63,8 +63,12 @@ const (
 	minLabels = 16   // between the middles of two texts, in pixels
 )
 
-func px(v float64) string      { return strconv.FormatFloat(math.Round(math.Round(1e6*v)/1e5)/10, 'f', -1, 64) }
-func inPercent(v float64) string { return strconv.FormatFloat(math.Round(1e4*v)/100, 'f', -1, 64) + "%" }
+func px(v float64) string {
+	return strconv.FormatFloat(math.Round(math.Round(1e6*v)/1e5)/10, 'f', -1, 64)
+}
+func inPercent(v float64) string {
+	return strconv.FormatFloat(math.Round(1e4*v)/100, 'f', -1, 64) + "%"
+}
 
 func (p *plot) line(class, x, x2 string, y, y2 float64) {
 	p.Shapes = append(p.Shapes, shape{Kind: "line", Class: class, X: x, X2: x2, Y: px(y), Y2: px(y2)})
