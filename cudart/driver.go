@@ -240,7 +240,7 @@ func setDeviceByDriver(b *binding, c *cCall) Code {
 	return code
 }
 
-// getDeviceByDriver returns device -1 for a thread whose context is none, or lost.
+// getDeviceByDriver returns device -1 for a thread with no context, or a lost one.
 func getDeviceByDriver(b *binding, c *cCall) Code {
 	code := c.call()
 	if code == errDeviceUninitialized || code == ErrContextIsDestroyed {

@@ -185,7 +185,8 @@ libcudarts() {
 }
 
 # The bundles for a GPU host, unpacked and run here without a GPU: the tests must pass outside the
-# source tree and without Go, and two builds must compare. What it finds is of this host alone, so that 1 is well.
+# source tree and without Go, and two builds must compare. Benchmarks
+# may differ on a shared host: exit status 1 is accepted here.
 check_gpuscript() {
 	scripts/gpu-test.sh build
 	scripts/bench.sh build -base HEAD

@@ -98,7 +98,7 @@ func checkDevices(devs []*cudart.Device) error {
 		case d.Runtime() != devs[0].Runtime():
 			return fmt.Errorf("%v and %v are of different CUDA libraries: open them with one cudart.Open", devs[0], d)
 		case slices.Contains(devs[:i], d):
-			return fmt.Errorf("%v is there twice", d)
+			return fmt.Errorf("duplicate device: %v", d)
 		}
 	}
 	return nil

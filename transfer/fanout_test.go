@@ -232,7 +232,7 @@ func TestFanoutRefusesInvalidInput(t *testing.T) {
 		{nil, devs, Options{}, "transfer: new fanout on 3 devices: the context is nil"},
 		{t.Context(), nil, Options{}, "no devices"},
 		{t.Context(), []*cudart.Device{devs[0], nil}, Options{}, "device 1 of 2: the device is nil"},
-		{t.Context(), []*cudart.Device{devs[0], devs[1], devs[0]}, Options{}, "device 0 (Simulated GPU) is there twice"},
+		{t.Context(), []*cudart.Device{devs[0], devs[1], devs[0]}, Options{}, "duplicate device: device 0 (Simulated GPU)"},
 		{t.Context(), []*cudart.Device{devs[0], other.Devices()[0]}, Options{}, "are of different CUDA libraries"},
 		{t.Context(), devs, Options{Workers: -1}, "Options.Workers: -1"},
 		{ended, devs, Options{}, "context canceled"},

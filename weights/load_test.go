@@ -526,10 +526,10 @@ func TestInvalidSharesAreRefused(t *testing.T) {
 		`tensor "a" of the file: 1 bytes from byte -1 on, it has 300`:              {{weights.Part{Tensor: a, From: -1, Size: 1}, 0}},
 		`tensor "a" is placed on device -1`:                                        {{a.Whole(), -1}},
 		`nil tensor`:                                                               {{}},
-		`tensor "a" of the file is there twice for device 1, from byte 299 on`:     {{weights.Part{Tensor: a, From: 299, Size: 1}, 1}, {a.Whole(), 1}},
+		`parts of tensor "a" of the file overlap on device 1, from byte 299 on`:    {{weights.Part{Tensor: a, From: 299, Size: 1}, 1}, {a.Whole(), 1}},
 		`tensor "x": not from a File's or Model's tensors`:                         {{(&weights.Tensor{Name: "x"}).Whole(), 1}},
-		`tensor "a" of the file is there twice for device 0, from byte 0 on`:       {{a.Whole(), 1}, {a.Whole(), 0}, {a.Whole(), 0}},
-		`tensor "a" of the file is there twice for device 2, from byte 0 on`:       {{a.Whole(), 2}, {weights.Part{Tensor: a, Size: 1}, 2}},
+		`parts of tensor "a" of the file overlap on device 0, from byte 0 on`:      {{a.Whole(), 1}, {a.Whole(), 0}, {a.Whole(), 0}},
+		`parts of tensor "a" of the file overlap on device 2, from byte 0 on`:      {{a.Whole(), 2}, {weights.Part{Tensor: a, Size: 1}, 2}},
 		`tensor "a" of the file: 9223372036854775807 bytes from byte 1 on, it has`: {{weights.Part{Tensor: a, From: 1, Size: maxInt}, 0}},
 	} {
 		_, err := weights.PlanShares(shares, weights.PlanOptions{})
@@ -543,10 +543,10 @@ func TestInvalidSharesAreRefused(t *testing.T) {
 		"10 bytes from byte 0 on in rows of 3 every 2":   {part(0, 10, 3, 2)},
 		"10 bytes from byte 280 on in rows of 3 every 9": {part(280, 10, 3, 9)},
 		"10 bytes from byte 0 on in rows of 1 every 922": {part(0, 10, 1, maxInt)},
-		"there twice for device 0, from byte 0 on":       {part(0, 30, 10, 100), part(0, 1, 0, 0)},
-		"there twice for device 0, from byte 100 on":     {part(0, 30, 10, 100), part(20, 80, 0, 0), part(100, 10, 0, 0)},
-		"there twice for device 0, from byte 5 on":       {part(0, 30, 10, 100), part(5, 30, 10, 100)},
-		"there twice for device 0, from byte 9 on":       {part(0, 30, 10, 100), part(9, 40, 4, 25)},
+		"overlap on device 0, from byte 0 on":            {part(0, 30, 10, 100), part(0, 1, 0, 0)},
+		"overlap on device 0, from byte 100 on":          {part(0, 30, 10, 100), part(20, 80, 0, 0), part(100, 10, 0, 0)},
+		"overlap on device 0, from byte 5 on":            {part(0, 30, 10, 100), part(5, 30, 10, 100)},
+		"overlap on device 0, from byte 9 on":            {part(0, 30, 10, 100), part(9, 40, 4, 25)},
 	} {
 		var shares []weights.Share
 		for _, p := range parts {

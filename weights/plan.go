@@ -229,7 +229,7 @@ func NewPlan(tensors iter.Seq[*Tensor], device func(*Tensor) int, o PlanOptions)
 			return nil, fmt.Errorf("weights: plan: %w", err)
 		}
 		if chosen[t] {
-			return nil, fmt.Errorf("weights: plan: tensor %s of %s is there twice", quote(t.Name), t.File.name)
+			return nil, fmt.Errorf("weights: plan: duplicate tensor %s of %s", quote(t.Name), t.File.name)
 		}
 		chosen[t] = true
 		if device != nil {
@@ -284,7 +284,7 @@ func planShares(shares []Share, align int) (*Plan, error) {
 			devices[s.Device], placed[s.Device] = d, &placedParts{}
 		}
 		if !placed[s.Device].add(s.Part) {
-			return nil, fmt.Errorf("tensor %s of %s is there twice for device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
+			return nil, fmt.Errorf("parts of tensor %s of %s overlap on device %d, from byte %d on", quote(s.Tensor.Name), s.Tensor.File.name, s.Device, s.From)
 		}
 		padding := -d.Bytes & (align - 1)
 		if s.Size > math.MaxInt-d.Bytes-padding {
@@ -306,8 +306,8 @@ type placedParts struct {
 	anywhere bool // some part does not follow the one before
 }
 
-// add adds the next part, and reports whether it overlaps none of those before. Only parts that do not
-// follow one another are compared with each: a tensor may have 100,000 rows or columns that do.
+// add adds the next part, and reports whether it does not overlap an earlier part. Consecutive parts are
+// not compared with all others: a tensor may have 100,000 rows or columns.
 func (d *placedParts) add(p Part) bool {
 	n := len(d.parts)
 	if n > 0 && d.parts[0].Tensor != p.Tensor {

@@ -145,8 +145,8 @@ func TestPlanRefusesInvalidArguments(t *testing.T) {
 	}{
 		{nil, nil, weights.PlanOptions{}, "no tensors: the sequence is nil"},
 		{list(a, nil), nil, weights.PlanOptions{}, "nil tensor"},
-		{list(a, a), nil, weights.PlanOptions{}, `tensor "a" of the file is there twice`},
-		{list(a, a), on(weights.Skip), weights.PlanOptions{}, `tensor "a" of the file is there twice`},
+		{list(a, a), nil, weights.PlanOptions{}, `duplicate tensor "a" of the file`},
+		{list(a, a), on(weights.Skip), weights.PlanOptions{}, `duplicate tensor "a" of the file`},
 		{list(&copied), nil, weights.PlanOptions{}, `tensor "a": not from a File's or Model's tensors`},
 		{list(&weights.Tensor{Name: "x"}), nil, weights.PlanOptions{}, `tensor "x": not from a File's or Model's tensors`},
 		{list(a), on(-2), weights.PlanOptions{}, `tensor "a" is placed on device -2, want 0 or more, or Skip`},

@@ -9,11 +9,10 @@ import (
 	"github.com/gopinned/pinned/transfer"
 )
 
-// A queue has the reads for one set of devices, and the one upload that copies them. The upload has the
-// bytes as they are to be in device memory: each piece at an offset that has the remainder of its
-// address by transferAlign, so that both ends of a copy have one alignment, and pieces that only
-// their alignment separates are one copy. Zero bytes are between pieces. What alignment alone
-// brings is not measured.
+// A queue contains the reads for one set of devices, and the one upload that copies them. The upload has the
+// layout of device memory: the offset of each piece equals its address modulo transferAlign. So both ends of
+// a copy have the same alignment, and pieces that are separated only by alignment are one copy. Zero bytes
+// are between pieces. The effect of alignment alone is not measured.
 type queue struct {
 	set     []int // indices of the devices
 	devices []*cudart.Device

@@ -72,7 +72,7 @@ func importTensor(c *cTensor, readOnly bool, release func()) (*Imported, error) 
 	}
 	start := c.data + uintptr(c.byteOffset)
 	if c.data == 0 || start < c.data || start+uintptr(n) < start {
-		return nil, fmt.Errorf("dlpack: import: %d bytes at address %#x + %d: there is no such memory", n, c.data, c.byteOffset)
+		return nil, fmt.Errorf("dlpack: import: %d bytes at address %#x + %d: address out of range", n, c.data, c.byteOffset)
 	}
 	in.mem = unsafe.Slice(at[byte](start), n)
 	return in, nil

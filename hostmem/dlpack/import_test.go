@@ -144,10 +144,10 @@ func TestImportsThatAreRefused(t *testing.T) {
 		"negative shape":    {func(x *theirs, _ *cTensor) { x.shape[1] = -3 }, "dimension 1 is negative", false},
 		"overflow":          {func(x *theirs, _ *cTensor) { x.shape = [3]int64{1 << 31, 1 << 31} }, "larger than the address space", false},
 		"empty, overflow":   {func(x *theirs, d *cTensor) { x.shape, d.ndim, d.strides = [3]int64{0, 1 << 62, 1 << 62}, 3, 0 }, "larger than the address space", false},
-		"no data":           {func(_ *theirs, d *cTensor) { d.data = 0 }, "no such memory", false},
-		"offset wraps":      {func(_ *theirs, d *cTensor) { d.byteOffset = ^uint64(0) }, "no such memory", false},
-		"end wraps":         {func(_ *theirs, d *cTensor) { d.data = ^uintptr(0) - 3 }, "no such memory", false},
-		"size without data": {func(x *theirs, d *cTensor) { x.shape[0], d.data = 1, 0 }, "no such memory", false},
+		"no data":           {func(_ *theirs, d *cTensor) { d.data = 0 }, "address out of range", false},
+		"offset wraps":      {func(_ *theirs, d *cTensor) { d.byteOffset = ^uint64(0) }, "address out of range", false},
+		"end wraps":         {func(_ *theirs, d *cTensor) { d.data = ^uintptr(0) - 3 }, "address out of range", false},
+		"size without data": {func(x *theirs, d *cTensor) { x.shape[0], d.data = 1, 0 }, "address out of range", false},
 	} {
 		x := newTheirs(t)
 		x.both(t, func(d *cTensor) { tt.change(x, d) }, func(in *Imported, err error, _ uintptr) {

@@ -751,7 +751,7 @@ func (b *Copier) check(c *Copy, down bool) error {
 			i := seen.firstTwice(side.index, int(largest))
 			b.seen.Put(seen)
 			if i >= 0 {
-				return fmt.Errorf("block %d overlaps another one in the %s's memory: index %d is there twice", i, side.name, side.index[i])
+				return fmt.Errorf("block %d overlaps another one in the %s's memory: duplicate index %d", i, side.name, side.index[i])
 			}
 		}
 	}

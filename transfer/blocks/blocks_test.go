@@ -384,7 +384,7 @@ func TestBlocksOfSeveralHostMemories(t *testing.T) {
 			for want, change := range map[string]func(c *Copy){
 				"block 1, with index 15, is not within the host's 1550 bytes: they have 15 blocks": func(c *Copy) { c.HostIndex = []uint32{0, 15, 10} },
 				"block 15 is not within the host's 1550 bytes: they have 15 blocks":                func(c *Copy) { c.HostIndex, c.Count = nil, 16 },
-				"block 1 overlaps another one in the host's memory: index 0 is there twice":        func(c *Copy) { c.HostIndex = []uint32{0, 0, 10} },
+				"block 1 overlaps another one in the host's memory: duplicate index 0":             func(c *Copy) { c.HostIndex = []uint32{0, 0, 10} },
 				"with Hosts there is neither a Host nor a list in the device's memory":             func(c *Copy) { c.Host = f.mem },
 				"two of Hosts overlap":                    func(c *Copy) { c.Hosts = [][]byte{f.mem[900:2000], f.mem[:1000]} },
 				"550 bytes of host memory are not pinned": func(c *Copy) { c.Hosts = [][]byte{f.mem[:1000], make([]byte, 550)} },
@@ -493,9 +493,9 @@ func TestCopiesAreJoined(t *testing.T) {
 		far.DeviceIndex = []uint32{7, 20}
 		foreign.Host = make([]byte, 1000)
 		for want, requests := range map[string][]Copy{
-			"blocks: copy to the device (copies: 2): copy 1: block 1, with index 20, is not within":             {one, far},
-			"copies 1 to 2 joined: block 2 overlaps another one in the device's memory: index 7 is there twice": {larger, list, list},
-			"1000 bytes of host memory are not pinned":                                                          {one, foreign},
+			"blocks: copy to the device (copies: 2): copy 1: block 1, with index 20, is not within":        {one, far},
+			"copies 1 to 2 joined: block 2 overlaps another one in the device's memory: duplicate index 7": {larger, list, list},
+			"1000 bytes of host memory are not pinned":                                                     {one, foreign},
 		} {
 			before := launches()
 			_, err := f.CopyToDevice(t.Context(), f.s, requests...)
@@ -552,7 +552,7 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 	for want, change := range map[string]func(c *Copy){
 		"block 2, with index 10, is not within the host's 1000 bytes: they have 10 blocks": func(c *Copy) { c.HostIndex = []uint32{9, 0, 10} },
 		"block 0, with index 4294967295, is not within the device's 2000 bytes":            func(c *Copy) { c.DeviceIndex = []uint32{1<<32 - 1, 0, 1} },
-		"block 2 overlaps another one in the device's memory: index 1 is there twice":      func(c *Copy) { c.DeviceIndex = []uint32{1, 0, 1} },
+		"block 2 overlaps another one in the device's memory: duplicate index 1":           func(c *Copy) { c.DeviceIndex = []uint32{1, 0, 1} },
 		"blocks overlap in the device's memory, 99 bytes apart":                            func(c *Copy) { c.DeviceStride = 99 },
 		"indices: 2 in HostIndex, 3 in DeviceIndex: the lists must have the same length":   func(c *Copy) { c.HostIndex = c.HostIndex[:2] },
 		"block 10 is not within the host's 1000 bytes: they have 10 blocks":                func(c *Copy) { c.HostIndex, c.DeviceIndex, c.Count = nil, nil, 11 },
@@ -576,7 +576,7 @@ func TestWrongBlocksAreRefused(t *testing.T) {
 	down := right
 	down.HostIndex = []uint32{4, 4, 0}
 	_, err = f.CopyToHost(t.Context(), f.s, down)
-	assert.ErrorContains(t, err, "block 1 overlaps another one in the host's memory: index 4 is there twice")
+	assert.ErrorContains(t, err, "block 1 overlaps another one in the host's memory: duplicate index 4")
 	_, err = f.CopyToDevice(t.Context(), f.s, down)
 	assert.NoError(t, err, "a source may be read twice")
 
