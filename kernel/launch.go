@@ -137,10 +137,10 @@ func (k *Kernel) AllowShared(n int) error {
 // at most [MaxArgs] arguments. It allocates nothing. Parameters that are structs by value are
 // not supported.
 //
-// The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, if the kernel
-// allows fewer threads or less shared memory, or if the arguments do not match the kernel's
-// parameters, which are known of PTX. It wraps [cudart.ErrClosed] if the module or the stream is closed.
-// Errors of the kernel appear at later calls that use the stream or the device.
+// The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, if the kernel allows
+// fewer threads or less shared memory, or, for PTX, if the arguments do not match the kernel's
+// parameters. It wraps [cudart.ErrClosed] if the module or the stream is closed. Errors of the
+// kernel appear at later calls that use the stream or the device.
 func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Value) error {
 	switch {
 	case !k.made():

@@ -27,7 +27,7 @@ var (
 // isZero reports whether a stream is nil or zero.
 func isZero(s *cudart.Stream) bool { return s == nil || s.Device() == nil }
 
-// A Module is code that is loaded on a device. Close it: the garbage collector unloads none.
+// A Module is code that is loaded on a device. Close it: the garbage collector does not unload it.
 type Module struct {
 	dev     *cudart.Device
 	module  raw.Module
@@ -44,13 +44,13 @@ var groups bounded.Each[cudart.Device, bounded.Group]
 // PTX, which takes a fraction of a second unless the driver's cache on disk has the result. code
 // may be changed afterwards.
 //
-// The error wraps [cudart.ErrInvalidKernelImage] if the code has none of these formats or is
-// not whole. That of code that CUDA cannot use is a [*JITError]: it wraps
+// The error wraps [cudart.ErrInvalidKernelImage] if the code has none of these formats or is not
+// whole. If CUDA cannot use the code, the error is a [*JITError]: it wraps
 // [cudart.ErrUnsupportedPtxVersion] if the PTX is of a newer CUDA than the driver, and
 // [cudart.ErrNoKernelImageForDevice] if the code is for other devices, or if the device is a
-// simulated one that has no Go functions instead of its kernels. If ctx ends first, the error
-// is ctx's, and the code is unloaded once CUDA returns. A nil context, a nil device and empty
-// code are errors.
+// simulated one that has no Go functions instead of its kernels. If ctx ends first, the error is
+// ctx's, and the code is unloaded once CUDA returns. A nil context, a nil device and empty code are
+// errors.
 func Load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error) {
 	m, err := load(ctx, dev, bytes.Clone(code))
 	if err != nil {
@@ -165,8 +165,9 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	return &Kernel{name: name, limits: f.Limits(), module: m, function: f, parsed: parsed, params: entry.Params}, nil
 }
 
-// Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). From its call on, launches return [cudart.ErrClosed]. After an error the code
-// stays loaded, and Close may be called again; once it has returned nil it does nothing.
+// Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). After the
+// call of Close, launches return [cudart.ErrClosed]. After an error the code stays loaded, and
+// Close may be called again; once it has returned nil it does nothing.
 func (m *Module) Close() error { return m.CloseContext(context.Background()) }
 
 // CloseContext is Close that returns ctx's error if ctx ends first. A nil context is an error.

@@ -69,11 +69,11 @@ type Stats struct {
 // Bottleneck returns the stage for which the others wait.
 //
 // It does not count the wait for the first batch of an epoch, unless that is most of the time.
-// The copy is the bottleneck if copies run at least 90 % of the time and wait for the consumer
-// for at most 10 %. The consumer is the bottleneck if the loop waits for batches at most 10 % of
-// the time, or copies wait for the consumer's streams more than 10 %. Otherwise the transform is
+// The copy is the bottleneck if copies run at least 90% of the time and wait for the consumer
+// for at most 10%. The consumer is the bottleneck if the loop waits for batches at most 10% of
+// the time, or copies wait for the consumer's streams more than 10%. Otherwise the transform is
 // the bottleneck if samples spend more time there than in the source, or if transforms run at
-// least 90 % of the time of MaxTransforms. Otherwise it is the source.
+// least 90% of the time of MaxTransforms. Otherwise it is the source.
 func (s Stats) Bottleneck() Stage {
 	const idle, busy = 0.1, 0.9
 	steady := s.Elapsed - s.FirstWaits

@@ -1,11 +1,11 @@
 // Package verify proves that copies to the GPU and back keep every byte.
 //
-// [Run] sends patterns through every kind of host memory that programs use:
-// hostmem's pinned buffers, registered memory, cudaHostAlloc, Go heap memory,
-// memory that the device maps, and managed memory, in place and moved by
-// prefetches; and through every method of a [transfer.Copier]. With Plan.Peer the bytes go
-// by another device, too. Sizes go from one byte over odd ones and page edges to
-// gigabytes, with unaligned ends, on one and on several streams.
+// [Run] sends patterns through every kind of host memory that programs use: hostmem's pinned
+// buffers, registered memory, cudaHostAlloc, Go heap memory, memory that the device maps, and
+// managed memory, in place and moved by prefetches; and through every method of a
+// [transfer.Copier]. With Plan.Peer the bytes also pass through another device. Sizes go from one
+// byte over odd ones and page edges to gigabytes, with unaligned ends, on one and on several
+// streams.
 //
 //	report, err := verify.Run(ctx, dev, verify.Plan{Full: true})
 //	if err == nil {
@@ -20,9 +20,8 @@
 // targets. So a copy that did nothing is detected and named. Guards around every
 // target show bytes written outside.
 //
-// What fills the memory on the device is copied there, too, and overwritten by the copy that is
-// verified: a byte that is flipped in such a fill is wrong before and after, and shows only if it is
-// one of a guard. Of the bytes that cross the link two thirds are compared.
+// Device memory is filled by a copy too, which the verified copy overwrites: a byte that is flipped
+// during the fill shows only in a guard. Two thirds of the bytes that cross the link are compared.
 //
 // # What a mismatch shows
 //

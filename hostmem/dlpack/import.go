@@ -23,12 +23,12 @@ type Imported struct {
 // alignment is not checked. Work that writes the memory, on the CPU or with a GPU, must be
 // done. The memory of a ReadOnly tensor must not be written. Import does not block.
 //
-// The error wraps [errors.ErrUnsupported] for memory of a GPU or another device, for
-// elements that are not of whole bytes, for arrays with gaps or in another order than
-// row-major, for other major versions of DLPack, and on platforms other than Linux on
-// amd64 and arm64. More than 64 dimensions, negative or too large sizes, and a data
-// pointer of 0 are errors as well; whether there is memory at an address cannot be
-// checked. After an error the tensor is the caller's as before: see [Versioned.Delete].
+// The error wraps [errors.ErrUnsupported] for memory of a GPU or another device, for elements that
+// are not of whole bytes, for arrays with gaps or in another order than row-major, for other major
+// versions of DLPack, and on platforms other than Linux on amd64 and arm64. More than 64
+// dimensions, negative or too large sizes, and a data pointer of 0 are errors too; Import cannot
+// check whether an address has memory. After an error the caller still owns the tensor: see
+// [Versioned.Delete].
 func Import(v Versioned) (*Imported, error) {
 	if err := importable(uintptr(v)); err != nil {
 		return nil, err

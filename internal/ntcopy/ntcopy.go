@@ -38,7 +38,7 @@ const (
 	// maxPiece is the maximum of bytes that one call of assembly copies. The Go runtime
 	// cannot preempt assembly, so a stop of the world, as for a garbage collection,
 	// waits for the end of the piece: about 30 us at 10 GB/s. Smaller pieces cost
-	// speed, because each ends in a fence: 64 KiB up to 13 %, 256 KiB up to 3 %.
+	// speed, because each ends in a fence: 64 KiB up to 13%, 256 KiB up to 3%.
 	maxPiece = 256 << 10
 
 	// Rows of minRow to maxRow bytes are copied together. Smaller ones take as long for
