@@ -20,12 +20,12 @@
 //
 // # The driver's library
 //
-// With Config.API [cudart.DriverAPI] it is libcuda: it exports cuMemAlloc_v2 instead of
-// cudaMalloc, and no thread has a context until cuCtxSetCurrent. Faults, counts and misuses keep
-// the names of libcudart's functions, so that a test is for both: cudaMemcpyAsync stands for each
-// of libcuda's asynchronous copies. Functions that libcudart does not have, such as
-// cuDevicePrimaryCtxRetain, have their own names. A call on a thread without a context returns
-// CUDA_ERROR_INVALID_CONTEXT and is not counted.
+// With Config.API [cudart.DriverAPI] it is libcuda: it exports cuMemAlloc_v2 instead of cudaMalloc,
+// and no thread has a context until cuCtxSetCurrent. Faults, counts and misuses keep the names of
+// libcudart's functions, so a test works with both: cudaMemcpyAsync stands for each of libcuda's
+// asynchronous copies. Functions that libcudart does not have, such as cuDevicePrimaryCtxRetain,
+// have their own names. A call on a thread without a context returns CUDA_ERROR_INVALID_CONTEXT and
+// is not counted.
 //
 // # Streams and time
 //
@@ -42,25 +42,23 @@
 //
 // # Full queues
 //
-// A stream holds 1024 operations that are not done, as many as real drivers do or
-// nearly so (Config.QueueDepth). On a full stream every call that enqueues one
-// more blocks until there is room: copies, memsets, prefetches, host functions,
-// cudaEventRecord, cudaStreamWaitEvent, cudaMallocAsync and cudaFreeAsync. Other
-// streams and calls go on. The wait ends with cudaErrorInvalidResourceHandle when
-// the stream is destroyed, with the device's error when that is lost, and with
-// cudaErrorCudartUnloading when the Sim is closed. A stream stays full while the
-// Sim is held, or while a host function in it runs.
+// A stream holds 1024 operations that are not done, as many as real drivers do or nearly so
+// (Config.QueueDepth). On a full stream every call that enqueues one more blocks until there is
+// room: copies, memsets, prefetches, host functions, cudaEventRecord, cudaStreamWaitEvent,
+// cudaMallocAsync and cudaFreeAsync. Other streams and calls continue. The wait ends with
+// cudaErrorInvalidResourceHandle when the stream is destroyed, with the device's error when that is
+// lost, and with cudaErrorCudartUnloading when the Sim is closed. A stream stays full while the Sim
+// is held, or while a host function in it runs.
 //
 // # Memory
 //
-// Device memory is host memory, allocated as it is accessed. Its addresses are not
-// mapped, so the CPU faults on them. Copies are checked against allocations and registrations:
-// a copy that spans two of them fails. cudaHostRegister follows the driver's rules
-// for overlap, protection and limits, but pins nothing. Managed memory is host
-// memory. Its pages, of 64 KiB, reside on devices, on the host, or on several of them if they
-// are read mostly: prefetches move them, and so do memsets and copies that access them as
-// device memory, at Link.FaultToDevice. [Sim.TouchManaged] stands for an access by the
-// CPU. Pages take device memory: a device that is full evicts those that came first.
+// Device memory is host memory, allocated as it is accessed. Its addresses are not mapped, so the
+// CPU faults on them. Copies are checked against allocations and registrations: a copy that spans
+// two of them fails. cudaHostRegister follows the driver's rules for overlap, protection and
+// limits, but pins nothing. Managed memory is host memory. Its pages, of 64 KiB, reside on devices,
+// on the host, or on several of them if they are read mostly: prefetches move them, and so do
+// memsets and copies that access them as device memory, at Link.FaultToDevice. [Sim.TouchManaged]
+// stands for an access by the CPU. Pages take device memory: a full device evicts its oldest pages.
 // [Sim.Managed] and [Sim.ManagedResidence] return where they are.
 //
 // # Hosts that refuse to pin
@@ -84,20 +82,20 @@
 //
 // # Kernels
 //
-// Devices run Go functions instead of kernels: of PTX only the kernels' names and parameters
-// are read. The kernels of package kernel are there; Config.Kernels has others. A function
+// Devices run Go functions instead of kernels: of PTX only the kernels' names and parameters are
+// read. The kernels of package kernel are there; Config.Kernels has others. A function
 // ([KernelFunc]) does the work of a whole launch, in the order of its stream, on memory that
-// [Launch.Read] and [Launch.Write] return. They refuse what the device cannot access: the
-// device is unusable from then on, and an [IllegalAccess] says where it was. Code that has no
-// kernel with a function, cubins and fat binaries fail with cudaErrorNoKernelImageForDevice,
-// and the log of the load says why.
+// [Launch.Read] and [Launch.Write] return. They refuse addresses that the device cannot access:
+// then the device is unusable, and an [IllegalAccess] reports the address. Code that has no kernel
+// with a function, cubins and fat binaries fail with cudaErrorNoKernelImageForDevice, and the log
+// of the load contains the reason.
 //
 // # Threads
 //
-// The current device and the last error belong to the OS thread, and a new thread
-// has device 0. Nearly every call makes a context on the current device, as in
-// CUDA: see [Sim.Contexts]. [Sim.Misuses] has the calls that used something
-// of another device than the current one, as [WrongDevice].
+// The current device and the last error belong to the OS thread, and a new thread has device 0.
+// Nearly every call makes a context on the current device, as in CUDA: see [Sim.Contexts].
+// [Sim.Misuses] reports calls that used an object of a device that was not current, as
+// [WrongDevice].
 //
 // # Misuse
 //
@@ -118,8 +116,8 @@
 //
 // # Blocked calls
 //
-// [Sim.Block] makes calls block until the test lets them go on, which may be never.
-// For a stream on which no call returns:
+// [Sim.Block] makes calls block until the test unblocks them, if ever. For a stream on which no
+// call returns:
 //
 //	unblock := sim.Block("", cudasim.Fault{Stream: stream.Handle(), Times: -1})
 //	defer unblock()
