@@ -158,7 +158,7 @@ func TestOneBadGPUHidesNoOther(t *testing.T) {
 	}
 	got := call(t, sys, "--quiet")
 	assert.Equal(t, exitProblems, got.code)
-	assert.Contains(t, got.stdout, "a GPU that CUDA counts cannot be described [failed_call]")
+	assert.Contains(t, got.stdout, "CUDA counts a GPU whose properties cannot be read [failed_call]")
 	assert.Contains(t, got.stdout, "0 Simulated GPU  ")
 	assert.Contains(t, got.stdout, "2 Simulated GPU  ")
 }
@@ -174,8 +174,8 @@ func TestAPathBetweenGPUsThatLosesBytes(t *testing.T) {
 		assert.Equal(t, exitProblems, got.code)
 		assert.Contains(t, got.stdout, "[peer_path_loses_bytes]")
 		text := strings.Join(strings.Fields(got.stdout), " ")
-		assert.Contains(t, text, fmt.Sprintf("copies from GPU %d to GPU %d lose bytes, without an error", lost[0], lost[1]))
-		assert.Contains(t, text, fmt.Sprintf("16384 of 16384 bytes that GPU %d copied to GPU %d did not arrive", lost[0], lost[1]))
+		assert.Contains(t, text, fmt.Sprintf("copies from GPU %d to GPU %d lose data without an error", lost[0], lost[1]))
+		assert.Contains(t, text, fmt.Sprintf("16384 of 16384 bytes from GPU %d to GPU %d did not arrive", lost[0], lost[1]))
 		assert.NotContains(t, got.stdout, "[wrong_bytes]")
 	}
 }
@@ -396,7 +396,7 @@ func TestWatchWithoutGPU(t *testing.T) {
 	sys.after = func(time.Duration) <-chan time.Time { cancel(); return nil }
 	var stdout bytes.Buffer
 	assert.Equal(t, exitOK, run(ctx, []string{"watch"}, &stdout, &stdout, sys))
-	assert.Contains(t, stdout.String(), "+ problem no_gpu: there is no NVIDIA GPU in this machine")
+	assert.Contains(t, stdout.String(), "+ problem no_gpu: this machine has no NVIDIA GPU")
 	assert.NotContains(t, stdout.String(), "no_driver_library")
 }
 

@@ -354,7 +354,7 @@ func TestNoGPU(t *testing.T) {
 		says       []string
 	}{
 		{"nothing", "no-gpu-cgroup-v1", noLibrary(cudart.DriverFacts{}), nil,
-			[]string{"there is no NVIDIA GPU in this machine [no_gpu]", "kernel module    MISSING"}},
+			[]string{"this machine has no NVIDIA GPU [no_gpu]", "kernel module    MISSING"}},
 		{"no-libcudart", "h200-vm", noLibrary(libcuda), nil, []string{"[no_runtime_library]", "looked in: $CUDA_PATH (not set)"}},
 		{"musl", "alpine-musl", noLibrary(cudart.DriverFacts{}), nil, []string{"[no_c_library]"}},
 		{"wsl", "wsl2", noLibrary(libcuda), nil, []string{"not needed under WSL"}},

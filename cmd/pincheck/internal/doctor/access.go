@@ -73,14 +73,19 @@ func (f *Facts) missing(id, summary string) []Finding {
 	if !ok || r.State != Missing {
 		return nil
 	}
-	return finding(Finding{Summary: summary, Evidence: []string{r.Detail}, Remedy: r.Remedy})
+	return finding(Finding{Summary: summary, Evidence: []string{capital(r.Detail)}, Remedy: r.Remedy})
+}
+
+// capital returns the detail of a requirement as the beginning of a sentence.
+func capital(detail string) string {
+	return strings.ToUpper(detail[:min(1, len(detail))]) + detail[min(1, len(detail)):]
 }
 
 func noGPU(f *Facts) []Finding {
 	if f.NVML != nil && f.NVML.Count > 0 {
 		return nil // it is not on the bus that is shown
 	}
-	return f.missing("gpu", "there is no NVIDIA GPU in this machine")
+	return f.missing("gpu", "this machine has no NVIDIA GPU")
 }
 
 // offBus leaves out GPUs that sleep: they answer nothing either. Others go on beside one that is lost.
@@ -93,13 +98,13 @@ func offBus(f *Facts) []Finding {
 		if g.OffBus {
 			one := Finding{
 				Summary:  fmt.Sprintf("the GPU at %s fell off the bus", g.Address),
-				Evidence: []string{"/sys/bus/pci/devices/" + g.Address + "/config reads as ones only"},
+				Evidence: []string{"/sys/bus/pci/devices/" + g.Address + "/config returns only ones"},
 			}
 			switch {
 			case g.PowerState != "":
 				one.Evidence = append(one.Evidence, "power_state is "+g.PowerState)
 			case f.Host.Virt.VM || g.Driver == "":
-				one.Against = []string{"it may be switched off: this host does not show its power_state, or no driver holds it"}
+				one.Against = []string{"it may be switched off: this host does not show its power_state, or no driver is bound to it"}
 			}
 			out = append(out, one)
 		}
@@ -116,7 +121,7 @@ func switchedOff(f *Facts) []Finding {
 		case g.SwitchedOff:
 			evidence = append(evidence, "/proc/acpi/bbswitch: "+g.Address+" OFF")
 		case g.Asleep && g.Driver != "nvidia" && !slices.Contains(forGuests, g.Driver) && !listed(f.Host, g):
-			evidence = append(evidence, fmt.Sprintf("%s is in power_state %s, and the driver nvidia does not hold it", g.Address, cmp.Or(g.PowerState, "suspended")))
+			evidence = append(evidence, fmt.Sprintf("%s is in power_state %s, and not bound to nvidia", g.Address, cmp.Or(g.PowerState, "suspended")))
 		}
 	}
 	if len(evidence) == 0 || len(evidence) < len(f.Host.GPUs) {
@@ -136,8 +141,8 @@ func nouveau(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the driver nouveau holds the GPU, which has no CUDA",
-		Evidence: []string{"nouveau is in /proc/modules or bound to the GPU; there is no /proc/driver/nvidia/version"},
+		Summary:  "the nouveau driver has the GPU, and does not support CUDA",
+		Evidence: []string{"nouveau is in /proc/modules or bound to the GPU, and /proc/driver/nvidia/version is missing"},
 	})
 }
 
@@ -153,7 +158,7 @@ func otherDriver(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the driver %s holds the GPU, which has no CUDA", bound),
+		Summary:  fmt.Sprintf("the %s driver has the GPU, and does not support CUDA", bound),
 		Evidence: []string{"/sys/bus/pci/devices/" + f.Host.GPUs[0].Address + "/driver is " + bound},
 		values:   findings.Values{"driver": word(bound)},
 	})
@@ -172,7 +177,7 @@ func vfio(f *Facts) []Finding {
 		evidence = append(evidence, fmt.Sprintf("%s is bound to %s", g.Address, g.Driver))
 	}
 	return finding(Finding{
-		Summary:  bound + " holds the GPU, which is to be passed to a virtual machine",
+		Summary:  bound + " has the GPU, for a virtual machine",
 		Evidence: evidence,
 	})
 }
@@ -207,7 +212,7 @@ func tooOldFor(h *hostinfo.Host, g hostinfo.PCIDevice) (because string, values f
 		case int(id) < last.first || int(id) > last.last:
 		case branch[0] > last.branch:
 			return "branch", findings.Values{"architecture": last.name, "branch": strconv.Itoa(last.branch)},
-				fmt.Sprintf("%s (10de:%04x) is of the architecture %s, whose last driver is %d; the driver here is %s", g.Address, id, last.name, last.branch, n.DriverVersion), true
+				fmt.Sprintf("%s (10de:%04x) is a %s GPU, which driver %d was the last to support; this driver is %s", g.Address, id, last.name, last.branch, n.DriverVersion), true
 		case n.OpenModule && id < firstOpen:
 			return "open", nil, fmt.Sprintf("%s (10de:%04x) is older than Turing, and the open kernel module %s is loaded", g.Address, id, n.DriverVersion), true
 		}
@@ -256,15 +261,15 @@ func notSigned(f *Facts) []Finding {
 	if !ok || r.State != Missing || !enforced || f.Host.Virt.Container != "" || boundDriver(f.Host) != "" || n.ModuleFile == "" && len(n.Libraries) == 0 {
 		return nil
 	}
-	out := Finding{Summary: "the NVIDIA kernel module is not loaded, and Secure Boot is on", Evidence: []string{r.Detail}}
+	out := Finding{Summary: "the NVIDIA kernel module is not loaded, and Secure Boot is on", Evidence: []string{capital(r.Detail)}}
 	if isTrue(s.SecureBoot) {
-		out.Evidence = append(out.Evidence, "the firmware's variable SecureBoot is 1")
+		out.Evidence = append(out.Evidence, "The firmware variable SecureBoot is 1")
 	}
 	if s.Lockdown != "" {
 		out.Evidence = append(out.Evidence, "/sys/kernel/security/lockdown is "+s.Lockdown)
 	}
 	if n.ModuleFile != "" {
-		out.Evidence = append(out.Evidence, n.ModuleFile+" is there for this kernel")
+		out.Evidence = append(out.Evidence, n.ModuleFile+" is installed for this kernel")
 	} else {
 		out.Certainty = Possible // it may not be built
 	}
@@ -286,8 +291,8 @@ func gpuVoid(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the container was started with no GPU on purpose",
-		Evidence: []string{fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%q, and there is no /dev/nvidia0", value)},
+		Summary:  "the container was started without a GPU on purpose",
+		Evidence: []string{fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%q, and /dev/nvidia0 is missing", value)},
 	})
 }
 
@@ -302,13 +307,13 @@ func containerWithoutGPU(f *Facts) []Finding {
 	out := Finding{Summary: "the container was started without a GPU"}
 	switch {
 	case h.NVIDIA.DriverVersion != "":
-		out.Evidence = []string{"the host has the driver " + h.NVIDIA.DriverVersion + " (/proc/driver/nvidia/version)"}
+		out.Evidence = []string{"The host has driver " + h.NVIDIA.DriverVersion + " (/proc/driver/nvidia/version)"}
 	case h.Virt.Tegra:
 		out.because = "tegra"
-		out.Evidence = []string{"the board is " + cmp.Or(h.Virt.Board, "of the Tegra family")}
+		out.Evidence = []string{"The board is " + cmp.Or(h.Virt.Board, "of the Tegra family")}
 	case h.Virt.Sandbox != "":
 		out.because = "sandbox"
-		out.Evidence = []string{"the kernel is that of " + h.Virt.Sandbox}
+		out.Evidence = []string{"The kernel is that of " + h.Virt.Sandbox}
 	case requested != "" && h.PCICount == 0:
 		out.Evidence = []string{"NVIDIA_VISIBLE_DEVICES=" + requested}
 	default:
@@ -318,7 +323,7 @@ func containerWithoutGPU(f *Facts) []Finding {
 	if h.Virt.Tegra {
 		nodes = tegraNode
 	}
-	out.Evidence = append(out.Evidence, "there is no "+nodes+" in this container")
+	out.Evidence = append(out.Evidence, nodes+" is missing in this container")
 	return finding(out)
 }
 
@@ -333,7 +338,7 @@ func withoutCompute(f *Facts) []Finding {
 		}
 	}
 	return finding(Finding{
-		Summary:  "the container got the driver without its libraries for computing",
+		Summary:  "the container has the driver without its compute libraries",
 		Evidence: []string{fmt.Sprintf("NVIDIA_DRIVER_CAPABILITIES=%q, without compute", value)},
 	})
 }
@@ -355,16 +360,16 @@ func noUVM(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  "there is no /dev/nvidia-uvm",
-		Evidence: []string{"/dev/nvidiactl and a GPU's node are there, /dev/nvidia-uvm is not"},
+		Summary:  "/dev/nvidia-uvm is missing",
+		Evidence: []string{"/dev/nvidiactl and the node of a GPU exist, /dev/nvidia-uvm does not"},
 	}
 	switch {
 	case n.HasNode("/dev/nvidia-uvm"):
 		out.Summary = "the module nvidia_uvm is not loaded"
-		out.Evidence = []string{"/proc/modules has no nvidia_uvm"}
+		out.Evidence = []string{"/proc/modules does not contain nvidia_uvm"}
 		out.because = "not_loaded"
 	case loaded && f.Host.Virt.Container != "":
-		out.Evidence = append(out.Evidence, "the module nvidia_uvm is loaded (/proc/modules, /proc/devices)")
+		out.Evidence = append(out.Evidence, "The module nvidia_uvm is loaded (/proc/modules, /proc/devices)")
 		out.because = "not_passed"
 	}
 	return finding(out)

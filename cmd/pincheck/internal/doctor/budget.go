@@ -59,7 +59,7 @@ func littleHeadroom(f *Facts) []Finding {
 	}
 	if limit, limited := f.Host.Cgroup.MemoryLimit.Finite(); limited && source == f.limitFile() {
 		used, _ := f.Host.Cgroup.MemoryUsed.Finite()
-		out.Evidence = []string{fmt.Sprintf("%s is %s, %s are used, of them %s page cache", source, units.Bytes(limit), units.Bytes(used), units.Bytes(f.Host.Cgroup.FileCache))}
+		out.Evidence = []string{fmt.Sprintf("%s is %s; %s is used, including %s of page cache", source, units.Bytes(limit), units.Bytes(used), units.Bytes(f.Host.Cgroup.FileCache))}
 	} else if _, texts := f.pinners(); len(texts) > 0 {
 		out.Evidence = append(out.Evidence, texts...)
 		out.because = "other_programs"
@@ -78,7 +78,7 @@ func (f *Facts) pinners() (pinned int, texts []string) {
 		}
 		pinned += p.Pinned
 		if len(texts) < maxPinners {
-			texts = append(texts, fmt.Sprintf("process %d (%s) has pinned %s at least", p.PID, p.Name, units.Bytes(p.Pinned)))
+			texts = append(texts, fmt.Sprintf("Process %d (%s) has pinned at least %s", p.PID, p.Name, units.Bytes(p.Pinned)))
 		}
 	}
 	return pinned, texts
@@ -100,8 +100,8 @@ func pinnedByOthers(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("programs have pinned %s of the host's %s", units.Bytes(pinned), units.Bytes(m.Total)),
-		Evidence: append(texts, fmt.Sprintf("/proc/meminfo: %s are available", units.Bytes(m.Available))),
+		Summary:  fmt.Sprintf("programs have pinned %s of %s of memory", units.Bytes(pinned), units.Bytes(m.Total)),
+		Evidence: append(texts, fmt.Sprintf("/proc/meminfo: %s is available", units.Bytes(m.Available))),
 	})
 }
 
@@ -141,13 +141,13 @@ func limitsExceedMemory(f *Facts) []Finding {
 				names = append(names, fmt.Sprintf("%d (%s)", p.PID, p.Name))
 			}
 		}
-		evidence = append(evidence, fmt.Sprintf("%s may use %s, and has pinned %s at least: process %s", group, units.Bytes(limits[group]), units.Bytes(pinned), strings.Join(names, ", ")))
+		evidence = append(evidence, fmt.Sprintf("%s may use %s, and has pinned at least %s: process %s", group, units.Bytes(limits[group]), units.Bytes(pinned), strings.Join(names, ", ")))
 	}
 	if free > 0 {
-		evidence = append(evidence, fmt.Sprintf("%s without a limit of memory use GPUs too", units.Things(free, "program", "programs")))
+		evidence = append(evidence, fmt.Sprintf("%s without a memory limit use GPUs too", units.Things(free, "program", "programs")))
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%d control groups with programs that use GPUs may use %s together, and the host has %s", len(limits), units.Bytes(sum), units.Bytes(total)),
+		Summary:  fmt.Sprintf("%d control groups with GPU programs may use %s together, and the host has %s", len(limits), units.Bytes(sum), units.Bytes(total)),
 		Evidence: evidence,
 	})
 }
@@ -163,8 +163,8 @@ func memoryHigh(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the container is at memory.high, beyond which the kernel slows it down",
-		Evidence: []string{fmt.Sprintf("%s is %s, and %s that cannot be reclaimed are used", f.limitFile(), units.Bytes(limit), units.Bytes(used-g.FileCache))},
+		Summary:  "the container is at memory.high, where the kernel slows it down",
+		Evidence: []string{fmt.Sprintf("%s is %s; %s is used and cannot be reclaimed", f.limitFile(), units.Bytes(limit), units.Bytes(used-g.FileCache))},
 	})
 }
 
@@ -187,8 +187,8 @@ func hugetlbUnused(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Severity: noteIf(m.Usable() > m.Total/4), // nothing is short
-		Summary:  fmt.Sprintf("%s are reserved as huge pages, and unused", units.Bytes(free)),
-		Evidence: []string{"/proc/meminfo HugePages_Free, /sys/devices/system/node/node*/hugepages", fmt.Sprintf("%s of %s are available to other programs", units.Bytes(m.Available), units.Bytes(m.Total))},
+		Summary:  fmt.Sprintf("%s is reserved as huge pages and unused", units.Bytes(free)),
+		Evidence: []string{"/proc/meminfo HugePages_Free, /sys/devices/system/node/node*/hugepages", fmt.Sprintf("%s of %s is available to other programs", units.Bytes(m.Available), units.Bytes(m.Total))},
 	})
 }
 
@@ -202,7 +202,7 @@ func strictOvercommit(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("programs may ask for %s more only", units.Bytes(max(0, limit-committed))),
+		Summary:  fmt.Sprintf("programs may allocate only %s more", units.Bytes(max(0, limit-committed))),
 		Evidence: []string{fmt.Sprintf("vm.overcommit_memory is 2; /proc/meminfo: CommitLimit %s, Committed_AS %s", units.Bytes(limit), units.Bytes(committed))},
 	})
 }
@@ -217,8 +217,8 @@ func swapping(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the host is short of memory and swaps",
-		Evidence: []string{fmt.Sprintf("%s of %s swap are used, %s of %s memory are available", units.Bytes(m.Swap-free), units.Bytes(m.Swap), units.Bytes(m.Available), units.Bytes(m.Total))},
+		Summary:  "the host is low on memory and swaps",
+		Evidence: []string{fmt.Sprintf("%s of %s of swap is used; %s of %s of memory is available", units.Bytes(m.Swap-free), units.Bytes(m.Swap), units.Bytes(m.Available), units.Bytes(m.Total))},
 	})
 }
 
@@ -231,8 +231,8 @@ func cgroupBelowHost(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("this container may use %s more, and /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
-		Evidence: []string{f.limitFile(), "/proc/meminfo is the host's, also in a container"},
+		Summary:  fmt.Sprintf("this container may use %s more, but /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
+		Evidence: []string{f.limitFile(), "/proc/meminfo shows the memory of the host"},
 	})
 }
 
@@ -248,7 +248,7 @@ func memlockRDMA(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s: it does not limit CUDA, but RDMA", units.Bytes(limit)),
+		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s, which limits RDMA but not CUDA", units.Bytes(limit)),
 		Evidence: []string{"/proc/self/limits Max locked memory", units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
 	})
 }

@@ -36,30 +36,30 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	if h := d.Health; h != nil {
 		if n := len(h.Processes); n > 0 {
 			present = true
-			seen = append(seen, units.Things(n, "other process is", "other processes are")+" on this GPU (NVML)")
+			seen = append(seen, units.Things(n, "other process uses", "other processes use")+" this GPU (NVML)")
 		}
 		if u := h.Utilization; u != nil {
-			note(*u >= busyGPU, fmt.Sprintf("kernels ran for %d%% of the last second before the GPU was examined (NVML)", *u))
+			note(*u >= busyGPU, fmt.Sprintf("Kernels ran for %d%% of the last second before the examination (NVML)", *u))
 		}
 	}
 	if used := d.MemoryTotal - d.MemoryFree; d.MemoryTotal > 0 && used > max(contextBytes, int(contextShare*float64(d.MemoryTotal))) {
 		present = true
-		seen = append(seen, units.Bytes(used)+" of the GPU's memory are in use")
+		seen = append(seen, units.Bytes(used)+" of GPU memory is in use")
 	}
 	if d.OtherCPUs != nil && f.Host != nil && f.Host.CPU.Threads > 0 {
 		all := float64(f.Host.CPU.Threads)
-		note(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("other programs kept %s of %d CPUs busy meanwhile (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
+		note(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("Other programs kept %s of %d CPUs busy (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
 	}
 	for _, s := range d.copies() {
 		if s.Spread > unsteady {
 			varied = true
-			seen = append(seen, fmt.Sprintf("%s: %s to %s in one measurement", directionText(&s), units.Rate(s.Min), units.Rate(s.Max)))
+			seen = append(seen, fmt.Sprintf("%s: %s to %s in one measurement", capital(directionText(&s)), units.Rate(s.Min), units.Rate(s.Max)))
 		}
 	}
 	if slower, better, ok := d.twice(); ok {
 		varied = true
 		if d.Repeats == nil { // else the finding has all measurements
-			seen = append(seen, fmt.Sprintf("measured twice, the slower direction reached %s and %s", units.Rate(slower), units.Rate(better)))
+			seen = append(seen, fmt.Sprintf("In two measurements the slower direction reached %s and %s", units.Rate(slower), units.Rate(better)))
 		}
 	}
 	if active || present && varied {

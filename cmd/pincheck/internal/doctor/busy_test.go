@@ -103,13 +103,13 @@ func TestTheBetterOfTwoMeasurements(t *testing.T) {
 		i := slices.IndexFunc(found, func(one Finding) bool { return one.ID == "busy" })
 		require.GreaterOrEqual(t, i, 0)
 		assert.Equal(t, Note, found[i].Severity)
-		assert.Contains(t, found[i].Summary, "reached 55% at least, and 100% at best, of what such a GPU reaches on such a link, measured 2 times", "whichever was the first")
-		assert.Contains(t, found[i].Evidence, "host to device, measured 2 times: medians of 30.0 GB/s to 55.0 GB/s, samples of 30.0 GB/s to 55.1 GB/s")
+		assert.Contains(t, found[i].Summary, "reached between 55% and 100% of the reference for this GPU and link, measured 2 times", "whichever was the first")
+		assert.Contains(t, found[i].Evidence, "To GPU, measured 2 times: medians 30.0 GB/s to 55.0 GB/s, samples 30.0 GB/s to 55.1 GB/s")
 		d.Repeats = nil // as of a version that measured twice at most
 		_, found = Evaluate(f)
 		i = slices.IndexFunc(found, func(one Finding) bool { return one.ID == "unsteady_copies" })
 		require.GreaterOrEqual(t, i, 0)
-		assert.Equal(t, []string{"the slower direction reached 30.0 GB/s in one and 55.0 GB/s in the other"}, found[i].Evidence)
+		assert.Equal(t, []string{"The slower direction reached 30.0 GB/s in one and 55.0 GB/s in the other"}, found[i].Evidence)
 	}
 	d := Device{Bandwidth: bench(30)}
 	d.Take(&Device{Bandwidth: &result.Bench{Series: []result.Series{series(result.HostToDevice, 55)}}})
@@ -147,5 +147,5 @@ func TestOthersBesideALimitOfTheUser(t *testing.T) {
 	_, found := Evaluate(f)
 	i := slices.IndexFunc(found, func(one Finding) bool { return one.ID == "slow_copies" })
 	require.GreaterOrEqual(t, i, 0)
-	assert.Contains(t, found[i].Evidence, "kernels ran for 99% of the last second before the GPU was examined (NVML)")
+	assert.Contains(t, found[i].Evidence, "Kernels ran for 99% of the last second before the examination (NVML)")
 }

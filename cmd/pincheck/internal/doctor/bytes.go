@@ -34,7 +34,7 @@ func lostBetweenGPUs(f *Facts) []Finding {
 	for _, p := range f.PeerPaths {
 		if p.LostBytes > 0 {
 			lost = append(lost, fmt.Sprintf("from GPU %d to GPU %d", p.From, p.To))
-			out.Evidence = append(out.Evidence, fmt.Sprintf("%d of %d bytes that GPU %d copied to GPU %d did not arrive, and the copy succeeded", p.LostBytes, p.ProofBytes, p.From, p.To))
+			out.Evidence = append(out.Evidence, fmt.Sprintf("The copy succeeded, but %d of %d bytes from GPU %d to GPU %d did not arrive", p.LostBytes, p.ProofBytes, p.From, p.To))
 			at[p.From], at[p.To] = true, true
 		}
 	}
@@ -54,15 +54,15 @@ func lostBetweenGPUs(f *Facts) []Finding {
 	if len(lost) == 0 {
 		return nil
 	}
-	out.Summary = "copies " + strings.Join(lost[:min(len(lost), 3)], ", ") + " lose bytes, without an error"
+	out.Summary = "copies " + strings.Join(lost[:min(len(lost), 3)], ", ") + " lose data without an error"
 	if len(lost) > 3 {
-		out.Summary = fmt.Sprintf("copies on %d paths between GPUs lose bytes, without an error", len(lost))
+		out.Summary = fmt.Sprintf("copies on %d paths between GPUs lose data without an error", len(lost))
 	}
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		if pci, ok := f.pci(d); ok && at[d.Ordinal] && strings.HasPrefix(pci.IOMMU, "DMA") {
 			out.because = "translated"
-			out.Evidence = append(out.Evidence, fmt.Sprintf("the IOMMU translates the accesses of GPU %d (iommu_group/type is %s)", d.Ordinal, pci.IOMMU))
+			out.Evidence = append(out.Evidence, fmt.Sprintf("The IOMMU translates accesses of GPU %d (iommu_group/type is %s)", d.Ordinal, pci.IOMMU))
 		}
 	}
 	switch {
@@ -90,7 +90,7 @@ func corruptedBytes(_ *Facts, d *Device) (out []Finding) {
 	if v := d.Verify; v != nil && !onlyPeerPaths(v) {
 		stale := v.Stale != nil && v.Stale.BadAfter > 0
 		if v.MismatchCount > 0 || stale {
-			f := Finding{Summary: fmt.Sprintf("bytes came back wrong in %d of %d round trips", v.MismatchCount, v.Cases)}
+			f := Finding{Summary: fmt.Sprintf("data came back corrupted in %d of %d round trips", v.MismatchCount, v.Cases)}
 			for _, m := range v.Mismatches[:min(len(v.Mismatches), 3)] {
 				f.Evidence = append(f.Evidence, m.String())
 			}
@@ -107,7 +107,7 @@ func corruptedBytes(_ *Facts, d *Device) (out []Finding) {
 	for _, s := range all {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
-				Summary:  fmt.Sprintf("the copies that measured the bandwidth %s arrived wrong", directionText(&s)),
+				Summary:  fmt.Sprintf("copies %s that measured the bandwidth arrived corrupted", directionText(&s)),
 				Evidence: []string{s.Mismatch},
 			})
 		}
@@ -123,7 +123,7 @@ func corruptedTogether(f *Facts) (out []Finding) {
 	for _, s := range f.Together.Series {
 		if s.Mismatch != "" {
 			out = append(out, Finding{
-				Summary:  fmt.Sprintf("the copies of all GPUs at once, %s, arrived wrong", directionText(&s)),
+				Summary:  fmt.Sprintf("copies of all GPUs at once, %s, arrived corrupted", directionText(&s)),
 				Evidence: []string{s.Mismatch},
 			})
 		}
@@ -157,7 +157,7 @@ func failedRoundTrips(f *Facts, d *Device) []Finding {
 		if v.SkippedCases > 0 {
 			return nil // skipped_round_trips says why
 		}
-		out.Summary = "no round trip was made"
+		out.Summary = "no round trip ran"
 	}
 	if len(evidence) > 0 {
 		out.means = meaningIn(evidence[0])
@@ -172,7 +172,7 @@ func skippedRoundTrips(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary: fmt.Sprintf("%d of %d round trips were left out, and prove nothing", v.SkippedCases, v.CasesPlanned),
+		Summary: fmt.Sprintf("%d of %d round trips were skipped", v.SkippedCases, v.CasesPlanned),
 	}
 	if v.SkippedCases > v.CasesPlanned/2 && !f.byDesign(d) {
 		out.Severity = Warning

@@ -23,7 +23,7 @@ func TestDrasticRemediesNeedCertainty(t *testing.T) {
 			for _, m := range drastic.FindAllStringSubmatch(cause.Do, -1) {
 				assert.NotEmpty(t, m[1], "%s %s: Do says %s", id, cause.Name, m[2])
 			}
-			if cause.Last == "" {
+			if cause.LastResort == "" {
 				continue
 			}
 			last++
@@ -85,8 +85,8 @@ func TestEvidenceAgainstACause(t *testing.T) {
 	_, found := Evaluate(f)
 	require.Equal(t, []string{"fabric_not_ready"}, ids(found))
 	assert.Equal(t, Possible, found[0].Certainty)
-	assert.Contains(t, found[0].Because(), "one of several: ")
-	assert.Contains(t, found[0].Because(), "; but such a GPU is on no NVSwitch")
+	assert.Contains(t, found[0].Because(), "Possible: ")
+	assert.Contains(t, found[0].Because(), " But this kind of GPU has no NVSwitch.")
 }
 
 // CUDA takes the entries up to the first that names no GPU.
@@ -145,6 +145,6 @@ func TestCallsThatFailedAlikeAreOneFinding(t *testing.T) {
 			texts = append(texts, one.Summary)
 		}
 	}
-	const one = "could not be examined in full"
+	const one = "not everything could be examined"
 	assert.Equal(t, []string{one + ": 5 calls failed", one, one, one, one}, texts)
 }

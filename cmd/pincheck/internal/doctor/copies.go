@@ -58,7 +58,7 @@ func slowSmallCopies(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Severity: noteIf(f.byDesign(d)),
 		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
-		Evidence: []string{fmt.Sprintf("median of %d; 5 to 15 µs are usual", len(s.Samples))},
+		Evidence: []string{fmt.Sprintf("Median of %d; usual are 5 to 15 µs", len(s.Samples))},
 	})
 }
 
@@ -72,12 +72,12 @@ func slowPageable(_ *Facts, d *Device) []Finding {
 			continue
 		}
 		worst = min(worst, p.Median/s.Median)
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s: %s, and %s pinned", directionText(&s), units.Rate(p.Median), units.Rate(s.Median)))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s: %s pageable, %s pinned", capital(directionText(&s)), units.Rate(p.Median), units.Rate(s.Median)))
 	}
 	if len(out.Evidence) == 0 {
 		return nil
 	}
-	out.Summary = fmt.Sprintf("copies of memory that is not pinned reach %s of pinned ones", units.Share(worst))
+	out.Summary = fmt.Sprintf("copies from pageable memory reach %s of pinned speed", units.Share(worst))
 	out.values = findings.Values{"several times": units.Times(1 / worst)}
 	return finding(out)
 }
@@ -87,7 +87,7 @@ func writeCombinedSlow(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "on this GPU write-combined pinned memory is half as fast as plain pinned memory",
-		Evidence: []string{d.Name + ": 47 GiB/s against 97 GiB/s were measured on a GH200"},
+		Summary:  "write-combined memory is half as fast as other pinned memory on this GPU",
+		Evidence: []string{d.Name + ": on a GH200, 47 GiB/s instead of 97 GiB/s were measured"},
 	})
 }

@@ -161,7 +161,7 @@ func benchErrors(benches ...*result.Bench) (all []string) {
 // callChecks report calls that failed.
 var callChecks = []Check{
 	{ID: "uncorrectable_ecc", Device: uncorrectableECC},
-	{ID: "gpu_fault", Device: reported("gpu_fault", "the GPU stopped the work of this process")},
+	{ID: "gpu_fault", Device: reported("gpu_fault", "the GPU stopped this process's work")},
 	{ID: "nvlink_error", Device: reported("nvlink_error", "a link between GPUs failed")},
 	{ID: "compute_mode_prohibited", Explains: notReached, Suppresses: []string{"failed_call", "failed_round_trips"}, Host: unlessUsable(computeModes(2)), Device: computeMode(2)},
 	{ID: "failed_call", Host: failedDevices, Device: failedCall},
@@ -182,10 +182,10 @@ func reported(id, summary string) func(*Facts, *Device) []Finding {
 }
 
 func uncorrectableECC(f *Facts, d *Device) []Finding {
-	const summary = "the GPU's memory has errors that could not be corrected"
+	const summary = "GPU memory has uncorrectable errors"
 	out := reported("uncorrectable_ecc", summary)(f, d)
 	if h := d.Health; h != nil && h.UncorrectedVolatile != nil && *h.UncorrectedVolatile > 0 {
-		counted := fmt.Sprintf("NVML: %d uncorrectable since the driver was loaded", *h.UncorrectedVolatile)
+		counted := fmt.Sprintf("NVML: %d uncorrectable errors since the driver was loaded", *h.UncorrectedVolatile)
 		if len(out) == 0 {
 			out = finding(Finding{Summary: summary, because: "counted"})
 		}
@@ -197,7 +197,7 @@ func uncorrectableECC(f *Facts, d *Device) []Finding {
 // failedDevices are GPUs that could not be described at all. The others are examined.
 func failedDevices(f *Facts) (out []Finding) {
 	for _, text := range f.DeviceErrors {
-		out = append(out, Finding{Summary: "a GPU that CUDA counts cannot be described", Evidence: []string{text}, because: "device", means: meaningIn(text)})
+		out = append(out, Finding{Summary: "CUDA counts a GPU whose properties cannot be read", Evidence: []string{text}, because: "device", means: meaningIn(text)})
 	}
 	return append(append(out, failedTogether(f)...), failedProofs(f)...)
 }
@@ -216,9 +216,9 @@ func failedProofs(f *Facts) []Finding {
 		return nil
 	}
 	out.Severity, out.because = Warning, "peer"
-	out.Summary = "copies " + strings.Join(paths[:min(len(paths), 3)], ", ") + " could not be proved"
+	out.Summary = "copies " + strings.Join(paths[:min(len(paths), 3)], ", ") + " could not be verified"
 	if len(paths) > 3 {
-		out.Summary = fmt.Sprintf("copies on %d paths between GPUs could not be proved", len(paths))
+		out.Summary = fmt.Sprintf("copies on %d paths between GPUs could not be verified", len(paths))
 	}
 	out.Evidence = out.Evidence[:min(len(out.Evidence), 3)]
 	return finding(out)
@@ -266,7 +266,7 @@ func failedCall(f *Facts, d *Device) (out []Finding) {
 	}
 	for _, c := range causes {
 		texts := alike[c]
-		one := Finding{Summary: "could not be examined in full", Evidence: texts[:min(len(texts), 4)], means: c.meaning}
+		one := Finding{Summary: "not everything could be examined", Evidence: texts[:min(len(texts), 4)], means: c.meaning}
 		if len(texts) > 1 {
 			one.Summary += fmt.Sprintf(": %d calls failed", len(texts))
 		}
@@ -281,15 +281,15 @@ func gpuFull(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  "the GPU's memory is full: it is busy, and was not examined in full",
+		Summary:  "GPU memory is full, so not everything was examined",
 		Evidence: texts[:min(len(texts), 2)],
 	}
 	if d.MemoryTotal > 0 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s are free", units.Bytes(d.MemoryFree), units.Bytes(d.MemoryTotal)))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s is free", units.Bytes(d.MemoryFree), units.Bytes(d.MemoryTotal)))
 	}
 	if d.Health != nil {
 		for _, p := range d.Health.Processes {
-			out.Evidence = append(out.Evidence, strings.TrimSpace(fmt.Sprintf("process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
+			out.Evidence = append(out.Evidence, strings.TrimSpace(fmt.Sprintf("Process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
 		}
 	}
 	return finding(out)
@@ -302,7 +302,7 @@ func hostMemoryShort(f *Facts, d *Device) []Finding {
 	}
 	left, source, _ := f.headroom()
 	return finding(Finding{
-		Summary:  fmt.Sprintf("only %s of host memory can be used here, too little for the whole examination", units.Bytes(left)),
+		Summary:  fmt.Sprintf("only %s of host memory is available, too little for the whole examination", units.Bytes(left)),
 		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source),
 	})
 }
@@ -318,7 +318,7 @@ func memoryToStart(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("only %s of host memory can be used, too little to start CUDA on %s", units.Bytes(left), units.Things(gpus, "GPU", "GPUs")),
+		Summary:  fmt.Sprintf("only %s of host memory is available, too little to start CUDA on %s", units.Bytes(left), units.Things(gpus, "GPU", "GPUs")),
 		Evidence: []string{f.Opening.Error, source},
 		because:  "start",
 	})
@@ -337,11 +337,11 @@ func computeModes(mode int) func(*Facts) []Finding {
 			if !closed {
 				return nil
 			}
-			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has the compute mode %d, and %s", g.Index, mode, units.Things(len(g.Processes), "process", "processes")))
+			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has compute mode %d, and %s", g.Index, mode, units.Things(len(g.Processes), "process", "processes")))
 		}
-		out := Finding{Severity: Problem, Summary: "the compute mode lets one process use a GPU, and each has one", Evidence: evidence}
+		out := Finding{Severity: Problem, Summary: "the compute mode allows one process per GPU, and each GPU has one", Evidence: evidence}
 		if mode == 2 {
-			out.Summary, out.values = "the compute mode lets no process use a GPU", findings.Values{"N": strconv.Itoa(f.NVML.GPUs[0].Index)}
+			out.Summary, out.values = "the compute mode allows no process on any GPU", findings.Values{"N": strconv.Itoa(f.NVML.GPUs[0].Index)}
 		}
 		return finding(out)
 	}
@@ -353,9 +353,9 @@ func computeMode(mode int) func(*Facts, *Device) []Finding {
 		if d.Attributes == nil || d.Attributes.ComputeMode != mode {
 			return nil
 		}
-		out := Finding{Summary: "the compute mode lets one process at a time use this GPU", Evidence: []string{"compute mode: exclusive process"}}
+		out := Finding{Summary: "only one process at a time may use this GPU", Evidence: []string{"The compute mode is exclusive process"}}
 		if mode == 2 {
-			out.Summary, out.Evidence = "the compute mode lets no process use this GPU", []string{"compute mode: prohibited"}
+			out.Summary, out.Evidence = "the compute mode allows no process on this GPU", []string{"The compute mode is prohibited"}
 			out.values = findings.Values{"N": strconv.Itoa(d.Ordinal)}
 		}
 		return finding(out)

@@ -56,16 +56,16 @@ func staleNode(f *Facts) []Finding {
 			want, module = majors["nvidia-uvm"], "nvidia_uvm"
 		}
 		if (hostinfo.IsGPUNode(n.Path) || strings.HasPrefix(n.Path, "/dev/nvidia")) && needed(n.Path) && n.Major > 0 && want > 0 && n.Major != want {
-			evidence = append(evidence, fmt.Sprintf("%s has the major number %d, and the module %s has %d (/proc/devices)", n.Path, n.Major, module, want))
+			evidence = append(evidence, fmt.Sprintf("%s has major number %d, and the module %s has %d (/proc/devices)", n.Path, n.Major, module, want))
 		}
 	}
 	if len(evidence) == 0 {
 		return nil
 	}
 	if major := majors["nvidia-uvm"]; major > 0 && !slices.ContainsFunc(evidence, func(text string) bool { return strings.Contains(text, "/proc/devices") }) {
-		evidence = append(evidence, fmt.Sprintf("/proc/devices: nvidia-uvm has the major number %d", major))
+		evidence = append(evidence, fmt.Sprintf("/proc/devices: nvidia-uvm has major number %d", major))
 	}
-	out := Finding{Summary: "a device node leads to no driver, or to another one", Evidence: evidence}
+	out := Finding{Summary: "a device node belongs to no driver, or to another one", Evidence: evidence}
 	if f.Host.Virt.Container != "" {
 		out.because = "container"
 	}
@@ -79,16 +79,16 @@ func lsmDenies(f *Facts) []Finding {
 		return nil
 	}
 	s := f.Host.Security
-	evidence = append(evidence, "their mode lets everyone open them: "+nodes[0].Mode)
+	evidence = append(evidence, "Their mode lets every user open them: "+nodes[0].Mode)
 	var out Finding
 	switch {
 	case isTrue(s.SELinux) || s.SELinux == nil && strings.HasSuffix(s.Confinement, "_t"): // a domain: container_t
-		out.Summary, out.because = "SELinux denies the GPU's device nodes, whose mode is open", "selinux"
+		out.Summary, out.because = "SELinux denies the GPU's device nodes, whose mode allows access", "selinux"
 		if s.SELinux != nil {
 			evidence = append(evidence, "/sys/fs/selinux/enforce is 1")
 		}
 	case s.Confinement != "" && s.SELinux == nil:
-		out.Summary, out.because = "AppArmor denies the GPU's device nodes, whose mode is open", "apparmor"
+		out.Summary, out.because = "AppArmor denies the GPU's device nodes, whose mode allows access", "apparmor"
 	default:
 		return nil // nodePermission says that something denies them
 	}
@@ -119,10 +119,10 @@ func nodePermission(f *Facts) []Finding {
 		Summary: "this user may not open the GPU's device nodes", Evidence: closed,
 	}
 	if open {
-		out.Against = []string{"the mode of a node lets everyone open it: an access control list, a security module or a user namespace denies it"}
+		out.Against = []string{"the mode of a node lets every user open it: an access control list, a security module or a user namespace denies it"}
 	}
 	if u := f.Host.User; u != nil {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("user %d, group %d, other groups %v", u.UID, u.GID, u.Groups))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("User %d, group %d, other groups %v", u.UID, u.GID, u.Groups))
 	}
 	return finding(out)
 }
@@ -137,15 +137,15 @@ func systemdDenies(f *Facts) []Finding {
 	out := Finding{}
 	switch {
 	case v.PrivateDevices && !f.Host.NVIDIA.HasGPUNode():
-		out.Summary, out.because = "the systemd unit has a /dev of its own (PrivateDevices), without the GPU", "private_devices"
-		evidence = []string{"/proc/self/mountinfo: /dev is a tmpfs", "the process is in " + v.Unit}
+		out.Summary, out.because = "the systemd unit has its own /dev (PrivateDevices), without the GPU", "private_devices"
+		evidence = []string{"/proc/self/mountinfo: /dev is a tmpfs", "The process runs in " + v.Unit}
 	case len(nodes) == 0 || v.Unit == "":
 		return nil // of a container that does not show, or of a job
 	default:
-		evidence = append(evidence, "the process is in "+v.Unit)
+		evidence = append(evidence, "The process runs in "+v.Unit)
 	}
 	if out.Summary == "" {
-		out.Summary = "the systemd unit's device policy (DeviceAllow) does not let this process open " + nodes[0].Path
+		out.Summary = "the systemd unit's device policy (DeviceAllow) denies " + nodes[0].Path
 		out.values = findings.Values{"NODE": word(nodes[0].Path)}
 	}
 	out.Evidence = evidence
@@ -165,13 +165,13 @@ func deviceCgroup(f *Facts) []Finding {
 			return len(fields) >= 2 && (fields[0] == "a" || fields[0] == "c" && (strings.HasPrefix(fields[1], major+":") || strings.HasPrefix(fields[1], "*:")))
 		})
 	}
-	out := Finding{Summary: "the device control group keeps this container from opening the GPU"}
+	out := Finding{Summary: "the device cgroup denies this container the GPU"}
 	if len(allowed) > 0 && n.HasGPUNode() && !f.Host.Virt.WSL {
 		const gpu = "195" // of /dev/nvidia0 and /dev/nvidiactl
 		uvm := fmt.Sprint(n.Majors["nvidia-uvm"])
 		for _, major := range []string{gpu, uvm} {
 			if major != "0" && !allows(major) {
-				evidence = append(evidence, "devices.list allows "+strings.Join(allowed[:min(len(allowed), 6)], ", ")+", and not c "+major+":*")
+				evidence = append(evidence, "devices.list allows "+strings.Join(allowed[:min(len(allowed), 6)], ", ")+", but not c "+major+":*")
 				if major == uvm && allows(gpu) {
 					out.because = "old_major"
 				}
@@ -183,15 +183,15 @@ func deviceCgroup(f *Facts) []Finding {
 		return nil // of systemd
 	}
 	if f.Host.Virt.Container == "" {
-		out.Against = []string{"no container is detected here"}
+		out.Against = []string{"this does not look like a container"}
 	}
 	if len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n hostinfo.Node) bool { return n.Path != "/dev/nvidia-uvm" }) {
 		out.because = "old_major" // the GPU's own node can be opened
 	}
 	if out.because == "old_major" {
-		out.Summary = "the device control group does not allow this container /dev/nvidia-uvm, whose major number may have changed"
+		out.Summary = "the device cgroup denies this container /dev/nvidia-uvm, whose major number may have changed"
 		if major := n.Majors["nvidia-uvm"]; major > 0 {
-			evidence = append(evidence, fmt.Sprintf("/proc/devices: nvidia-uvm has the major number %d now", major))
+			evidence = append(evidence, fmt.Sprintf("/proc/devices: nvidia-uvm now has major number %d", major))
 		}
 	}
 	out.Evidence = evidence

@@ -68,7 +68,7 @@ func TestRequireChecksEachPart(t *testing.T) {
 		{
 			name: "nothing at all", host: "no-gpu-cgroup-v1", opening: noLibrary(cudart.DriverFacts{}),
 			want: map[string]State{"c_library": Present, "gpu": Missing, "kernel_module": Missing, "device_nodes": Missing, "driver_library": Missing, "runtime_library": Missing},
-			says: map[string]string{"gpu": "passed through", "kernel_module": "container's host", "device_nodes": "--gpus all", "driver_library": "NVIDIA_DRIVER_CAPABILITIES", "runtime_library": "--library"},
+			says: map[string]string{"gpu": "pass one through", "kernel_module": "container's host", "device_nodes": "--gpus all", "driver_library": "NVIDIA_DRIVER_CAPABILITIES", "runtime_library": "--library"},
 		},
 		{
 			name: "only libcudart missing", host: "h200-vm", opening: noLibrary(libcuda),

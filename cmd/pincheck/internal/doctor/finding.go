@@ -92,12 +92,12 @@ func (f *Finding) Because() string {
 	switch {
 	case why == "":
 	case f.Certainty == Likely:
-		why = "probably: " + why
+		why = "Likely: " + why
 	case f.Certainty == Possible:
-		why = "one of several: " + why
+		why = "Possible: " + why
 	}
 	if len(f.Against) > 0 {
-		why = strings.TrimPrefix(why+"; ", "; ") + "but " + strings.Join(f.Against, ", and ")
+		why = strings.TrimSpace(why + " But " + strings.Join(f.Against, ", and ") + ".")
 	}
 	return why
 }
@@ -107,16 +107,16 @@ func (f *Finding) describe() {
 	c := causeOf(f.ID, f.because)
 	if f.means != (meaning{}) {
 		known := causeOf(f.means.page, f.means.cause)
-		c.Why, c.Do, c.Last, c.Sure, c.Settle = known.Why, known.Do, known.Last, known.Sure, known.Settle
+		c.Why, c.Do, c.LastResort, c.Confidence, c.Confirm = known.Why, known.Do, known.LastResort, known.Confidence, known.Confirm
 	}
 	c = c.With(f.values)
-	f.Certainty = cmp.Or(f.Certainty, Certainty(c.Sure), Certain)
+	f.Certainty = cmp.Or(f.Certainty, Certainty(c.Confidence), Certain)
 	if len(f.Against) > 0 {
 		f.Certainty = f.Certainty.weaker()
 	}
-	f.Cause, f.Cost, f.Remedy, f.Settle = c.Why, c.Cost, cmp.Or(f.Remedy, c.Do), c.Settle
-	if c.Last != "" && f.Certainty == Certain {
-		f.Remedy += "; " + c.Last
+	f.Cause, f.Cost, f.Remedy, f.Settle = c.Why, c.Cost, cmp.Or(f.Remedy, c.Do), c.Confirm
+	if c.LastResort != "" && f.Certainty == Certain {
+		f.Remedy = strings.TrimSuffix(f.Remedy, ".") + ". " + c.LastResort
 	}
 	f.because, f.means, f.values = "", meaning{}, nil
 }

@@ -67,7 +67,7 @@ func confidentialNotReady(f *Facts) []Finding {
 		out.Certainty = Likely
 	}
 	if f.Host.Virt.Confidential != "" {
-		out.Evidence = append(out.Evidence, "the virtual machine's memory is encrypted ("+f.Host.Virt.Confidential+")")
+		out.Evidence = append(out.Evidence, "The memory of the virtual machine is encrypted ("+f.Host.Virt.Confidential+")")
 	}
 	return finding(out)
 }
@@ -79,8 +79,8 @@ func plainGPU(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "a GPU without confidential computing is in a confidential virtual machine",
-		Evidence: []string{f.Opening.Error, "the virtual machine's memory is encrypted (" + v + ")", "NVML shows no GPU, and no confidential computing"},
+		Summary:  "this GPU does not support confidential VMs",
+		Evidence: []string{f.Opening.Error, "The memory of the virtual machine is encrypted (" + v + ")", "NVML shows neither a GPU nor confidential computing"},
 	})
 }
 
@@ -90,8 +90,8 @@ func sandboxRefuses(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the sandbox (gVisor) does not pass on what this driver or GPU needs",
-		Evidence: []string{f.Opening.Error, "the kernel is that of " + v.Sandbox + " (/proc/version)", "the GPU's nodes and libcuda.so.1 are there"},
+		Summary:  "the sandbox (gVisor) blocks a call that this driver or GPU needs",
+		Evidence: []string{f.Opening.Error, "The kernel is that of " + v.Sandbox + " (/proc/version)", "The GPU's device nodes and libcuda.so.1 exist"},
 	})
 }
 
@@ -100,11 +100,11 @@ func wslBlocked(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  "Windows gives no GPU to WSL",
-		Evidence: []string{f.Opening.Error, "/dev/dxg and " + f.Opening.DriverLibrary + " are there"},
+		Summary:  "Windows provides no GPU to WSL",
+		Evidence: []string{f.Opening.Error, "/dev/dxg and " + f.Opening.DriverLibrary + " exist"},
 	}
 	if !strings.HasPrefix(f.Opening.DriverLibrary, "/usr/lib/wsl/") && f.Host.Virt.Container == "" { // which gets it elsewhere
-		out.Summary, out.because = "a Linux driver's libcuda.so.1 is loaded under WSL, instead of Windows'", "linux_driver"
+		out.Summary, out.because = "WSL loads libcuda.so.1 of a Linux driver instead of Windows' one", "linux_driver"
 	}
 	return finding(out)
 }
@@ -129,7 +129,7 @@ func vgpuGuestDriver(f *Facts) []Finding {
 	if !ok || r.State != Missing || !is || f.Host.Virt.Container != "" {
 		return nil
 	}
-	return finding(Finding{Summary: "the guest driver of vGPU is missing, with its libcuda.so.1", Evidence: []string{r.Detail, "the GPU is " + name}})
+	return finding(Finding{Summary: "the vGPU guest driver and its libcuda.so.1 are missing", Evidence: []string{capital(r.Detail), "The GPU is " + name}})
 }
 
 // licence adds what the host shows of a vGPU's licence.
@@ -138,9 +138,9 @@ func (f *Facts) licence(out Finding) Finding {
 	case server == nil:
 		out.Certainty = Possible
 	case *server:
-		out.Against = []string{"/etc/nvidia/gridd.conf names a licence server, or there is a token"}
+		out.Against = []string{"/etc/nvidia/gridd.conf names a license server, or there is a token"}
 	default:
-		out.Evidence = append(out.Evidence, "/etc/nvidia/gridd.conf names no licence server, and there is no token")
+		out.Evidence = append(out.Evidence, "/etc/nvidia/gridd.conf names no license server, and there is no token")
 	}
 	return out
 }
@@ -151,7 +151,7 @@ func unlicensed(f *Facts) []Finding {
 	if !ok || f.Opening == nil || f.NVML != nil && slices.ContainsFunc(f.NVML.GPUs, used) {
 		return nil
 	}
-	out := f.licence(Finding{Summary: "the vGPU has no licence: CUDA makes no context", Evidence: []string{f.Opening.Error, "the GPU is " + name + ", and idle"}})
+	out := f.licence(Finding{Summary: "the vGPU has no license, so CUDA creates no context", Evidence: []string{f.Opening.Error, "The GPU is " + name + ", and idle"}})
 	if out.Certainty == Possible {
 		out.Certainty = Likely // what else keeps an idle GPU is not here
 	}
@@ -168,11 +168,11 @@ func slowUnlicensed(f *Facts, d *Device) []Finding {
 	if !vgpuName.MatchString(d.Name) || f.Host == nil || !d.measured() || f.ExpectedRate > 0 || d.Slowest() <= 0 || d.Slowest() > most {
 		return nil
 	}
-	evidence := []string{"the GPU is " + d.Name}
+	evidence := []string{"The GPU is " + d.Name}
 	for _, s := range d.copies() {
-		evidence = append(evidence, fmt.Sprintf("%s %s", directionText(&s), units.Rate(s.Median)))
+		evidence = append(evidence, fmt.Sprintf("%s %s", capital(directionText(&s)), units.Rate(s.Median)))
 	}
-	return finding(f.licence(Finding{Summary: "the vGPU is slowed down, as it is without a licence", Evidence: evidence}))
+	return finding(f.licence(Finding{Summary: "the vGPU is slowed down, as it is without a license", Evidence: evidence}))
 }
 
 // unlicensedShare is the share of what is due that a vGPU without a licence does not reach, and slowVGPU, in GB/s,
@@ -200,9 +200,9 @@ func notInitialized(f *Facts) []Finding {
 	if !f.called() || !none && len(failed) == 0 || h.NVIDIA.DriverVersion == "" {
 		return nil
 	}
-	out := Finding{Summary: "the driver could not initialise the GPU (RmInitAdapter)", Evidence: append([]string{f.Opening.Error}, failed...)}
+	out := Finding{Summary: "the driver could not initialize the GPU (RmInitAdapter)", Evidence: append([]string{f.Opening.Error}, failed...)}
 	if none {
-		out.Evidence = append(out.Evidence, "NVML works, and shows no GPU")
+		out.Evidence = append(out.Evidence, "NVML works and shows no GPU")
 	}
 	held := false
 	for _, g := range h.GPUs {

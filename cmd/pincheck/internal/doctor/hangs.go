@@ -24,7 +24,7 @@ func (p *Probe) what() string {
 	case StageOpen:
 		return "opening the CUDA library"
 	case StageMemory:
-		return "reading how much memory is free"
+		return "reading the amount of free memory"
 	case StageRoundTrips:
 		return "a round trip"
 	case StageWaiting:
@@ -59,9 +59,9 @@ func (p *Probe) whole(described bool) string {
 // seen is the evidence of a probe: how far it was, and how it ended. D is its GPU, or nil.
 func (p *Probe) seen(d *Device, ended string) (texts []string) {
 	if p.Stage == StageRoundTrips && d != nil && d.Verify != nil {
-		texts = append(texts, fmt.Sprintf("%s of %s had ended", units.Count(d.Verify.Cases), units.Things(d.Verify.CasesPlanned, "round trip", "round trips")))
+		texts = append(texts, fmt.Sprintf("%s of %s had completed", units.Count(d.Verify.Cases), units.Things(d.Verify.CasesPlanned, "round trip", "round trips")))
 		if p.After != "" {
-			texts[0] += ", the last of them " + p.After
+			texts[0] += ", the last one " + p.After
 		}
 	}
 	return append(texts, fmt.Sprintf("%s, %s after %s began", ended, units.Seconds(p.Seconds), p.whole(d != nil)))
@@ -98,7 +98,7 @@ func hung(f *Facts) []Finding {
 // hungDevice finds what did not return in the examination of a GPU; of nil, elsewhere.
 func hungDevice(f *Facts, d *Device) (out []Finding) {
 	for _, p := range f.probesOf(d, ProbeHung) {
-		one := hangs(p.what(), p.seen(d, p.Detail+"; given up")...)
+		one := hangs(p.what(), p.seen(d, p.Detail+"; abandoned")...)
 		if p.Call == "" { // all of its process is silent
 			one.because = "silent"
 		}
@@ -157,6 +157,6 @@ func notStarted(f *Facts) []Finding {
 	if len(out.Evidence) == 0 {
 		return nil
 	}
-	out.Summary = "pincheck cannot start the process that examines the GPUs"
+	out.Summary = "pincheck could not start its child process"
 	return finding(out)
 }

@@ -24,52 +24,52 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		"a round trip": {
 			Probe{Device: number(0), Stage: StageRoundTrips, After: "managed zeros 6 MiB", Detail: silent, Seconds: 16.1}, true,
 			"a round trip does not return",
-			[]string{"4 of 10 round trips had ended, the last of them managed zeros 6 MiB", silent + "; given up, 16.1 s after the examination of this GPU began"},
+			[]string{"4 of 10 round trips had completed, the last one managed zeros 6 MiB", silent + "; abandoned, 16.1 s after the examination of this GPU began"},
 		},
 		"a call in a round trip": {
 			Probe{Device: number(0), Stage: StageRoundTrips, Call: "cudaMemcpyAsync on device 0", Detail: slow, Seconds: 23}, true,
 			"cudaMemcpyAsync does not return",
-			[]string{"4 of 10 round trips had ended", slow + "; given up, 23.0 s after the examination of this GPU began"},
+			[]string{"4 of 10 round trips had completed", slow + "; abandoned, 23.0 s after the examination of this GPU began"},
 		},
 		"the free memory": {
 			Probe{Device: number(0), Stage: StageMemory, Call: "cudaMemGetInfo on device 0", Detail: slow, Seconds: 31}, true,
-			"cudaMemGetInfo does not return", []string{slow + "; given up, 31.0 s after the examination of this GPU began"},
+			"cudaMemGetInfo does not return", []string{slow + "; abandoned, 31.0 s after the examination of this GPU began"},
 		},
 		"bandwidth": {
 			Probe{Device: number(0), Stage: StageCopies, Detail: silent, Seconds: 18}, true,
-			"the measurement of copies does not return", []string{silent + "; given up, 18.0 s after the examination of this GPU began"},
+			"the measurement of copies does not return", []string{silent + "; abandoned, 18.0 s after the examination of this GPU began"},
 		},
 		"its turn": {
 			Probe{Device: number(0), Stage: StageWaiting, Detail: silent, Seconds: 18}, true,
-			"waiting for other GPUs does not return", []string{silent + "; given up, 18.0 s after the examination of this GPU began"},
+			"waiting for other GPUs does not return", []string{silent + "; abandoned, 18.0 s after the examination of this GPU began"},
 		},
 		"the library, for one GPU": {
 			Probe{Device: number(0), Stage: StageOpen, Detail: "its process sent nothing for 1m15s", Seconds: 75}, true,
-			"opening the CUDA library does not return", []string{"its process sent nothing for 1m15s; given up, 75.0 s after the examination of this GPU began"},
+			"opening the CUDA library does not return", []string{"its process sent nothing for 1m15s; abandoned, 75.0 s after the examination of this GPU began"},
 		},
 		"the library": {
 			Probe{Name: "cuda", Stage: StageOpen, Call: "cudaGetDeviceCount", Detail: "did not return in 1m0s", Seconds: 60}, false,
-			"cudaGetDeviceCount does not return", []string{"did not return in 1m0s; given up, 60.0 s after opening the CUDA library began"},
+			"cudaGetDeviceCount does not return", []string{"did not return in 1m0s; abandoned, 60.0 s after opening the CUDA library began"},
 		},
 		"NVML": {
 			Probe{Name: "nvml", Stage: StageNVML, Call: "nvmlInit_v2", Detail: slow, Seconds: 10}, false,
-			"nvmlInit_v2 does not return", []string{slow + "; given up, 10.0 s after reading the management library (NVML) began"},
+			"nvmlInit_v2 does not return", []string{slow + "; abandoned, 10.0 s after reading the management library (NVML) began"},
 		},
 		"all GPUs": {
 			Probe{Stage: StageTogether, Detail: silent, Seconds: 17}, false,
-			"the measurement with all GPUs at once does not return", []string{silent + "; given up, 17.0 s after the measurement with all GPUs at once began"},
+			"the measurement with all GPUs at once does not return", []string{silent + "; abandoned, 17.0 s after the measurement with all GPUs at once began"},
 		},
 		"a call with all GPUs": {
 			Probe{Stage: StageTogether, Call: "cudaMemcpyAsync on device 3", Detail: slow, Seconds: 17}, false,
-			"cudaMemcpyAsync on device 3, with all GPUs at once, does not return", []string{slow + "; given up, 17.0 s after the measurement with all GPUs at once began"},
+			"cudaMemcpyAsync on device 3, with all GPUs at once, does not return", []string{slow + "; abandoned, 17.0 s after the measurement with all GPUs at once began"},
 		},
 		"an experiment": {
 			Probe{Name: "cuda", Call: "cudaMemcpy on device 0", Detail: "had not returned 5s after the end of the run", Seconds: 30}, false,
-			"cudaMemcpy on device 0 does not return", []string{"had not returned 5s after the end of the run; given up, 30.0 s after this run began"},
+			"cudaMemcpy on device 0 does not return", []string{"had not returned 5s after the end of the run; abandoned, 30.0 s after this run began"},
 		},
 		"a GPU that was not described": {
 			Probe{Device: number(7), Stage: StageMemory, Detail: silent, Seconds: 17}, false,
-			"reading how much memory is free does not return", []string{silent + "; given up, 17.0 s after the examination of GPU 7 began"},
+			"reading the amount of free memory does not return", []string{silent + "; abandoned, 17.0 s after the examination of GPU 7 began"},
 		},
 	} {
 		f := well(t)

@@ -26,8 +26,8 @@ func remapFailed(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "a broken row of the GPU's memory could not be replaced",
-		Evidence: []string{"NVML: row remapping failed"},
+		Summary:  "GPU memory has a broken row and no spare one",
+		Evidence: []string{"NVML: a row remapping failed"},
 	})
 }
 
@@ -36,7 +36,7 @@ func remapPending(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  "broken memory of the GPU is still in use until it is reset",
+		Summary:  "GPU memory uses broken rows until a reset",
 		Evidence: []string{"NVML: retired pages or remapped rows are pending"},
 	}
 	if n := d.Health.RetiredPages; n != nil {
@@ -65,7 +65,7 @@ func throttled(_ *Facts, d *Device) []Finding {
 		Evidence: []string{"NVML: " + strings.Join(reasons, ", ")},
 	}
 	if t := d.Health.TemperatureC; t > 0 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%d degrees Celsius", t))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%d °C", t))
 	}
 	switch t := d.Health.TemperatureC; {
 	case slices.Contains(reasons, "hw_power_brake_slowdown"):
@@ -102,7 +102,7 @@ func lockedMemoryClock(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the GPU's memory clock is set below its maximum",
+		Summary:  "the memory clock is set below its maximum",
 		Evidence: []string{fmt.Sprintf("NVML: %d of %d MHz, applications_clocks_setting", h.MemoryClock, h.MemoryClockMax)},
 	})
 }
@@ -113,10 +113,10 @@ func otherProcesses(_ *Facts, d *Device) []Finding {
 	}
 	var evidence []string
 	for _, p := range d.Health.Processes[:min(len(d.Health.Processes), 8)] {
-		evidence = append(evidence, strings.TrimSpace(fmt.Sprintf("process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
+		evidence = append(evidence, strings.TrimSpace(fmt.Sprintf("Process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on this GPU beside this one", units.Things(len(d.Health.Processes), "process is", "processes are")),
+		Summary:  fmt.Sprintf("%s this GPU", units.Things(len(d.Health.Processes), "other process uses", "other processes use")),
 		Evidence: evidence,
 	})
 }

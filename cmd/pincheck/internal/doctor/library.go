@@ -16,7 +16,7 @@ import (
 var libraryChecks = []Check{
 	{ID: "no_c_library", Explains: withoutDriver, Suppresses: withoutRuntime,
 		Host: unlessUsable(func(f *Facts) []Finding {
-			return f.missing("c_library", "NVIDIA's libraries need glibc, and this system has musl")
+			return f.missing("c_library", "the C library is musl, and NVIDIA's libraries need glibc")
 		})},
 	{ID: "wsl_no_driver", Explains: withoutDriver, Host: unlessUsable(wslNoDriver)},
 	{ID: "vgpu_guest_driver", Explains: withoutDriver, Host: unlessUsable(vgpuGuestDriver)},
@@ -96,7 +96,7 @@ func offPath(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("libcuda.so.1 is in %s, which the loader does not search", dir),
+		Summary:  fmt.Sprintf("libcuda.so.1 is in %s, outside the search path", dir),
 		Evidence: []string{file, fmt.Sprintf("LD_LIBRARY_PATH is %q", f.Host.Env["LD_LIBRARY_PATH"])},
 		values:   findings.Values{"DIR": word(dir)},
 	}
@@ -112,7 +112,7 @@ func wslNoDriver(f *Facts) []Finding {
 	if !ok || r.State != Missing || !f.Host.Virt.WSL || f.Host.Virt.Container != "" {
 		return nil
 	}
-	return finding(Finding{Summary: "Windows' NVIDIA driver put no libcuda.so.1 into /usr/lib/wsl/lib", Evidence: []string{r.Detail, "kernel " + f.Host.Kernel.Release}})
+	return finding(Finding{Summary: "the driver on Windows put no libcuda.so.1 into /usr/lib/wsl/lib", Evidence: []string{capital(r.Detail), "Kernel " + f.Host.Kernel.Release}})
 }
 
 // unusable are words of the errors of files that are there and cannot be a library of
@@ -136,7 +136,7 @@ func unusableLibrary(f *Facts) []Finding {
 				continue
 			}
 			return finding(Finding{
-				Summary: fmt.Sprintf("%s is there, and cannot be loaded", a.Path), Evidence: []string{a.Error, "found: " + a.Found}, because: u.because,
+				Summary: fmt.Sprintf("%s does not load", a.Path), Evidence: []string{a.Error, "Found: " + a.Found}, because: u.because,
 			})
 		}
 	}
@@ -151,8 +151,8 @@ func stubsInPath(f *Facts) []Finding {
 		if strings.HasSuffix(strings.TrimRight(dir, "/"), "/stubs") {
 			return finding(Finding{
 				Severity: noteIf(len(f.Devices) > 0), // another library came first
-				Summary:  "LD_LIBRARY_PATH names the toolkit's directory of stubs",
-				Evidence: []string{"LD_LIBRARY_PATH has " + dir},
+				Summary:  "LD_LIBRARY_PATH contains stubs",
+				Evidence: []string{"LD_LIBRARY_PATH contains " + dir},
 			})
 		}
 	}
@@ -175,10 +175,10 @@ func driverAlone(f *Facts) []Finding {
 	if !f.Library.DriverAlone() || len(f.Library.passedOver()) == 0 {
 		return nil
 	}
-	out := Finding{Summary: fmt.Sprintf("no libcudart; %s is in use", f.Library.Path), Evidence: f.Library.passedOver(), because: "none"}
+	out := Finding{Summary: fmt.Sprintf("no libcudart; %s is used alone", f.Library.Path), Evidence: f.Library.passedOver(), because: "none"}
 	for _, a := range f.Library.Attempts {
 		if a.Error != "" && path.IsAbs(a.Path) {
-			out.Summary, out.because = fmt.Sprintf("%s cannot be used; %s is in use", a.Path, f.Library.Path), "broken"
+			out.Summary, out.because = fmt.Sprintf("%s does not work; %s is used alone", a.Path, f.Library.Path), "broken"
 			out.values = findings.Values{"PATH": a.Path}
 			break
 		}
@@ -195,7 +195,7 @@ func severalRuntimes(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s was passed over; %s is in use", units.Things(len(over), "libcudart", "libcudarts"), f.Library.Path),
+		Summary:  fmt.Sprintf("%s skipped; %s is used", units.Things(len(over), "libcudart was", "libcudarts were"), f.Library.Path),
 		Evidence: over,
 		values:   findings.Values{"PATH": word(f.Library.Path)},
 	})

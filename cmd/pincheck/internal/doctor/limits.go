@@ -72,7 +72,7 @@ func fewFiles(f *Facts) []Finding {
 	}
 	out := Finding{Summary: "the process may open too few files", Evidence: slices.Concat(full, failed[:min(len(failed), 2)])}
 	if finite {
-		out.Summary = fmt.Sprintf("the process may open %d files only", limit)
+		out.Summary = fmt.Sprintf("the process may open only %d files", limit)
 		out.Evidence = append(out.Evidence, fmt.Sprintf("/proc/self/limits: Max open files is %d", limit))
 		if limit > tooFewFiles && len(full) == 0 {
 			out.Certainty = Likely
@@ -95,7 +95,7 @@ func fewTasks(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the control group has %d of the %d tasks (processes and threads) that it may have", tasks, most),
+		Summary:  fmt.Sprintf("the control group has %d of at most %d tasks (processes and threads)", tasks, most),
 		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("pids.current is %d, pids.max %d", tasks, most)),
 	})
 }
@@ -114,8 +114,8 @@ func addressSpace(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  fmt.Sprintf("the address space of the process is limited to %s (ulimit -v)", units.Bytes(limit)),
-		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("/proc/self/limits: Max address space is %d, and the host has %s of memory", limit, units.Bytes(f.Host.Memory.Total))),
+		Summary:  fmt.Sprintf("the address space is limited to %s (ulimit -v)", units.Bytes(limit)),
+		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("/proc/self/limits: Max address space is %d; the host has %s of memory", limit, units.Bytes(f.Host.Memory.Total))),
 	}
 	if limit > 2*f.Host.Memory.Total {
 		out.Against = []string{"it is more than twice the host's memory"}

@@ -199,7 +199,7 @@ func (f *Facts) compared(d *Device) bool {
 }
 
 // asMade is what a finding on the link says of what card and slot are made for.
-func asMade(l hostinfo.PCIe) string { return fmt.Sprintf("card and slot are made for %v", l) }
+func asMade(l hostinfo.PCIe) string { return fmt.Sprintf("Card and slot support %v", l) }
 
 // linkSeverity is that of a link below its maximum. A virtual machine does not show the
 // slot, which may be made for less, as in small instances of a cloud.
@@ -254,7 +254,7 @@ func narrowLink(f *Facts, d *Device) []Finding {
 	}
 	return finding(Finding{
 		Severity: f.linkSeverity(d),
-		Summary:  fmt.Sprintf("the PCIe link runs at x%d of x%d", l.Width, made.Width),
+		Summary:  fmt.Sprintf("the PCIe link uses %d of %d lanes", l.Width, made.Width),
 		Evidence: []string{fmt.Sprintf("current_link_width is %d", l.Width), asMade(made)},
 		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: l.Speed, Width: made.Width}.Rate())},
 	})
@@ -287,11 +287,11 @@ func upstream(_ *Facts, d *Device) []Finding {
 	b := d.Link.Bottleneck
 	out := Finding{
 		Summary:  fmt.Sprintf("the bridge above the GPU, %s, carries %s, less than the GPU's own link", b.Address, units.Rate(b.Rate)),
-		Evidence: []string{fmt.Sprintf("it runs at %v", b.Now())},
+		Evidence: []string{fmt.Sprintf("It runs at %v", b.Now())},
 		values:   findings.Values{"rate": units.Rate(b.Rate)},
 	}
 	if b.MaxWidth > 0 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("it could run at %v", b.Best()))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("It supports %v", b.Best()))
 	}
 	if b.Speed >= b.MaxSpeed && b.Width >= b.MaxWidth {
 		out.Severity, out.because = Note, "made_so"
@@ -323,7 +323,7 @@ func asymmetricCopies(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Severity: noteIf(f.byDesign(d)),
 		Summary:  fmt.Sprintf("copies %s are much slower than %s", directionText(slow), directionText(fast)),
-		Evidence: []string{fmt.Sprintf("%s against %s", units.Rate(slow.Median), units.Rate(fast.Median))},
+		Evidence: []string{fmt.Sprintf("%s %s, %s %s", capital(directionText(slow)), units.Rate(slow.Median), directionText(fast), units.Rate(fast.Median))},
 		values:   findings.Values{"several times": units.Times(fast.Median / max(slow.Median, 0.001))},
 	})
 }
@@ -335,8 +335,8 @@ func impossibleRate(f *Facts, d *Device) []Finding {
 	}
 	return finding(Finding{
 		Severity: noteIf(madeUp),
-		Summary:  fmt.Sprintf("copies are faster than the link: %s of %s", units.Rate(d.fastest()), units.Rate(link.Rate())),
-		Evidence: []string{fmt.Sprintf("the host shows %v at most", link)},
+		Summary:  fmt.Sprintf("copies are faster than the reported link: %s over %s", units.Rate(d.fastest()), units.Rate(link.Rate())),
+		Evidence: []string{fmt.Sprintf("The host reports at most %v", link)},
 	})
 }
 
@@ -348,13 +348,13 @@ const (
 
 func linkErrors(f *Facts, d *Device) []Finding {
 	out := Finding{
-		Summary: "the PCIe link had errors",
+		Summary: "the PCIe link has errors",
 	}
 	if f.Host != nil {
 		if pci, ok := f.pci(d); ok && pci.Errors != nil {
 			e := pci.Errors
 			if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > maxCorrectable {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("since boot: %d correctable, %d non-fatal, %d fatal (aer_dev_*)", e.Correctable, e.NonFatal, e.Fatal))
+				out.Evidence = append(out.Evidence, fmt.Sprintf("Since boot: %d correctable, %d non-fatal, %d fatal (aer_dev_*)", e.Correctable, e.NonFatal, e.Fatal))
 			}
 			if e.Fatal > 0 {
 				out.Severity = Problem
@@ -376,7 +376,7 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 			continue
 		}
 		one := Finding{
-			Summary:  fmt.Sprintf("%s: samples spread over %s of their median", directionText(&s), units.Share(s.Spread)),
+			Summary:  fmt.Sprintf("copies %s vary by %s of the median", directionText(&s), units.Share(s.Spread)),
 			Evidence: []string{fmt.Sprintf("%s to %s", units.Rate(s.Min), units.Rate(s.Max))},
 			because:  "samples",
 		}
@@ -387,8 +387,8 @@ func unsteadyCopies(_ *Facts, d *Device) (out []Finding) {
 	}
 	if slower, better, ok := d.twice(); ok {
 		out = append(out, Finding{
-			Summary:  "two measurements of the copies differ",
-			Evidence: []string{fmt.Sprintf("the slower direction reached %s in one and %s in the other", units.Rate(slower), units.Rate(better))},
+			Summary:  "two measurements of copies differ",
+			Evidence: []string{fmt.Sprintf("The slower direction reached %s in one and %s in the other", units.Rate(slower), units.Rate(better))},
 			because:  "measurements",
 		})
 	}
@@ -401,7 +401,7 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 	}
 	var rates []string
 	for _, s := range d.copies() {
-		rates = append(rates, fmt.Sprintf("%s %s", directionText(&s), units.Rate(s.Median)))
+		rates = append(rates, fmt.Sprintf("%s %s", capital(directionText(&s)), units.Rate(s.Median)))
 	}
 	because := "hidden_link"
 	if f.Simulated {
@@ -410,7 +410,7 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 		because = "no_figure"
 	}
 	return finding(Finding{
-		Summary:  "nothing is known of what this GPU should reach here, so its speed was not judged",
+		Summary:  "there is no reference for this GPU and link",
 		Evidence: rates,
 		because:  because,
 	})
@@ -422,7 +422,7 @@ func slotBelowGPU(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the slot is made for %v, and the card for %v", made, l.Best()),
+		Summary:  fmt.Sprintf("the slot supports %v, the card %v", made, l.Best()),
 		Evidence: []string{"max_link_speed and max_link_width of the card and of the bridge above it"},
 		values:   findings.Values{"rate": units.Rate(made.Rate()), "full rate": units.Rate(l.MaxRate)},
 	})
@@ -430,4 +430,12 @@ func slotBelowGPU(f *Facts, d *Device) []Finding {
 
 func directionText(s *result.Series) string { return directionWords(s.Labels.Get(result.Direction)) }
 
-func directionWords(direction string) string { return strings.ReplaceAll(direction, "_", " ") }
+func directionWords(direction string) string {
+	switch direction {
+	case result.HostToDevice:
+		return "to GPU"
+	case result.DeviceToHost:
+		return "from GPU"
+	}
+	return strings.ReplaceAll(direction, "_", " ")
+}

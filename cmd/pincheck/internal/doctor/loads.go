@@ -17,9 +17,9 @@ var loadChecks = []Check{
 
 // weights describes a mapped file of weights.
 func (f *Facts) weights(p Process, w WeightFile) string {
-	text := fmt.Sprintf("process %d (%s): %s, %s", p.PID, p.Name, w.Path, units.Bytes(w.Size))
+	text := fmt.Sprintf("Process %d (%s): %s, %s", p.PID, p.Name, w.Path, units.Bytes(w.Size))
 	if w.Resident > 0 {
-		text += fmt.Sprintf(", of it %s in memory", units.Bytes(w.Resident))
+		text += fmt.Sprintf(", %s of it in memory", units.Bytes(w.Resident))
 	}
 	if m, ok := f.Host.Mount(w.Path); ok {
 		text += fmt.Sprintf(", %s at %s", m.Type, m.Point)
@@ -53,7 +53,7 @@ func weightsOnNetwork(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "model weights are mapped from a file system of another machine",
+		Summary:  "model weights are mapped from a network file system",
 		Evidence: list[:min(len(list), 4)],
 	})
 }
@@ -94,7 +94,7 @@ func smallReadAhead(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the kernel reads little ahead on a network file system",
+		Summary:  "read-ahead is small on a network file system",
 		Evidence: list[:min(len(list), 4)],
 	})
 }

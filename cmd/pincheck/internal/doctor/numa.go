@@ -34,10 +34,16 @@ func oneCPU(f *Facts) []Finding {
 		Summary: fmt.Sprintf("this process may use %g of %d CPUs", h.CPU.Usable(), h.CPU.Threads),
 	}
 	if h.CPU.Quota > 0 && h.CPU.Quota <= 1 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("the control group's quota is %g CPUs", h.CPU.Quota))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("The quota of the control group is %g CPUs", h.CPU.Quota))
+		if h.CPU.AllowedCount != 1 {
+			out.because = "quota"
+		}
 	}
 	if h.CPU.Allowed != "" {
-		out.Evidence = append(out.Evidence, "Cpus_allowed_list is "+h.CPU.Allowed)
+		out.Evidence = append(out.Evidence, "Cpus_allowed_list is "+h.CPU.Allowed+" (/proc/self/status)")
+	}
+	if out.because == "" {
+		out.values = findings.Values{"CPUS": fmt.Sprintf("0-%d", h.CPU.Threads-1)}
 	}
 	return finding(out)
 }
@@ -82,8 +88,8 @@ func remoteCPUs(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may use none of the CPUs there", node.ID),
-		Evidence: []string{"CPUs near the GPU: " + local, "Cpus_allowed_list: " + f.Host.CPU.Allowed},
+		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may use no CPU there", node.ID),
+		Evidence: []string{"CPUs near the GPU: " + local, "Cpus_allowed_list is " + f.Host.CPU.Allowed + " (/proc/self/status)"},
 		values:   d.remoteValues(node.ID),
 	})
 }
@@ -97,8 +103,8 @@ func remoteMemory(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may not use the memory there", node.ID),
-		Evidence: []string{"Mems_allowed_list: " + f.Host.CPU.AllowedMems},
+		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may not use memory there", node.ID),
+		Evidence: []string{"Mems_allowed_list is " + f.Host.CPU.AllowedMems + " (/proc/self/status)"},
 		values:   d.remoteValues(node.ID),
 	})
 }
@@ -113,8 +119,8 @@ func pagesRemote(f *Facts, d *Device) []Finding {
 			continue
 		}
 		return finding(Finding{
-			Summary:  fmt.Sprintf("the memory that was measured lay on NUMA node %d, and the GPU is on node %d", *s.NUMANode, node.ID),
-			Evidence: []string{fmt.Sprintf("/proc/self/numa_maps, of the memory of the copies %s", directionText(&s))},
+			Summary:  fmt.Sprintf("the measured memory was on NUMA node %d, and the GPU is on node %d", *s.NUMANode, node.ID),
+			Evidence: []string{fmt.Sprintf("/proc/self/numa_maps, for the memory of copies %s", directionText(&s))},
 			values:   d.remoteValues(node.ID),
 		})
 	}
@@ -135,7 +141,7 @@ type remoteCopy struct {
 func (c remoteCopy) share() float64 { return c.remote.Median / c.local.Median }
 
 func (c remoteCopy) String() string {
-	return fmt.Sprintf("%s: %s with memory of node %s, and %s with memory of node %s",
+	return fmt.Sprintf("%s, %s with memory of node %s, %s with memory of node %s",
 		directionText(c.local), units.Rate(c.local.Median), c.local.Labels.Get(TrialNode), units.Rate(c.remote.Median), c.remote.Labels.Get(TrialNode))
 }
 
@@ -181,7 +187,7 @@ func remoteNodeSlow(f *Facts, d *Device) []Finding {
 	smallest := 1.0
 	for _, c := range d.remoteCopies(node.ID) {
 		if c.share() < remoteShare {
-			texts = append(texts, c.String())
+			texts = append(texts, capital(c.String()))
 			smallest = min(smallest, c.share())
 		}
 	}
@@ -189,7 +195,7 @@ func remoteNodeSlow(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("with memory of another NUMA node than its own, %d, the GPU copies at %s of the rate", node.ID, units.Share(smallest)),
+		Summary:  fmt.Sprintf("copies with memory of another NUMA node than the GPU's, %d, reach %s of the rate", node.ID, units.Share(smallest)),
 		Evidence: texts,
 		values:   findings.Values{"N": strconv.Itoa(node.ID), "several times": units.Times(1 / smallest)},
 	})
@@ -203,7 +209,7 @@ func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 	}
 	var notes []string
 	for _, u := range d.Trials.Unmeasured {
-		text := fmt.Sprintf("memory of node %s: %s", u.Labels.Get(TrialNode), u.Reason)
+		text := fmt.Sprintf("Memory of node %s: %s", u.Labels.Get(TrialNode), u.Reason)
 		if u.Name == TrialByNode && !slices.Contains(notes, text) { // once for both directions
 			notes = append(notes, text)
 		}
@@ -212,7 +218,7 @@ func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("what memory of another NUMA node than the GPU's own, %d, costs was not measured", node.ID),
+		Summary:  fmt.Sprintf("the cost of memory of another NUMA node than the GPU's, %d, was not measured", node.ID),
 		Evidence: notes,
 		values:   findings.Values{"N": strconv.Itoa(node.ID)},
 	})
@@ -227,7 +233,7 @@ func numaUnknown(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "the host has several NUMA nodes, and does not say which is the GPU's",
+		Summary:  "the host has several NUMA nodes, and does not report the GPU's",
 		Evidence: []string{"numa_node is -1", units.Things(len(f.memoryNodes()), "node", "nodes") + ", " + units.Things(h.CPU.Sockets, "socket", "sockets")},
 	})
 }
@@ -249,7 +255,7 @@ func subNUMA(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on %s; the GPUs are near nodes %v only", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), local),
+		Summary:  fmt.Sprintf("%s on %s, and GPUs only near nodes %v", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), local),
 		Evidence: []string{"/sys/devices/system/node, numa_node of the GPUs"},
 	})
 }
@@ -260,7 +266,7 @@ func noSysNice(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "this container may not say on which NUMA node memory is placed",
-		Evidence: []string{fmt.Sprintf("no CAP_SYS_NICE, and %d nodes", len(f.memoryNodes()))},
+		Summary:  "this container may not choose the NUMA node of memory",
+		Evidence: []string{fmt.Sprintf("CAP_SYS_NICE is missing, and there are %d nodes", len(f.memoryNodes()))},
 	})
 }

@@ -37,25 +37,25 @@ func slowPinning(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
+		Summary:  "cudaHostAlloc pins 64 GB in " + units.Seconds(64/cuda.Median),
 		Evidence: []string{fmt.Sprintf("cudaHostAlloc pins %s", units.Rate(cuda.Median))},
 		values:   findings.Values{"seconds": units.Seconds(64 / cuda.Median)},
 	}
 	if ours != nil {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("populated by several threads, then registered: %s", units.Rate(ours.Median)))
-		out.values["seconds"] += fmt.Sprintf(", and could take %s", units.Seconds(64/ours.Median))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("Populated by several threads, then registered: %s", units.Rate(ours.Median)))
+		out.Summary += ", threads in " + units.Seconds(64/ours.Median)
+		out.values["seconds"] += " instead of " + units.Seconds(64/ours.Median)
 	}
 	switch {
 	case cuda.Median < minCUDARate:
 		out.Severity = noteIf(f.byDesign(d))
-		out.Summary = fmt.Sprintf("pinning memory is slow: %s", units.Rate(cuda.Median))
 		if f.Host != nil {
 			if share, ok := hugeShare(f); ok {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of the free memory is in blocks of 2 MiB and more", units.Share(share)))
+				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of free memory is in blocks of 2 MiB and more", units.Share(share)))
 			}
 		}
 	case ours != nil && ours.Median >= muchFaster*cuda.Median:
 		out.Severity = Note
-		out.Summary = fmt.Sprintf("memory can be pinned %s faster here than by cudaHostAlloc", units.Times(ours.Median/cuda.Median))
 	default:
 		return nil
 	}
@@ -98,9 +98,9 @@ func fragmented(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary: "memory is fragmented: few huge pages can be had",
+		Summary: "memory is fragmented, so few huge pages are available",
 		Evidence: []string{
-			fmt.Sprintf("/proc/buddyinfo: %s of the free memory is in blocks of 2 MiB and more", units.Share(share)),
+			fmt.Sprintf("/proc/buddyinfo: %s of free memory is in blocks of 2 MiB and more", units.Share(share)),
 			fmt.Sprintf("/proc/vmstat since boot: thp_fault_fallback %d of %d, compact_stall %d, compact_fail %d", s.HugeFallback, faults, s.Compact, s.CompactFail),
 		},
 	})
@@ -127,7 +127,7 @@ func thpDefrag(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "every page fault may wait until the kernel has made a huge page",
+		Summary:  "every page fault may wait for a huge page",
 		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/defrag is always"},
 	})
 }
@@ -146,7 +146,7 @@ func stallsOthers(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("pinning all of this host's memory by one call would stall other CUDA programs for %s", units.Duration(stall)),
+		Summary:  fmt.Sprintf("pinning all memory in one call would block other CUDA programs for %s", units.Duration(stall)),
 		Evidence: []string{fmt.Sprintf("%s at %s (%s)", units.Bytes(left), units.Rate(cuda.Median), source)},
 	})
 }

@@ -50,5 +50,5 @@ func TestLimitsOfProcesses(t *testing.T) {
 	require.Equal(t, []string{"limits_exceed_memory"}, ids(found))
 	assert.Contains(t, found[0].Summary, "2 control groups")
 	assert.Contains(t, found[0].Summary, "90 GiB together, and the host has 64 GiB")
-	assert.Contains(t, found[0].Evidence[2], "4 programs without a limit")
+	assert.Contains(t, found[0].Evidence[2], "4 programs without a memory limit")
 }

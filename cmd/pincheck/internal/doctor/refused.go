@@ -32,7 +32,7 @@ func confidentialComputing(f *Facts, d *Device) []Finding {
 	}
 	return finding(Finding{
 		Severity: noteIf(f.confidential() || f.Host != nil && f.Host.Virt.Confidential != ""), // as it is made
-		Summary:  "cudaHostRegister is not supported here, as with confidential computing",
+		Summary:  "cudaHostRegister is not supported, as with confidential computing",
 		Evidence: texts[:min(len(texts), 2)],
 	})
 }
@@ -71,8 +71,8 @@ func pinOver2GiB(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Severity: severity,
-		Summary:  "this kernel may refuse to pin more than 2 GiB by one call, and leak the memory each time",
-		Evidence: []string{"kernel " + f.Host.Kernel.Release + " (6.11 is affected; distributions may have mended theirs under the same number)"},
+		Summary:  "this kernel may refuse to pin more than 2 GiB in one call, and leak the memory each time",
+		Evidence: []string{"Kernel " + f.Host.Kernel.Release + " (6.11 is affected; distributions may have fixed theirs under the same number)"},
 	})
 }
 
@@ -86,8 +86,8 @@ func leakedPins(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("%s of memory belong to no program, and do not come back", units.Bytes(lost)),
-		Evidence: []string{fmt.Sprintf("/proc/meminfo: %s in all, and %s that no field of it accounts for", units.Bytes(m.Total), units.Bytes(lost)), "kernel " + f.Host.Kernel.Release},
+		Summary:  fmt.Sprintf("%s of memory is pinned that no process owns", units.Bytes(lost)),
+		Evidence: []string{fmt.Sprintf("/proc/meminfo: %s in total, and %s that no field accounts for", units.Bytes(m.Total), units.Bytes(lost)), "Kernel " + f.Host.Kernel.Release},
 	})
 }
 
@@ -97,8 +97,8 @@ func noHostRegister(f *Facts, d *Device) []Finding {
 	}
 	return finding(Finding{
 		Severity: noteIf(f.byDesign(d)),
-		Summary:  "this GPU cannot use memory that a program has allocated itself",
-		Evidence: []string{"attribute HostRegisterSupported is 0"},
+		Summary:  "this GPU cannot register host memory",
+		Evidence: []string{"The attribute HostRegisterSupported is 0"},
 	})
 }
 
@@ -115,16 +115,16 @@ func fewMappings(f *Facts) (out []Finding) {
 	}
 	if limit < defaultMappings {
 		out = append(out, Finding{
-			Summary:  fmt.Sprintf("a process may have %d mappings only", limit),
-			Evidence: []string{fmt.Sprintf("vm.max_map_count is %d; the kernel's own value is %d", limit, defaultMappings)},
+			Summary:  fmt.Sprintf("a process may have only %d mappings", limit),
+			Evidence: []string{fmt.Sprintf("vm.max_map_count is %d; the kernel's default is %d", limit, defaultMappings)},
 			because:  "limit",
 		})
 	}
 	for _, p := range f.Processes {
 		if p.Mappings > limit/10*8 {
 			out = append(out, Finding{
-				Summary:  fmt.Sprintf("process %d (%s) has %d of the %d mappings that it may have", p.PID, p.Name, p.Mappings, limit),
-				Evidence: []string{fmt.Sprintf("lines of /proc/%d/maps, and vm.max_map_count", p.PID)},
+				Summary:  fmt.Sprintf("process %d (%s) has %d of at most %d mappings", p.PID, p.Name, p.Mappings, limit),
+				Evidence: []string{fmt.Sprintf("Lines of /proc/%d/maps, and vm.max_map_count", p.PID)},
 				because:  "registrations",
 			})
 		}
@@ -137,8 +137,8 @@ func wslPinLimit(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "under WSL, Windows limits how much memory can be pinned",
-		Evidence: []string{"kernel " + f.Host.Kernel.Release},
+		Summary:  "Windows limits pinned memory under WSL",
+		Evidence: []string{"Kernel " + f.Host.Kernel.Release},
 	})
 }
 
@@ -148,12 +148,12 @@ func integratedGPU(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary:  "this GPU shares the host's memory",
-		Evidence: []string{"attribute Integrated is 1"},
+		Summary:  "the GPU shares memory with the CPU",
+		Evidence: []string{"The attribute Integrated is 1"},
 	}
 	if a.UsesHostPageTables {
-		out.Summary = "the GPU uses the host's page tables, so that registering memory locks nothing"
-		out.Evidence = append(out.Evidence[:0], "attribute PageableMemoryAccessUsesHostPageTables is 1")
+		out.Summary = "the GPU uses the host's page tables, so registering memory locks nothing"
+		out.Evidence = append(out.Evidence[:0], "The attribute PageableMemoryAccessUsesHostPageTables is 1")
 		out.because = "page_tables"
 	}
 	return finding(out)
@@ -168,7 +168,7 @@ func pin512GiB(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "one call pins less than 512 GiB",
-		Evidence: []string{"driver " + f.Host.NVIDIA.DriverVersion + ", " + units.Bytes(f.Host.Memory.Total) + " of memory"},
+		Summary:  "one call cannot pin 512 GiB",
+		Evidence: []string{"Driver " + f.Host.NVIDIA.DriverVersion + ", " + units.Bytes(f.Host.Memory.Total) + " of memory"},
 	})
 }

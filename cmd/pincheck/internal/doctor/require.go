@@ -63,10 +63,10 @@ func requireLibc(h *hostinfo.Host) Requirement {
 	r := Requirement{ID: "c_library", Name: "C library", State: Present, Detail: strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
 	switch h.Libc.Kind {
 	case "":
-		r.State, r.Detail = Uncertain, "no dynamic loader in the usual places"
+		r.State, r.Detail = Uncertain, "no dynamic loader in the usual directories"
 	case "musl":
 		r.State = Missing
-		r.Detail = "musl (" + h.Libc.Loader + "); NVIDIA's libraries need glibc"
+		r.Detail = "no glibc: this system has musl (" + h.Libc.Loader + ")"
 		r.Remedy = r.remedy("")
 	}
 	return r
@@ -88,12 +88,12 @@ func requireGPU(h *hostinfo.Host, container bool) Requirement {
 	case h.Virt.Tegra:
 		r.Detail = "part of the chip: " + cmp.Or(h.Virt.Board, "Tegra")
 	case h.NVIDIA.HasGPUNode():
-		r.State, r.Detail = Uncertain, "not on the PCI bus shown here, though there is a device node for one"
+		r.State, r.Detail = Uncertain, "not on the visible PCI bus, although a device node exists"
 	case h.PCICount == 0, h.Virt.Sandbox != "", h.Virt.WSL:
-		r.State, r.Detail = Uncertain, "the PCI bus is not shown (/sys/bus/pci/devices)"
+		r.State, r.Detail = Uncertain, "the PCI bus is not visible (/sys/bus/pci/devices)"
 	default:
 		r.State = Missing
-		r.Detail = "none among " + units.Things(h.PCICount, "device", "devices") + " in /sys/bus/pci/devices"
+		r.Detail = "none of " + units.Things(h.PCICount, "PCI device", "PCI devices") + " is an NVIDIA GPU (/sys/bus/pci/devices)"
 		switch {
 		case h.Virt.VM:
 			r.Remedy = r.remedy("vm")
@@ -114,29 +114,29 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 	switch {
 	case h.NVIDIA.DriverVersion != "":
 	case boundDriver(h) == "nvidia":
-		r.Detail = "nvidia holds the GPU; its version does not show (/proc/driver/nvidia/version)"
+		r.Detail = "nvidia is bound to the GPU; its version is not visible (/proc/driver/nvidia/version)"
 	case h.Virt.WSL:
-		r.Detail = "not needed under WSL, where Windows' driver serves"
+		r.Detail = "not needed under WSL, which uses the driver of Windows"
 	case h.Virt.Tegra:
 		r.Detail = "the chip's own: nvgpu"
 	case h.Virt.Sandbox != "":
 		r.State, r.Detail = Uncertain, "the sandbox ("+h.Virt.Sandbox+") does not show it"
 	case h.NVIDIA.HasModule("nvidia") && container:
-		r.Detail = "nvidia is in /proc/modules; its version does not show (/proc/driver/nvidia/version)"
+		r.Detail = "nvidia is in /proc/modules; its version is not visible (/proc/driver/nvidia/version)"
 	case h.NVIDIA.HasGPUNode() && h.NVIDIA.HasNode("/dev/nvidiactl") && container:
-		r.State, r.Detail = Uncertain, "not shown in this container, which has the GPU's nodes"
+		r.State, r.Detail = Uncertain, "not visible in this container, which has the GPU's nodes"
 	case h.Kernel.Release == "":
-		r.State, r.Detail = Uncertain, "/proc is not shown"
+		r.State, r.Detail = Uncertain, "/proc is not visible"
 	default:
 		r.State = Missing
 		r.Detail = "no /proc/driver/nvidia/version"
 		r.Remedy = r.remedy("host")
 		switch bound := boundDriver(h); {
 		case bound == "nouveau" || h.NVIDIA.HasModule("nouveau"):
-			r.Detail += "; nouveau holds the GPU"
+			r.Detail += "; nouveau has the GPU"
 			r.Remedy = r.remedy("nouveau")
 		case bound == "vfio-pci":
-			r.Detail += "; vfio-pci holds the GPU, which is to be passed to a virtual machine"
+			r.Detail += "; vfio-pci has the GPU, for a virtual machine"
 			r.Remedy = r.remedy("vfio")
 		case container:
 			r.Remedy = r.remedy("container")
@@ -192,7 +192,7 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	r.State = Missing
 	r.Detail = "no " + strings.Join(absent, ", no ")
 	if len(found) > 0 {
-		r.Detail += "; there is " + strings.Join(found, " ")
+		r.Detail += "; found " + strings.Join(found, " ")
 	}
 	r.Remedy = r.remedy("host")
 	if container {
@@ -208,7 +208,7 @@ func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool
 	case inUse:
 		r.Detail = "in use"
 	case !explained:
-		r.State, r.Detail = Uncertain, "not looked for"
+		r.State, r.Detail = Uncertain, "not searched"
 	default:
 		r.State = Missing
 		r.Detail = "no libcuda.so.1"
@@ -229,7 +229,7 @@ func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 		// A library that could be called exists, though the call failed.
 		if ce := (*cudart.Error)(nil); errors.Is(a.Err, cudart.ErrNoDriver) || errors.As(a.Err, &ce) {
 			if strings.HasPrefix(path.Base(a.Path), "libcuda.so") {
-				r.Detail = "not needed: " + a.Path + " is called itself"
+				r.Detail = "not needed: " + a.Path + " is used alone"
 				return r
 			}
 			r.Detail = a.Path
@@ -244,7 +244,7 @@ func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 		return r
 	}
 	r.State = Missing
-	r.Detail = "no libcudart.so of version 11 to 13 that loads"
+	r.Detail = "no libcudart.so of version 11 to 13 loads"
 	for _, a := range attempts {
 		if path.IsAbs(a.Path) {
 			r.Detail = fmt.Sprintf("%s does not load: %v", a.Path, a.Err)

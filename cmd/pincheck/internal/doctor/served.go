@@ -211,11 +211,11 @@ func narrowed(h *hostinfo.Host) (cause, seen string) {
 	case slurmJob(h):
 		return "job", "SLURM_JOB_ID=" + h.Env["SLURM_JOB_ID"] + ", SLURM_JOB_GPUS=" + h.Env["SLURM_JOB_GPUS"]
 	case h.Virt.Container != "":
-		return "container", "the process is in a container (" + h.Virt.Container + ")"
+		return "container", "the process runs in a container (" + h.Virt.Container + ")"
 	case h.Env["NVIDIA_VISIBLE_DEVICES"] != "":
 		return "container", "NVIDIA_VISIBLE_DEVICES=" + h.Env["NVIDIA_VISIBLE_DEVICES"]
 	case h.Virt.PrivateDevices:
-		return "unit", "the unit " + h.Virt.Unit + " has a /dev of its own"
+		return "unit", "the unit " + h.Virt.Unit + " has its own /dev"
 	}
 	return "", ""
 }
@@ -241,7 +241,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	case g.OffBus:
 		return busGPU{service: isReported, finding: offBusID}
 	case g.VirtualFunction:
-		return by("virtual_function", dir+"/physfn is there")
+		return by("virtual_function", dir+"/physfn exists")
 	case g.SwitchedOff:
 		return by("switched_off", "/proc/acpi/bbswitch: "+g.Address+" OFF")
 	case g.Driver != "" && g.Driver != nvidiaDriver:
@@ -249,13 +249,13 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	case g.Override != "" && g.Override != nvidiaDriver:
 		return by("override", dir+"/driver_override is "+g.Override)
 	case told(h, g):
-		return by("parameter", "/proc/driver/nvidia: GPU Excluded is Yes, or ExcludedGpus names it")
+		return by("parameter", "/proc/driver/nvidia: GPU Excluded is Yes, or ExcludedGpus contains it")
 	case g.Driver == "" && len(h.NVIDIA.AssignedGPUs) > 0 && !slices.ContainsFunc(h.NVIDIA.AssignedGPUs, func(a string) bool { return hostinfo.SamePCI(a, g.Address) }):
 		return by("assigned", "NVreg_AssignGpus is "+strings.Join(h.NVIDIA.AssignedGPUs, ","))
 	case slices.ContainsFunc(f.NotChosen, func(a string) bool { return hostinfo.SamePCI(a, g.Address) }):
 		return by("device_option", "--device names others")
 	case (at == nodeGone || at == nodeUnlisted) && own != "":
-		return by(own, why+"; its device node is not there")
+		return by(own, why+"; its device node is missing")
 	}
 	if _, _, evidence, ok := tooOldFor(h, g); ok && f.nvmlOf(g) == nil && !listed {
 		return busGPU{service: isReported, finding: tooOldID, seen: evidence}
@@ -281,7 +281,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	n, refused := nodeAt(h, path, board.Minor != "")
 	switch {
 	case refused && strings.Contains(n.OpenError, eperm) && h.Virt.Unit != "" && own == "":
-		return by("unit", n.Path+": "+n.OpenError+"; the process is in "+h.Virt.Unit)
+		return by("unit", n.Path+": "+n.OpenError+"; the process runs in "+h.Virt.Unit)
 	case refused && strings.Contains(n.OpenError, eperm):
 		return by("control_group", n.Path+": "+n.OpenError)
 	case slurmJob(h):
@@ -289,12 +289,12 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	case f.ExpectedGPUs > 0 && f.countShown() >= f.ExpectedGPUs:
 		return by("expected", fmt.Sprintf("--expect-gpus %d, and CUDA shows %d", f.ExpectedGPUs, f.countShown()))
 	case at == nodesUnshown && h.Virt.Container != "":
-		return by("container", why+"; no GPU's device node shows")
+		return by("container", why+"; no device node of a GPU is visible")
 	}
 	// Nobody chose it, as far as shows.
 	switch {
 	case at == nodeGone && f.CUDADevices != nil:
-		return missing("no_node", path+" is not there")
+		return missing("no_node", path+" is missing")
 	case refused && n.OpenError != "":
 		return missing("closed", n.Path+": "+n.OpenError)
 	case refused && n.Closed:
@@ -306,7 +306,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	case f.CUDADevices == nil:
 		return busGPU{service: isUnexplained} // CUDA was not asked
 	case at == nodesUnshown && *f.CUDADevices > 0:
-		return busGPU{service: isUnexplained, seen: "no GPU's device node shows"}
+		return busGPU{service: isUnexplained, seen: "no device node of a GPU is visible"}
 	case known != nil, f.NVML != nil && f.NVML.Count >= len(h.GPUs) && !slices.ContainsFunc(f.NVML.GPUs, func(o nvml.GPU) bool { return o.Error != "" }):
 		return busGPU{service: isUnexplained, seen: fmt.Sprintf("NVML shows %d", f.NVML.Count)}
 	}
@@ -315,12 +315,12 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 
 // withoutDriver is the evidence of a GPU that no driver holds.
 func (f *Facts) withoutDriver(g hostinfo.PCIDevice) string {
-	seen := "no driver holds it"
+	seen := "no driver is bound to it"
 	if g.NoWindow {
 		seen += "; BAR 1 has no address"
 	}
 	if g.Asleep {
-		seen += "; it is in power_state " + g.PowerState
+		seen += "; power_state is " + g.PowerState
 	}
 	return seen
 }
@@ -363,7 +363,7 @@ func (f *Facts) countShown() int {
 func (f *Facts) instanceShown() string {
 	for _, d := range f.Devices {
 		if strings.HasPrefix(d.UUID, "MIG-") || strings.Contains(d.Name, " MIG ") || d.Health != nil && isTrue(d.Health.MIG) {
-			return fmt.Sprintf("GPU %d of CUDA is an instance: %s", d.Ordinal, d.Name)
+			return fmt.Sprintf("GPU %d of CUDA is a MIG instance: %s", d.Ordinal, d.Name)
 		}
 	}
 	return ""
@@ -414,7 +414,7 @@ func excludedGPUs(f *Facts) (out []Finding) {
 var excludedBy = map[string]string{
 	"virtual_function": "SR-IOV function for virtual machines",
 	"switched_off":     "switched off by bbswitch",
-	"driver":           "held by another driver",
+	"driver":           "bound to another driver",
 	"override":         "driver_override",
 	"parameter":        "excluded by the kernel module's parameter",
 	"assigned":         "not in the kernel module's NVreg_AssignGpus",
@@ -423,9 +423,9 @@ var excludedBy = map[string]string{
 	"unit":             "not given to this systemd unit",
 	"job":              "not given to this Slurm job",
 	"control_group":    "denied by the device control group",
-	"mig":              "CUDA shows a process one MIG instance",
+	"mig":              "CUDA shows one MIG instance per process",
 	"visible_devices":  "hidden by CUDA_VISIBLE_DEVICES",
-	"expected":         "--expect-gpus is met without",
+	"expected":         "--expect-gpus is reached without",
 }
 
 // migBeside are GPUs in MIG mode without an instance, beside others that CUDA shows.
@@ -441,7 +441,7 @@ func migBeside(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Severity: Note,
-		Summary:  units.Things(len(evidence), "GPU is", "GPUs are") + " in MIG mode, without an instance to compute on",
+		Summary:  units.Things(len(evidence), "GPU is", "GPUs are") + " in MIG mode without an instance",
 		Evidence: evidence, because: "some",
 	})
 }

@@ -234,7 +234,7 @@ func TestAGPUInMIGModeWithoutAnInstance(t *testing.T) {
 		require.Equal(t, []string{"mig_without_instance"}, ids(found))
 		assert.Equal(t, Note, found[0].Severity)
 		assert.Contains(t, found[0].Evidence, "NVML: GPU 5 (00000000:06:00.0): MIG is on, with 0 instances")
-		assert.Contains(t, found[0].Remedy, "nothing, if instances are made when they are needed")
+		assert.Contains(t, found[0].Remedy, "Leave it if instances are created on demand")
 	}
 }
 
@@ -247,7 +247,7 @@ func TestAGPUWhoseNodeIsGone(t *testing.T) {
 		verdict, found := Evaluate(madeHost(t, *host(t, "h200-vm"), states, boards, true))
 		assert.Equal(t, Problems, verdict)
 		require.Equal(t, "missing_gpus", found[0].ID)
-		assert.Equal(t, "1 of 8 GPUs missing: its device node is not there", found[0].Summary)
+		assert.Equal(t, "1 of 8 GPUs missing: its device node is missing", found[0].Summary)
 		assert.Contains(t, strings.Join(found[0].Evidence, "\n"), "0000:06:00.0")
 	}
 }

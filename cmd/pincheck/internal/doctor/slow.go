@@ -139,16 +139,16 @@ func (f *Facts) SlowByHalf(d *Device) bool {
 // expectation is the evidence of what is expected of copies.
 func (c *comparison) expectation(f *Facts) string {
 	if f.ExpectedRate > 0 {
-		return fmt.Sprintf("%s asks for %s", c.Source, units.Rate(c.Value))
+		return fmt.Sprintf("%s is %s", c.Source, units.Rate(c.Value))
 	}
-	return fmt.Sprintf("%s can be expected (%s)", units.Rate(c.Value), c.Source)
+	return fmt.Sprintf("%s expected (%s)", units.Rate(c.Value), c.Source)
 }
 
 // repeats is the evidence of repeated measurements.
 func (f *Facts) repeats(d *Device) (evidence []string) {
 	for _, c := range f.comparisons(d) {
 		if c.n > 1 {
-			evidence = append(evidence, fmt.Sprintf("%s, %s: medians of %s, samples of %s", directionText(c.Series), d.Repeats.text(c.n),
+			evidence = append(evidence, fmt.Sprintf("%s, %s: medians %s, samples %s", capital(directionText(c.Series)), d.Repeats.text(c.n),
 				fromTo(c.lowestMedian, c.highestMedian), fromTo(c.lowestSample, c.highestSample)))
 		}
 	}
@@ -196,17 +196,17 @@ func slowCopies(f *Facts, d *Device) []Finding {
 		if c.rate < c.problem && steady {
 			out.Severity = Problem
 		}
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s %s%s; %s", directionText(c.Series), units.Rate(c.rate), best, c.expectation(f)))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s %s%s, %s", capital(directionText(c.Series)), units.Rate(c.rate), best, c.expectation(f)))
 	}
 	out.Evidence = append(out.Evidence, f.repeats(d)...)
 	if d.Link.PathRate() > 0 {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("the link as it is carries %s", units.Rate(d.Link.PathRate())))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("The link now carries %s", units.Rate(d.Link.PathRate())))
 	}
 	if seen, disturbed := f.others(d); !disturbed || f.ExpectedRate > 0 { // else busyCopies says it
 		out.Evidence = append(out.Evidence, seen...)
 	}
 	if pci, ok := f.pci(d); ok && strings.HasPrefix(pci.IOMMU, "DMA") {
-		out.Evidence = append(out.Evidence, "the IOMMU translates this GPU's accesses (iommu_group/type is "+pci.IOMMU+")")
+		out.Evidence = append(out.Evidence, "The IOMMU translates accesses of this GPU (iommu_group/type is "+pci.IOMMU+")")
 	}
 	return finding(out)
 }
@@ -223,7 +223,7 @@ func busyCopies(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "others used the GPU or the host meanwhile: " + slow[0].Summary,
+		Summary:  slow[0].Summary + " while other programs use the GPU or the host",
 		Evidence: append(seen, slow[0].Evidence...),
 		because:  "others",
 	})
@@ -240,7 +240,7 @@ func slowAtTimes(f *Facts, d *Device) []Finding {
 		if c.n < 2 || c.lowestMedian >= c.low {
 			continue
 		}
-		evidence = append(evidence, fmt.Sprintf("%s %s at best; %s", directionText(c.Series), units.Rate(c.rate), c.expectation(f)))
+		evidence = append(evidence, fmt.Sprintf("%s %s at best, %s", capital(directionText(c.Series)), units.Rate(c.rate), c.expectation(f)))
 		if lowest == nil || c.lowestMedian/c.Value < lowest.lowestMedian/lowest.Value {
 			lowest = c
 		}
@@ -254,7 +254,7 @@ func slowAtTimes(f *Facts, d *Device) []Finding {
 	seen, _ := f.others(d)
 	return finding(Finding{
 		Severity: Note,
-		Summary: fmt.Sprintf("pinned copies reached %s at least, and %s at best, of %s, %s: something else uses the link or the host's memory at times",
+		Summary: fmt.Sprintf("pinned copies reached between %s and %s of %s, %s: other programs use the link or host memory at times",
 			units.Share(lowest.lowestMedian/lowest.Value), units.Share(best.share()), lowest.Of, d.Repeats.text(lowest.n)),
 		Evidence: slices.Concat(evidence, f.repeats(d), seen),
 		because:  "at_times",

@@ -97,16 +97,16 @@ func mismatch(f *Facts) []Finding {
 		if !ok || module == "" || lib.Version == module || isCompat(lib.Path) {
 			return nil
 		}
-		out.Summary = fmt.Sprintf("%s is of driver %s, and the kernel module of %s", lib.Path, lib.Version, module)
+		out.Summary = fmt.Sprintf("%s is from driver %s, and the kernel module from %s", lib.Path, lib.Version, module)
 		out.because, out.values = "other_library", findings.Values{"LIBRARY": word(lib.Path)}
 		return finding(out)
 	}
 	for _, l := range f.Host.NVIDIA.Libraries {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s beside kernel module %s", l.Path, module))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s, with kernel module %s", l.Path, module))
 	}
 	switch lib, ok := f.loaded(); {
 	case ok && lib.Version == module:
-		out.Against = []string{fmt.Sprintf("%s, which was found first, is of the module's version", lib.Path)}
+		out.Against = []string{fmt.Sprintf("%s, which is found first, has the module's version", lib.Path)}
 		out.Certainty = Likely
 	case ok && slices.ContainsFunc(f.Host.NVIDIA.Libraries, func(l hostinfo.DriverLibrary) bool { return l.Version == module }):
 		out.because, out.values = "other_library", findings.Values{"LIBRARY": word(lib.Path)}
@@ -135,10 +135,10 @@ func compat(f *Facts) []Finding {
 	if module == "" || lib.Version == module {
 		return nil
 	}
-	out.Evidence = append(out.Evidence, fmt.Sprintf("%s is of version %s, and the kernel module of %s", lib.Path, lib.Version, module))
-	out.Summary, out.because = fmt.Sprintf("the compat library %s is newer than the driver, and comes first", lib.Path), "newer"
+	out.Evidence = append(out.Evidence, fmt.Sprintf("%s has version %s, the kernel module %s", lib.Path, lib.Version, module))
+	out.Summary, out.because = fmt.Sprintf("the compat library %s is newer than the driver and found first", lib.Path), "newer"
 	if slices.Compare(versionOf(lib.Version), versionOf(module)) < 0 {
-		out.Summary, out.because = fmt.Sprintf("the compat library %s is older than the driver, and comes first", lib.Path), "older"
+		out.Summary, out.because = fmt.Sprintf("the compat library %s is older than the driver and found first", lib.Path), "older"
 		if out.Certainty == "" && f.Opening.Code == int(cudart.ErrSystemDriverMismatch) {
 			out.Certainty = Certain
 		}
@@ -181,13 +181,13 @@ func fabric(f *Facts) []Finding {
 	has := n.NVSwitches > 0 || n.HasNode("/dev/nvidia-nvswitchctl") || matches(switched)
 	switch {
 	case n.NVSwitches == 0 && matches(switchless):
-		out.Against, out.Certainty = []string{"such a GPU is on no NVSwitch"}, Possible
+		out.Against, out.Certainty = []string{"this kind of GPU has no NVSwitch"}, Possible
 	case has && matches(nvlink5) && f.Host.InfiniBand == 0 && !n.HasModule("mlx5_ib") && f.Host.Virt.Container == "":
 		out.because = "infiniband"
 		out.Evidence = append(out.Evidence, "/sys/class/infiniband is empty, and the module mlx5_ib is not loaded")
 	}
 	if n.NVSwitches > 0 {
-		out.Evidence = append(out.Evidence, units.Things(n.NVSwitches, "NVSwitch is here", "NVSwitches are here"))
+		out.Evidence = append(out.Evidence, "This host has "+units.Things(n.NVSwitches, "NVSwitch", "NVSwitches"))
 	}
 	return finding(out)
 }
@@ -216,8 +216,8 @@ func hmm(f *Facts) []Finding {
 	}
 	el9 := strings.Contains(h.Kernel.Release, ".el9")
 	out := Finding{
-		Summary: "CUDA does not start, as is known of heterogeneous memory management (HMM) on this kernel",
-		Evidence: []string{f.Opening.Error, "kernel " + h.Kernel.Release + ", open kernel module " + h.NVIDIA.DriverVersion,
+		Summary: "HMM (heterogeneous memory management) keeps CUDA from starting on this kernel",
+		Evidence: []string{f.Opening.Error, "Kernel " + h.Kernel.Release + ", open kernel module " + h.NVIDIA.DriverVersion,
 			"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm is N"},
 	}
 	switch code := cudart.Code(f.Opening.Code); {
@@ -226,7 +226,7 @@ func hmm(f *Facts) []Finding {
 			return nil
 		}
 		out.because = "kaslr"
-		out.Evidence = append(out.Evidence, "no NVSwitch is here, and nokaslr is not among the kernel's parameters")
+		out.Evidence = append(out.Evidence, "This host has no NVSwitch, and nokaslr is not on the kernel command line")
 	case !el9 || code != cudart.ErrInitializationError && code != cudart.ErrUnknown && !strings.Contains(f.Opening.Error, notReturned):
 		return nil
 	}
@@ -241,7 +241,7 @@ func afterSuspend(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "nvidia_uvm does not work after a suspend and resume",
+		Summary:  "nvidia_uvm stopped working after a suspend and resume",
 		Evidence: []string{f.Opening.Error, fmt.Sprintf("/sys/power/suspend_stats/success is %d", times)},
 	})
 }

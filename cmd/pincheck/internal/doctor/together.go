@@ -41,7 +41,7 @@ func (u *uplink) rate() float64 {
 func (u *uplink) has(d *Device) bool { return slices.Contains(u.gpus, d) }
 
 func (u *uplink) String() string {
-	return fmt.Sprintf("GPUs %s are below the bridge %s, %v", ordinals(u.gpus), u.Address, u.Best())
+	return fmt.Sprintf("GPUs %s are below bridge %s, %v", ordinals(u.gpus), u.Address, u.Best())
 }
 
 func ordinals(gpus []*Device) string {
@@ -99,13 +99,13 @@ func sharedSwitch(f *Facts) (out []Finding) {
 		}
 		one := Finding{
 			Summary:  fmt.Sprintf("GPUs %s share one link of %s", ordinals(u.gpus), units.Rate(u.Best().Rate())),
-			Evidence: []string{fmt.Sprintf("they are below the bridge %s, %v", u.Address, u.Best())},
+			Evidence: []string{fmt.Sprintf("They are below bridge %s, %v", u.Address, u.Best())},
 			values:   findings.Values{"rate": units.Rate(u.Best().Rate() / float64(len(u.gpus)))},
 		}
 		for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
 			if c := f.atOnce(direction); c.of(u.gpus) {
-				one.Evidence = append(one.Evidence, fmt.Sprintf("%s: %s together, when all GPUs copied at once; %s is the sum of each alone",
-					directionWords(direction), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
+				one.Evidence = append(one.Evidence, fmt.Sprintf("%s, all GPUs at once: %s together; the sum of each alone is %s",
+					capital(directionWords(direction)), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
 			}
 		}
 		out = append(out, one)
@@ -197,9 +197,9 @@ func slowTogether(f *Facts) []Finding {
 		}
 		for _, d := range c.gpus {
 			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) && !d.busy() {
-				text := fmt.Sprintf("GPU %d, %s: %s at once with the others, %s alone", d.Ordinal, directionWords(direction), units.Rate(c.got[d]), units.Rate(c.alone[d]))
+				text := fmt.Sprintf("GPU %d, %s: %s with the others, %s alone", d.Ordinal, directionWords(direction), units.Rate(c.got[d]), units.Rate(c.alone[d]))
 				if c.fair[d] < c.alone[d] {
-					text += fmt.Sprintf(", and %s is its part of the link that it shares", units.Rate(c.fair[d]))
+					text += fmt.Sprintf(", and its share of the uplink is %s", units.Rate(c.fair[d]))
 				}
 				grave = append(grave, text)
 				smallest = min(smallest, share)
@@ -210,9 +210,9 @@ func slowTogether(f *Facts) []Finding {
 		}
 		got, fair := sumOf(c.got, c.gpus), sumOf(c.fair, c.gpus)
 		if got < lowTogether*fair {
-			text := fmt.Sprintf("%s: %s together; %s is the sum of each alone", directionWords(direction), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
+			text := fmt.Sprintf("%s: %s together; the sum of each alone is %s", capital(directionWords(direction)), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
 			if sum := sumOf(c.alone, c.gpus); fair < sum {
-				text += fmt.Sprintf(", of which the links that are shared carry %s", units.Rate(fair))
+				text += fmt.Sprintf(", and the shared links carry %s", units.Rate(fair))
 			}
 			mild = append(mild, text)
 			lowest = min(lowest, got/fair)
@@ -221,12 +221,12 @@ func slowTogether(f *Facts) []Finding {
 	switch {
 	case len(grave) > 0:
 		slices.SortFunc(slow, func(a, b *Device) int { return cmp.Compare(a.Ordinal, b.Ordinal) })
-		who := "GPU %s gets"
+		who, share := "GPU %s gets", "its share"
 		if len(slow) > 1 {
-			who = "GPUs %s get as little as"
+			who, share = "GPUs %s get as little as", "their share"
 		}
 		out := Finding{
-			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of what is due", ordinals(slow), units.Share(smallest)),
+			Summary:  fmt.Sprintf("when all GPUs copy at once, "+who+" %s of "+share, ordinals(slow), units.Share(smallest)),
 			Evidence: append(grave, f.locations(slow)...),
 			values:   findings.Values{"several times": units.Times(1 / max(smallest, 0.01))},
 		}
@@ -238,7 +238,7 @@ func slowTogether(f *Facts) []Finding {
 		}
 		return finding(Finding{
 			Severity: Note,
-			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %s of what they and the links above them reach", units.Share(lowest)),
+			Summary:  fmt.Sprintf("when all GPUs copy at once, they reach %s of their combined rate", units.Share(lowest)),
 			Evidence: append(mild, f.locations(gpus)...),
 			because:  "sum",
 		})
@@ -263,7 +263,7 @@ func (f *Facts) locations(gpus []*Device) (texts []string) {
 		}
 		text := fmt.Sprintf("GPU %d is at %s", d.Ordinal, pci.Address)
 		if n := len(pci.Upstream); n > 0 && f.shown(d) {
-			text = fmt.Sprintf("GPU %d has the root port %s for itself", d.Ordinal, pci.Upstream[n-1].Address)
+			text = fmt.Sprintf("GPU %d has its own root port %s", d.Ordinal, pci.Upstream[n-1].Address)
 		}
 		if d.NUMANode != nil {
 			text += fmt.Sprintf(", on NUMA node %d", *d.NUMANode)

@@ -94,7 +94,7 @@ func hiddenGPU(f *Facts) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "CUDA_VISIBLE_DEVICES hides GPUs from this process",
+		Summary:  "CUDA_VISIBLE_DEVICES hides every GPU",
 		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
 	})
 }
@@ -124,17 +124,17 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 		return nil // it ends the list, or CUDA shows that it is there
 	}
 	out := Finding{
-		Summary:  "CUDA_VISIBLE_DEVICES names a GPU that does not exist",
+		Summary:  "CUDA_VISIBLE_DEVICES names an unknown GPU",
 		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
 		because:  c.why,
 	}
 	switch c.why {
 	case "missing":
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s matches none of the %s here", c.bad, units.Things(reachable(f.Host), "GPU", "GPUs")))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s matches none of %s", c.bad, units.Things(reachable(f.Host), "GPU", "GPUs")))
 	case "twice":
 		out.Summary = "CUDA_VISIBLE_DEVICES names a GPU twice"
 	case "no_name":
-		out.Summary = fmt.Sprintf("CUDA_VISIBLE_DEVICES has %q, which is no GPU's number or UUID", c.bad)
+		out.Summary = fmt.Sprintf("CUDA_VISIBLE_DEVICES contains %q, which is neither a number nor a UUID of a GPU", c.bad)
 	case "mig":
 		out.Summary = "CUDA_VISIBLE_DEVICES names a MIG instance that does not exist"
 		if f.noMIG() {
@@ -156,17 +156,17 @@ func noDevice(f *Facts) []Finding {
 		return nil
 	}
 	out := Finding{
-		Summary: "everything is there, and yet CUDA shows no device",
+		Summary: "CUDA finds no GPU, although all parts of the driver are present",
 	}
 	if f.Opening != nil {
 		out.Evidence = []string{f.Opening.Error}
 	}
 	if boards := f.Host.NVIDIA.Boards; len(boards) > 0 && !slices.ContainsFunc(boards, func(b hostinfo.Board) bool { return !b.Excluded }) {
-		out.Summary, out.because = "the driver was told to leave all GPUs alone", "excluded"
+		out.Summary, out.because = "the driver is configured to ignore all GPUs", "excluded"
 		out.Evidence = append(out.Evidence, "/proc/driver/nvidia/gpus/"+boards[0].Address+"/information: GPU Excluded is Yes")
 	}
 	for _, g := range f.Host.GPUs {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("PCI %s is bound to %q", g.Address, g.Driver))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("PCI device %s is bound to %q", g.Address, g.Driver))
 	}
 	return finding(out)
 }
@@ -211,9 +211,9 @@ func missingGPUs(f *Facts) []Finding {
 		one.Summary = fmt.Sprintf("%d of %s missing", n, units.Things(own, "GPU", "GPUs"))
 		switch one.because {
 		case "no_driver":
-			one.Summary += ": no driver holds " + oneOrMany(n, "it", "them")
+			one.Summary += ": no driver is bound to " + oneOrMany(n, "it", "them")
 		case "no_node":
-			one.Summary += ": " + oneOrMany(n, "its device node is", "their device nodes are") + " not there"
+			one.Summary += ": " + oneOrMany(n, "its device node is", "their device nodes are") + " missing"
 		case "closed":
 			one.Severity = Warning
 			one.Summary += ": this user may not open " + oneOrMany(n, "it", "them")
@@ -270,7 +270,7 @@ func oneOrMany(n int, one, many string) string {
 
 // notInCUDA is the evidence of a GPU that CUDA does not show.
 func (g busGPU) notInCUDA() string {
-	text := fmt.Sprintf("not in CUDA: %s, driver %q", g.Address, g.Driver)
+	text := fmt.Sprintf("Not in CUDA: %s, driver %q", g.Address, g.Driver)
 	if g.seen != "" {
 		text += ": " + g.seen
 	}
@@ -304,7 +304,7 @@ func deviceOrder(f *Facts) []Finding {
 		evidence = append(evidence, fmt.Sprintf("GPU %d is %s at %s", d.Ordinal, d.Name, d.PCIBusID))
 	}
 	return finding(Finding{
-		Summary: "CUDA's numbers are not those of nvidia-smi", Evidence: evidence,
+		Summary: "CUDA and nvidia-smi number the GPUs differently", Evidence: evidence,
 	})
 }
 
@@ -324,6 +324,6 @@ func migWithoutInstance(f *Facts) []Finding {
 		evidence = append(evidence, fmt.Sprintf("NVML: GPU %d (%s): MIG is on, with 0 instances", g.Index, g.PCIBusID))
 	}
 	return finding(Finding{
-		Summary: "MIG is on, and there is no instance to compute on", Evidence: evidence[:min(len(evidence), 4)],
+		Summary: "MIG is on, without an instance", Evidence: evidence[:min(len(evidence), 4)],
 	})
 }

@@ -22,19 +22,19 @@ func roundedPins(f *Facts) (out []Finding) {
 			continue
 		}
 		one := Finding{
-			Summary:  fmt.Sprintf("process %d (%s) pins %s in blocks whose sizes are powers of two", p.PID, p.Name, units.Bytes(p.Rounded)),
-			Evidence: []string{fmt.Sprintf("/proc/%d/smaps: %s, %s pinned in all", p.PID, units.Things(p.RoundedBlocks, "such block", "such blocks"), units.Bytes(p.Pinned))},
+			Summary:  fmt.Sprintf("process %d (%s) pins %s in blocks rounded to powers of two", p.PID, p.Name, units.Bytes(p.Rounded)),
+			Evidence: []string{fmt.Sprintf("/proc/%d/smaps: %s, %s pinned in total", p.PID, units.Things(p.RoundedBlocks, "rounded block", "rounded blocks"), units.Bytes(p.Pinned))},
 			values:   findings.Values{"size": units.Bytes(p.Rounded / 2)},
 		}
 		var names []string
 		for _, fw := range p.Frameworks {
 			names = append(names, fw.Name)
 			if fw.Rounds && fw.Setting != "" && !fw.Set {
-				one.because, one.values["the framework's setting"] = "setting", fw.Name+": "+fw.Setting
+				one.because, one.values["the framework"] = "setting", fw.Name+": "+fw.Setting
 			}
 		}
 		if len(names) > 0 {
-			one.Evidence = append(one.Evidence, "it uses "+strings.Join(names, ", "))
+			one.Evidence = append(one.Evidence, "It uses "+strings.Join(names, ", "))
 		}
 		out = append(out, one)
 	}

@@ -1,28 +1,28 @@
-// Package findings has a page about each finding of pincheck. The pages are the only place
-// where its title, severity, causes, costs and remedies are written: pincheck reads them from
-// here, and pincheck explain prints them.
+// Package findings has a page about each finding of pincheck: its title, severity, causes, costs and
+// remedies. pincheck takes these texts from the pages, and pincheck explain prints the pages.
 //
 // # Form of a page
 //
-// The file name.md begins with "# name" and a line with the severity and the title:
+// The file name.md begins with "# name" and a line with the severity and the title. The title is a fact
+// in at most 45 characters, without a capital or a period, because it is a line of pincheck explain:
 //
-//	Warning: the memory near the GPU may not be used.
+//	Warning: the process may use one CPU.
 //
-// The sections "What it means" and "What was looked at" are for readers alone, and so are others
-// at the end. The section "Cause" has what pincheck prints:
+// The section "Cause" has what pincheck prints, in sentences:
 //
 //   - Why: the cause, if it is known
-//   - Cost: what it costs the user, for "allow node *N*" and others see below
-//   - Do: the remedy
-//   - Last: what else can be done, and cannot be undone or stops the work of others (a reset, another boot,
-//     another card): it is printed only if the cause is certain
-//   - Sure: likely or possible, for a cause that is not certain where it is named; checks may say otherwise
-//   - Settle: what would tell this cause from others
+//   - Cost: what it costs, in seconds or as a factor
+//   - Do: the remedy, as an imperative. A command on a line of its own follows a colon and ends its sentence.
+//   - Last resort: a remedy that cannot be undone or stops the work of others (a reset, a reboot, a new
+//     card). It is printed only if the cause is certain.
+//   - Confidence: likely or possible. Without it the cause is certain. A check may set another one.
+//   - To confirm: how to tell this cause from others
 //
-// Where there are several causes the section is called "Causes", and each has a heading of the
-// third level with its name. Words in italics (*N*), and in code those in angle brackets (`-i <N>`), stand
-// for what pincheck has found; if it has not, they are printed as they are. Commands are in code quotes, which
-// Do, Last and Settle keep: terminals and the HTML page show by them what can be copied.
+// If there are several causes, the section is called "Causes", and each has a heading of the third level
+// with its name. Words in italics (*N*), and words in angle brackets in code (`-i <N>`), are replaced by
+// values from the host, or printed as they are if a value is unknown. Commands are in code quotes, which
+// Do, Last resort and To confirm keep: terminals and the HTML page show by them what can be copied. All
+// other sections are only for readers.
 package findings
 
 import (
@@ -55,7 +55,7 @@ type Cause struct {
 	Cost string
 	Do   string
 
-	Last, Sure, Settle string
+	LastResort, Confidence, Confirm string
 }
 
 // Get returns the page of a finding. ok is false if there is none.
@@ -134,7 +134,7 @@ var (
 )
 
 // With returns the cause with values in the place of the words that stand for them. Of the marks of Markdown
-// only the code quotes of Do, Last and Settle remain.
+// only the code quotes of Do, LastResort and Confirm remain.
 func (c Cause) With(values Values) Cause {
 	put := func(text string) string {
 		return variable.ReplaceAllStringFunc(text, func(marked string) string {
@@ -148,13 +148,13 @@ func (c Cause) With(values Values) Cause {
 		})
 	}
 	c.Why, c.Cost = strings.ReplaceAll(put(c.Why), "`", ""), strings.ReplaceAll(put(c.Cost), "`", "")
-	c.Do, c.Last, c.Settle = put(c.Do), put(c.Last), put(c.Settle)
+	c.Do, c.LastResort, c.Confirm = put(c.Do), put(c.LastResort), put(c.Confirm)
 	return c
 }
 
 // Variables returns the words that stand for values.
 func (c Cause) Variables() (words []string) {
-	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.Last+"\n"+c.Settle, -1) {
+	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.LastResort+"\n"+c.Confirm, -1) {
 		found := []string{marked}
 		if marked[0] == '`' {
 			found = inCode.FindAllString(marked, -1)
@@ -225,11 +225,12 @@ func parse(id, text string) (*Page, error) {
 		case item != nil && strings.HasPrefix(line, "  "):
 			*item += " " + strings.TrimSpace(line)
 		case !strings.HasPrefix(line, "- ") || !labelled || len(p.Causes) == 0:
-			return malformed("%q in the section %s is no item of a cause", line, section)
+			return malformed("%q in the section %s is not an item of a cause", line, section)
 		default:
 			c := &p.Causes[len(p.Causes)-1]
-			if item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do, "Last": &c.Last, "Sure": &c.Sure, "Settle": &c.Settle}[label]; item == nil || *item != "" {
-				return malformed("%q: want Why, Cost, Do, Last, Sure and Settle, once each", line)
+			item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do, "Last resort": &c.LastResort, "Confidence": &c.Confidence, "To confirm": &c.Confirm}[label]
+			if item == nil || *item != "" {
+				return malformed("%q: want Why, Cost, Do, Last resort, Confidence and To confirm, once each", line)
 			}
 			*item = rest
 		}
@@ -238,11 +239,11 @@ func parse(id, text string) (*Page, error) {
 		if c.Do == "" {
 			return malformed("the cause %q has no remedy", c.Name)
 		}
-		if !slices.Contains([]string{"", "likely", "possible"}, c.Sure) {
-			return malformed("the cause %q is sure: %s", c.Name, c.Sure)
+		if !slices.Contains([]string{"", "likely", "possible"}, c.Confidence) {
+			return malformed("the cause %q has confidence %q, want likely or possible", c.Name, c.Confidence)
 		}
 		if slices.ContainsFunc(p.Causes[:i], func(other Cause) bool { return other.Name == c.Name }) {
-			return malformed("there are two causes %q", c.Name)
+			return malformed("duplicate cause %q", c.Name)
 		}
 	}
 	if len(p.Causes) == 0 {

@@ -37,11 +37,11 @@ func TestPagesOfAnotherFormAreErrors(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"# slow", "# fast", "does not begin"},
 		{"Warning: it", "Grave: it", "does not begin"},
-		{"- Why: it is", "Why: it is", "no item of a cause"},
-		{"- Why: it is", "- Reason: it is", "want Why, Cost, Do, Last"},
+		{"- Why: it is", "Why: it is", "not an item of a cause"},
+		{"- Why: it is", "- Reason: it is", "want Why, Cost, Do, Last resort"},
 		{"- Cost: all", "- Why: all", "once each"},
 		{"- Do: nothing", "- Cost: nothing", `"other" has no remedy`},
-		{"### other", "### heat", `two causes "heat"`},
+		{"### other", "### heat", `duplicate cause "heat"`},
 		{"## Causes", "## Reasons", "it has no cause"},
 	} {
 		require.Contains(t, page, c.old)
@@ -80,7 +80,7 @@ func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 	for _, id := range IDs() {
 		p, _ := Get(id)
 		for _, c := range p.Causes {
-			for _, text := range []string{c.Do, c.Last, c.Settle} {
+			for _, text := range []string{c.Do, c.LastResort, c.Confirm} {
 				parts := strings.Split(text, "`")
 				assert.Equal(t, 1, len(parts)%2, "%s: code quotes come in pairs: %s", id, text)
 				for i, part := range parts {

@@ -181,11 +181,11 @@ func (c *choice) value() float64 { return c.scale * cmp.Or(c.row.Median, c.row.M
 func (c *choice) of() string {
 	switch c.rank {
 	case otherGPU:
-		return "what another GPU reaches on such a link"
+		return "the rate of another GPU on this link"
 	case arithmetic:
-		return "what such a link carries by calculation"
+		return "the calculated rate of this link"
 	}
-	return "what such a GPU reaches on such a link"
+	return "the reference for this GPU and link"
 }
 
 // source names the file, its machine and the row.

@@ -161,7 +161,7 @@ func TestTheSimulatedGPUIsNoAdviceWhereItWasAskedFor(t *testing.T) {
 		r.Conclude(true)
 		_, text, _ = verdictText(r)
 		assert.Equal(t, doctor.Problems, r.Verdict)
-		assert.Contains(t, text, "cannot start the process")
+		assert.Contains(t, text, "could not start its child process")
 		assert.NotContains(t, text, advice)
 		require.Len(t, r.Findings, 1)
 		assert.Equal(t, "process_not_started", r.Findings[0].ID)
