@@ -19,7 +19,7 @@ type drainer struct {
 
 // A drainRequest is for a timeline, for a caller that waits, or for both.
 type drainRequest struct {
-	timeline  *Timeline
+	timeline  *timeline
 	n, queued uint64
 	done      chan error
 }
@@ -74,7 +74,7 @@ func (d *Device) drain() {
 
 // waitClosed waits for all of a stream's work when the runtime was closed, and with it
 // the events: it queries the device as a whole, for bounded.QueryTimeout at most.
-func (t *Timeline) waitClosed(ctx context.Context) error {
+func (t *timeline) waitClosed(ctx context.Context) error {
 	r := &drainRequest{timeline: t, done: make(chan error, 1)}
 	t.dev.addDrain(r)
 	timer := time.NewTimer(bounded.QueryTimeout)

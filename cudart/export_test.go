@@ -32,6 +32,17 @@ func (e *Event) WaitInC() error {
 	return nil
 }
 
+type Timeline = timeline
+
+// Timeline returns the order of the stream's work.
+func (s *Stream) Timeline() *Timeline { return s.order() }
+
+// Point is Stream.Point, also of a stream that is closed.
+func (t *timeline) Point() Point { return t.point() }
+
+// Record records an event for a Point of Timeline.End.
+func (p Point) Record() { p.record() }
+
 // CloseEvent destroys the event that stands for the Point.
 func (p Point) CloseEvent() error { return p.timeline.eventFor(p.n).event.close() }
 

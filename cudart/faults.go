@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// The faults of a Timeline are the errors of calls that recorded or queried its events,
-// any of which may be an error of the stream's work. They are guarded by Timeline.mu.
+// The faults of a timeline are the errors of calls that recorded or queried its events,
+// any of which may be an error of the stream's work. They are guarded by timeline.mu.
 type faults struct {
 	inRow  int         // since the last call that succeeded
 	some   atomic.Bool // ranges is not empty
@@ -29,7 +29,7 @@ const (
 )
 
 // fail remembers an error of recording or querying an event. It needs t.mu.
-func (t *Timeline) fail(err error) {
+func (t *timeline) fail(err error) {
 	f := &t.faults
 	f.inRow++
 	f.some.Store(true)
@@ -42,7 +42,7 @@ func (t *Timeline) fail(err error) {
 
 // err returns the first error that was found at or before Point n and is not one of
 // earlier work.
-func (t *Timeline) err(n uint64) error {
+func (t *timeline) err(n uint64) error {
 	if !t.faults.some.Load() {
 		return nil
 	}
@@ -57,7 +57,7 @@ func (t *Timeline) err(n uint64) error {
 }
 
 // report returns, once, an error of the stream's work that a query of a Point has found.
-func (t *Timeline) report() error {
+func (t *timeline) report() error {
 	if t.faults.unseen.Load() == nil {
 		return nil
 	}

@@ -7,7 +7,7 @@ const (
 	perThreadStream StreamHandle = 2 // cudaStreamPerThread
 )
 
-// A foreign is the part of a Timeline that only streams of other code have.
+// A foreign is the part of a timeline that only streams of other code have.
 type foreign struct {
 	// id is the stream's unique number (cudaStreamGetId), 0 if the library has none.
 	// A handle is not unique: CUDA mostly gives a new stream the handle of the one
@@ -79,7 +79,7 @@ func (s *Stream) isDefault() bool {
 }
 
 // identify reads the unique number of the stream, if the library has such numbers.
-func (t *Timeline) identify() error {
+func (t *timeline) identify() error {
 	f := t.begin()
 	defer t.dev.rt.end(f)
 	switch code := t.readID(f); code {
@@ -92,7 +92,7 @@ func (t *Timeline) identify() error {
 	return nil
 }
 
-func (t *Timeline) readID(f *frame) Code {
+func (t *timeline) readID(f *frame) Code {
 	f.args[0], f.args[1] = t.value, f.outPtr(0)
 	return t.dev.guard(fnStreamGetID, f)
 }
@@ -100,7 +100,7 @@ func (t *Timeline) readID(f *frame) Code {
 // sameStream returns an error if the handle is not the stream's any more: the result
 // would be for another stream's work. Only this package destroys its own streams, so only
 // foreign ones are checked.
-func (t *Timeline) sameStream(f *frame) Code {
+func (t *timeline) sameStream(f *frame) Code {
 	if t.foreign == nil || t.foreign.id == 0 {
 		return success
 	}

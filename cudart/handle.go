@@ -21,7 +21,7 @@ type handle struct {
 	owner handleOwner
 }
 
-// A handleOwner is a Timeline or a cEvent.
+// A handleOwner is a timeline or a cEvent.
 type handleOwner interface {
 	fmt.Stringer
 	finish() error // destroys the handle

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// The marks of a Timeline are the events that stand for its Points. They are guarded by
-// Timeline.mu. The atomic fields are written under it, and read without too.
+// The marks of a timeline are the events that stand for its Points. They are guarded by
+// timeline.mu. The atomic fields are written under it, and read without too.
 //
 //	number | newest recording that                | set by
 //	begun  | was begun, or query without an event  | record, beginQuery
@@ -24,12 +24,12 @@ type marks struct {
 
 	latest   uint64
 	latestAt uint64        // handle.queued before the recording
-	doneAt   atomic.Uint64 // handle.queued before Timeline.done
+	doneAt   atomic.Uint64 // handle.queued before timeline.done
 	events   *timelineEvents
 }
 
-// timelineEvents are the events of a Timeline. They are apart from it so that a cleanup can
-// reuse them when the Timeline is garbage.
+// timelineEvents are the events of a timeline. They are apart from it so that a cleanup can
+// reuse them when the timeline is garbage.
 type timelineEvents struct {
 	dev     *Device
 	pending []pendingEvent // in the order of their recording
@@ -55,7 +55,7 @@ const (
 )
 
 // mayBlock reports whether queueing an entry may block because the stream is full.
-func (t *Timeline) mayBlock() bool {
+func (t *timeline) mayBlock() bool {
 	return t.exposed.Load() || t.queued()-t.marks.doneAt.Load() > maxUnblocked
 }
 
@@ -69,7 +69,7 @@ func (t *Timeline) mayBlock() bool {
 //
 // After drainAfter failures a stream gets no more events until the device as a whole
 // has answered: they would fill its queue.
-func (t *Timeline) record(end bool) {
+func (t *timeline) record(end bool) {
 	m := &t.marks
 	var f *frame
 	if end { // the handle is closed
@@ -108,7 +108,7 @@ func (t *Timeline) record(end bool) {
 }
 
 // recordFree records an event on the stream that stands for no Point.
-func (t *Timeline) recordFree() (*cEvent, error) {
+func (t *timeline) recordFree() (*cEvent, error) {
 	f := t.begin()
 	defer t.dev.rt.end(f)
 	return t.recordOne(f, nil)
@@ -116,7 +116,7 @@ func (t *Timeline) recordFree() (*cEvent, error) {
 
 // recordOne records c, or an event of the device if c is nil, on the stream. f is a frame of
 // t.begin, or of any call while the stream is destroyed.
-func (t *Timeline) recordOne(f *frame, c *cEvent) (*cEvent, error) {
+func (t *timeline) recordOne(f *frame, c *cEvent) (*cEvent, error) {
 	if c == nil {
 		var err error
 		if c, err = t.dev.takeEvent(); err != nil {
@@ -142,7 +142,7 @@ func (t *Timeline) recordOne(f *frame, c *cEvent) (*cEvent, error) {
 //
 // Other goroutines may destroy the event before the caller uses it, or record it again,
 // on any stream: isPending reports whether that could have happened.
-func (t *Timeline) eventFor(n uint64) pendingEvent {
+func (t *timeline) eventFor(n uint64) pendingEvent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := t.marks.events.eventOfPoint(n)
@@ -153,7 +153,7 @@ func (t *Timeline) eventFor(n uint64) pendingEvent {
 }
 
 // isPending reports whether an event of eventFor has stood for the same Points ever since.
-func (t *Timeline) isPending(p pendingEvent) bool {
+func (t *timeline) isPending(p pendingEvent) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Contains(t.marks.events.pending, p)

@@ -29,13 +29,15 @@ import (
 //	Runtime closed              | reached if that is known, or cudaDeviceSynchronize
 //	                            | succeeds at once; else Wait returns ErrClosed
 type Point struct {
-	timeline *Timeline
+	timeline *timeline
 	n        uint64
 }
 
 // Point returns the place after all work that is queued on the stream so far, and
-// records an event there: see [Timeline.Point].
-func (s *Stream) Point() Point { return s.Timeline().Point() }
+// records an event there (cudaEventRecord). If no work was queued since the last Point it
+// returns that one and makes no call. If the event cannot be recorded, the Point is valid
+// all the same: later queries of it try again. A Point stays valid after the stream's Close.
+func (s *Stream) Point() Point { return s.order().point() }
 
 // Completed reports whether the Point is known to be reached. It does not call the library.
 func (p Point) Completed() bool { return p.timeline == nil || p.n <= p.timeline.done.Load() }
@@ -116,11 +118,11 @@ func (p Point) Err() error {
 	return p.timeline.err(p.n)
 }
 
-// Record records an event for a Point of [Timeline.End], unless there is one
-// (cudaEventRecord). If that fails, later queries of the Point try again. Record does not
+// record records an event for a Point of timeline.End, unless there is one
+// (cudaEventRecord). If that fails, later queries of the Point try again. It does not
 // block: on a stream that may be full, and on one that other code uses, the call is made
 // on another goroutine, and work that is queued meanwhile may be waited for as well.
-func (p Point) Record() {
+func (p Point) record() {
 	t := p.timeline
 	switch {
 	case p.Completed():
@@ -179,7 +181,7 @@ func (s *Stream) WaitPoint(p Point) error {
 	return s.with(fnStreamWaitEvent, c)
 }
 
-// A pointID is a Point that does not keep its Timeline from being collected.
+// A pointID is a Point that does not keep its timeline from being collected.
 type pointID struct{ timeline, n uint64 }
 
 // follows reports whether the stream waits for the Point already. If it is closed, the call
@@ -193,8 +195,5 @@ func (s *Stream) follows(p Point) bool {
 	return s.followed.timeline == p.timeline.id && s.followed.n >= p.n
 }
 
-// Timeline returns the Point's timeline, nil for the zero Point.
-func (p Point) Timeline() *Timeline { return p.timeline }
-
-// After reports whether the Point is no earlier than another one of the same timeline.
+// After reports whether the Point is no earlier than another one of the same stream.
 func (p Point) After(other Point) bool { return p.timeline == other.timeline && p.n >= other.n }

@@ -31,7 +31,7 @@ type StreamOptions struct {
 // stream is full, which is at about a thousand entries.
 type Stream struct {
 	dev      *Device
-	timeline *Timeline
+	timeline *timeline
 	cleanup  runtime.Cleanup
 
 	followed pointID // what WaitPoint made the stream wait for last; guarded by timeline.mu
@@ -54,7 +54,7 @@ func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
 	}
 	s := &Stream{dev: d, timeline: newTimeline(d, uintptr(out[0]))}
 	// On a goroutine of its own, because the calls may block.
-	s.cleanup = runtime.AddCleanup(s, func(t *Timeline) { go t.collect() }, s.timeline)
+	s.cleanup = runtime.AddCleanup(s, func(t *timeline) { go t.collect() }, s.timeline)
 	return s, nil
 }
 
@@ -129,7 +129,7 @@ func (s *Stream) SynchronizeBlocking() error {
 }
 
 // query calls a function that reports for all work so far.
-func (t *Timeline) query(fn function) (done bool, err error) {
+func (t *timeline) query(fn function) (done bool, err error) {
 	pointed := t.pointed.Load()
 	var n, queued uint64
 	if pointed {

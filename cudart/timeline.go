@@ -8,19 +8,19 @@ import (
 	"sync/atomic"
 )
 
-// A Timeline is the order in which a stream does its work. It outlives the stream:
+// A timeline is the order in which a stream does its work. It outlives the stream:
 // queued work is done although the [Stream] is closed, or garbage. So code that keeps
-// memory for a stream keeps the Timeline, not the Stream.
+// memory for a stream keeps the timeline, not the Stream.
 //
-// The Points of a Timeline are numbered. A recording of an event gets the next number
+// The Points of a timeline are numbered. A recording of an event gets the next number
 // when it begins, and stands for all Points up to that number. So a later event stands
 // for earlier Points too: if one could not be recorded, or cannot be queried, the next
 // one takes its place.
-type Timeline struct {
+type timeline struct {
 	handle
-	id      uint64        // no other Timeline of the process has it
+	id      uint64        // no other timeline of the process has it
 	exposed atomic.Bool   // Stream.Handle was called: work may be queued unseen
-	pointed atomic.Bool   // Stream.Timeline was called: there may be Points
+	pointed atomic.Bool   // Stream.order was called: there may be Points
 	done    atomic.Uint64 // Points up to this number are reached
 	foreign *foreign      // the stream is not this package's; nil if it is
 
@@ -31,19 +31,19 @@ type Timeline struct {
 	waitQueue // guarded by waits.mu
 }
 
-// timelines is the number of Timelines that the process has made.
+// timelines is the number of timelines that the process has made.
 var timelines atomic.Uint64
 
-func newTimeline(d *Device, stream uintptr) *Timeline {
-	t := &Timeline{id: timelines.Add(1), handle: handle{dev: d, value: stream, frame: d.rt.newFrame()}}
+func newTimeline(d *Device, stream uintptr) *timeline {
+	t := &timeline{id: timelines.Add(1), handle: handle{dev: d, value: stream, frame: d.rt.newFrame()}}
 	t.marks.events = &timelineEvents{dev: d}
 	t.owner, t.of = t, t
 	runtime.AddCleanup(t, (*timelineEvents).release, t.marks.events)
 	return t
 }
 
-// Timeline returns the order of the stream's work, which outlives the stream.
-func (s *Stream) Timeline() *Timeline {
+// order returns the stream's timeline, nil if the stream is not made.
+func (s *Stream) order() *timeline {
 	if !s.made() {
 		return nil
 	}
@@ -53,11 +53,8 @@ func (s *Stream) Timeline() *Timeline {
 	return s.timeline
 }
 
-// Point returns the place after all work that is queued so far, and records an event
-// there (cudaEventRecord). If no work was queued since the last Point it returns that
-// one and makes no call. If the event cannot be recorded, the Point is valid all the
-// same: later queries of it try again.
-func (t *Timeline) Point() Point {
+// point returns the place after all work that is queued so far: see [Stream.Point].
+func (t *timeline) point() Point {
 	p, needsEvent := t.next()
 	if needsEvent {
 		t.record(false)
@@ -66,28 +63,28 @@ func (t *Timeline) Point() Point {
 }
 
 // End returns the place after all work that is queued so far. It makes no call: the
-// first query of the Point records the event, or [Point.Record]. Until then, work that is
+// first query of the Point records the event, or Point.record. Until then, work that is
 // queued later may be waited for as well.
-func (t *Timeline) End() Point {
+func (t *timeline) End() Point {
 	p, _ := t.next()
 	return p
 }
 
 // Idle returns the latest Point, and true if no work was queued since, so that a query
 // of it queues nothing. Closed streams are included.
-func (t *Timeline) Idle() (Point, bool) {
-	if t == nil || t.dev == nil {
-		return Point{}, true
-	}
+func (t *timeline) Idle() (Point, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Point{t, t.marks.latest}, t.current()
 }
 
+// ID returns a number that no other timeline of the process has, and that is not 0.
+func (t *timeline) ID() uint64 { return t.id }
+
 // next returns the Point after all work that is queued so far. If needsEvent is true, an
 // event must be recorded for it.
-func (t *Timeline) next() (p Point, needsEvent bool) {
-	if t == nil || t.dev == nil {
+func (t *timeline) next() (p Point, needsEvent bool) {
+	if t == nil {
 		return Point{}, false
 	}
 	t.mu.Lock()
@@ -100,14 +97,14 @@ func (t *Timeline) next() (p Point, needsEvent bool) {
 }
 
 // current reports whether no work was queued since the latest recording began.
-func (t *Timeline) current() bool {
+func (t *timeline) current() bool {
 	m := &t.marks
 	return m.latest >= m.wanted && m.latestAt == t.queued() && (!t.exposed.Load() || m.ended)
 }
 
 // reached queries whether Point n is reached. It does not wait for goroutines that are
 // inside the library.
-func (t *Timeline) reached(n uint64) bool {
+func (t *timeline) reached(n uint64) bool {
 	if n <= t.done.Load() {
 		return true
 	}
@@ -158,7 +155,7 @@ func (t *Timeline) reached(n uint64) bool {
 
 // discard takes an event out of use that cannot be queried and was removed from the
 // pending ones. A new event has to stand for its Points.
-func (t *Timeline) discard(c *cEvent) {
+func (t *timeline) discard(c *cEvent) {
 	m := &t.marks
 	if m.latest = t.done.Load(); len(m.events.pending) > 0 {
 		m.latest = m.events.pending[len(m.events.pending)-1].n
@@ -173,7 +170,7 @@ func (t *Timeline) discard(c *cEvent) {
 }
 
 // reach records that the stream has done Point n, which was made after queued entries.
-func (t *Timeline) reach(n, queued uint64) {
+func (t *timeline) reach(n, queued uint64) {
 	if n > t.done.Load() {
 		t.done.Store(n)
 		t.marks.doneAt.Store(queued)
@@ -181,7 +178,7 @@ func (t *Timeline) reach(n, queued uint64) {
 }
 
 // drain requests a cudaDeviceSynchronize for the Points so far. It needs t.mu.
-func (t *Timeline) drain() {
+func (t *timeline) drain() {
 	if !t.marks.draining {
 		t.marks.draining = true
 		t.dev.addDrain(&drainRequest{timeline: t})
@@ -190,7 +187,7 @@ func (t *Timeline) drain() {
 
 // beginQuery returns the number of a query for all work so far that needs no event:
 // cudaStreamQuery or cudaDeviceSynchronize. queued is the value of handle.queued before it.
-func (t *Timeline) beginQuery() (n, queued uint64) {
+func (t *timeline) beginQuery() (n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.marks.begun++
@@ -198,7 +195,7 @@ func (t *Timeline) beginQuery() (n, queued uint64) {
 }
 
 // completed records that all work before Point n is done.
-func (t *Timeline) completed(n, queued uint64) {
+func (t *timeline) completed(n, queued uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := &t.marks
@@ -215,7 +212,7 @@ func (t *Timeline) completed(n, queued uint64) {
 }
 
 // drained records the outcome of cudaDeviceSynchronize.
-func (t *Timeline) drained(n, queued uint64, err error) {
+func (t *timeline) drained(n, queued uint64, err error) {
 	if err == nil {
 		t.completed(n, queued)
 	}
@@ -230,7 +227,7 @@ func (t *Timeline) drained(n, queued uint64, err error) {
 
 // finish destroys the stream (cudaStreamDestroy), unless other code owns it. If there
 // may be Points, it records an event for the end of the stream's work first.
-func (t *Timeline) finish() error {
+func (t *timeline) finish() error {
 	if t.pointed.Load() {
 		t.mu.Lock()
 		if !t.current() {
@@ -258,9 +255,6 @@ func (t *Timeline) finish() error {
 }
 
 // String returns the handle and the device of the stream, for messages.
-func (t *Timeline) String() string {
-	if t == nil {
-		return "no stream"
-	}
+func (t *timeline) String() string {
 	return fmt.Sprintf("stream %#x of %v", t.value, t.dev)
 }

@@ -58,9 +58,9 @@ type waits struct {
 	sleeper *sleeper // wakes the poller; nil if it does not run
 }
 
-// A waitQueue holds the waits for Points of one Timeline, in their order. It is guarded by waits.mu.
+// A waitQueue holds the waits for Points of one timeline, in their order. It is guarded by waits.mu.
 type waitQueue struct {
-	of          *Timeline
+	of          *timeline
 	first, last *wait
 	listed      bool // in waits.queues
 }
@@ -146,8 +146,8 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 }
 
 // queryStream reports whether all work so far is done, without an event. What it cannot
-// find out, an event or the device as a whole will report: see Timeline.reached.
-func (t *Timeline) queryStream() (done bool, err error) {
+// find out, an event or the device as a whole will report: see timeline.reached.
+func (t *timeline) queryStream() (done bool, err error) {
 	done, err = t.query(fnStreamQuery)
 	if err != nil {
 		t.mu.Lock()
@@ -232,7 +232,7 @@ func (w *waits) spin(me *wait) (over bool, err error) {
 }
 
 // mark records an event that stands for Point n, unless there is one.
-func (t *Timeline) mark(n uint64) {
+func (t *timeline) mark(n uint64) {
 	t.mu.Lock()
 	t.marks.wanted = max(t.marks.wanted, n)
 	t.mu.Unlock()

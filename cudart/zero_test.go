@@ -33,9 +33,7 @@ func TestMethodsOfNilAndZeroValuesReturnErrors(t *testing.T) {
 		(*cudart.Device)(nil), new(cudart.Device),
 		(*cudart.Stream)(nil), new(cudart.Stream),
 		(*cudart.Event)(nil), new(cudart.Event),
-		(*cudart.Timeline)(nil), new(cudart.Timeline),
 		(*cudart.DeviceMemory)(nil), new(cudart.DeviceMemory),
-
 		(*cudart.CopyBatch)(nil), new(cudart.CopyBatch),
 		cudart.Point{}, cudart.Location{}, cudart.StuckCall{},
 		cudart.Code(0), cudart.Version(0), cudart.DevPtr(0), cudart.MemoryType(0), cudart.DriverFacts{},
@@ -53,7 +51,7 @@ func TestZeroArgumentsDoNotPanic(t *testing.T) {
 	require.NoError(t, err)
 	s := stream(t, dev)
 	e := event(t, dev)
-	for _, value := range []any{rt, dev, s, e, s.Timeline(), s.Point(), alloc(t, dev, 64)} {
+	for _, value := range []any{rt, dev, s, e, s.Point(), alloc(t, dev, 64)} {
 		for _, zero := range []bool{false, true} { // nil, or pointers to zero values
 			callAll(t, value, func(p reflect.Type) reflect.Value {
 				if zero && p.Kind() == reflect.Pointer {

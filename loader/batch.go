@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -67,7 +68,7 @@ func (b *Batch) Use(s *cudart.Stream) error {
 // It does not use the slot's fence, because the slot may belong to another batch by now.
 func (b *Batch) recordEnds() {
 	for _, end := range b.ends {
-		end.Record()
+		fence.Record(end)
 	}
 }
 

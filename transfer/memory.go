@@ -8,6 +8,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/ntcopy"
 	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
@@ -84,7 +85,7 @@ func (c Call) waitForStream(ctx context.Context) error {
 	if c.Stream == nil {
 		return nil
 	}
-	err := c.Stream.Timeline().End().Wait(ctx) // which calls CUDA elsewhere if ctx can end
+	err := fence.TimelineOf(c.Stream).End().Wait(ctx) // which calls CUDA elsewhere if ctx can end
 	if err != nil && ctx.Err() != nil {
 		return bounded.Ended(ctx)
 	}

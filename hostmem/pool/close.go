@@ -7,7 +7,7 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/lifetime"
 )
 
@@ -22,7 +22,7 @@ type closing struct {
 
 	// flushing has the streams whose blocks a goroutine of flushLater unmaps; the value is
 	// true if other blocks were released since. It is guarded by memory.mu.
-	flushing map[*cudart.Timeline]bool
+	flushing map[fence.Timeline]bool
 }
 
 func (p *closing) closed() bool { return p.life.Sealed() }
@@ -109,7 +109,7 @@ func (p *core) flushLater() {
 	}
 }
 
-func (p *core) flushStream(stream *cudart.Timeline) {
+func (p *core) flushStream(stream fence.Timeline) {
 	defer p.life.End()
 	for again := true; again; {
 		err := p.pending.Wait(context.Background(), stream)

@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/internal/budget"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/pending"
 	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/internal/sentinel"
@@ -139,7 +140,7 @@ func newCore(dev *cudart.Device, o Options) (*core, error) {
 		cache:   cache{shards: make([]shard, runtime.GOMAXPROCS(0))},
 		queue:   queue{admission: make(chan struct{}, 1), wake: make(chan struct{}, 1), retry: retryAfter},
 		memory:  memory{large: make(map[*block]struct{}), making: make(chan struct{}, 1)},
-		closing: closing{began: make(chan struct{}), flushing: make(map[*cudart.Timeline]bool)},
+		closing: closing{began: make(chan struct{}), flushing: make(map[fence.Timeline]bool)},
 	}
 	c.pending = pending.New(c.putIdle)
 	c.local.New = func() any { return &c.shards[int(c.next.Add(1))%len(c.shards)] }

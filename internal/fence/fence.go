@@ -34,8 +34,8 @@ import (
 //
 // Methods may be called from any goroutine.
 type Fence struct {
-	last  atomic.Pointer[cudart.Timeline] // added last, and open
-	count atomic.Int32                    // len(uses)
+	last  atomic.Uint64 // the timeline that was added last, and is open; 0 for none
+	count atomic.Int32  // len(uses)
 
 	mu      sync.Mutex // not held during calls into the library
 	uses    []use
@@ -45,7 +45,7 @@ type Fence struct {
 
 // A use is a stream and the end of its work on the memory.
 type use struct {
-	timeline *cudart.Timeline
+	timeline Timeline
 	point    cudart.Point // unless open
 	open     bool
 }
@@ -53,19 +53,19 @@ type use struct {
 // Add remembers that s uses the memory. It is to be called after work was
 // queued there, even if that failed, because some of it may have been queued.
 func (f *Fence) Add(s *cudart.Stream) {
-	timeline := s.Timeline()
-	if f.last.Load() == timeline {
+	timeline := TimelineOf(s)
+	if timeline == nil || f.last.Load() == timeline.ID() {
 		return
 	}
 	f.mu.Lock()
-	i := slices.IndexFunc(f.uses, func(u use) bool { return u.timeline == timeline })
+	i := f.use(timeline)
 	if i < 0 {
 		i = len(f.uses)
 		f.uses = append(f.uses, use{timeline: timeline})
 		f.count.Add(1)
 	}
 	f.uses[i].open = true
-	f.last.Store(timeline)
+	f.last.Store(timeline.ID())
 	prune := len(f.uses) > max(f.pruneAt, minPrune)
 	f.mu.Unlock()
 	if prune {
@@ -73,19 +73,24 @@ func (f *Fence) Add(s *cudart.Stream) {
 	}
 }
 
+// use returns the index of a stream, -1 if it is not there.
+func (f *Fence) use(timeline Timeline) int {
+	return slices.IndexFunc(f.uses, func(u use) bool { return u.timeline == timeline })
+}
+
 // Empty reports whether the memory is known to be unused. It makes no calls.
 func (f *Fence) Empty() bool { return f.count.Load() == 0 }
 
 // Record fixes the end of the work on the memory: work that is queued on the streams
 // later is not waited for. It records an event on each stream that has queued
-// work since its last one (cudaEventRecord), and does not block: see cudart.Point.Record.
+// work since its last one (cudaEventRecord), and does not block: see the function Record.
 func (f *Fence) Record() {
 	if f.Empty() {
 		return
 	}
 	var buf [inlineStreams]cudart.Point
 	for _, p := range f.points(buf[:0]) {
-		p.Record()
+		Record(p)
 	}
 }
 
@@ -105,7 +110,7 @@ func (f *Fence) points(list []cudart.Point) []cudart.Point {
 
 // fix ends the open state of all streams.
 func (f *Fence) fix() {
-	f.last.Store(nil)
+	f.last.Store(0)
 	for i := range f.uses {
 		if u := &f.uses[i]; u.open {
 			u.point, u.open = u.timeline.End(), false
@@ -172,7 +177,7 @@ func (f *Fence) Wait(ctx context.Context) error {
 func (f *Fence) Before(s *cudart.Stream) error {
 	var buf [inlineStreams]cudart.Point
 	for _, p := range f.points(buf[:0]) {
-		p.Record()
+		Record(p)
 		if err := s.WaitPoint(p); err != nil {
 			return err
 		}
@@ -225,7 +230,7 @@ func (f *Fence) prune() {
 func (f *Fence) forget(idle func(use) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.last.Store(nil)
+	f.last.Store(0)
 	f.drop(idle)
 	f.pruneAt = 2 * len(f.uses)
 }
@@ -244,7 +249,7 @@ func (f *Fence) Completed() bool {
 
 // Only returns the one stream that uses the memory, nil if there are several,
 // or none.
-func (f *Fence) Only() *cudart.Timeline {
+func (f *Fence) Only() Timeline {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.uses) != 1 {
@@ -267,13 +272,13 @@ func (f *Fence) Points(list []cudart.Point) []cudart.Point {
 
 // AddPoint adds a recorded end of work on the memory.
 func (f *Fence) AddPoint(p cudart.Point) {
-	timeline := p.Timeline()
+	timeline := TimelineAt(p)
 	if timeline == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(f.uses, func(u use) bool { return u.timeline == timeline })
+	i := f.use(timeline)
 	if i < 0 {
 		f.uses = append(f.uses, use{timeline: timeline, point: p})
 		f.count.Add(1)

@@ -66,7 +66,7 @@ func TestForgetKeepsWorkThatIsAddedMeanwhile(t *testing.T) {
 		}()
 		// Either Add waits for the lock, or it has returned, which it must not.
 		for stack := make([]byte, 1<<20); !returned.Load(); runtime.Gosched() {
-			if all := string(stack[:runtime.Stack(stack, true)]); strings.Contains(all, "sync.(*Mutex).Lock") && strings.Contains(all, "fence.(*Fence).Add") {
+			if all := string(stack[:runtime.Stack(stack, true)]); strings.Contains(all, "sync.(*Mutex).Lock") && strings.Contains(all, "(*Fence).Add") {
 				break
 			}
 		}
@@ -97,14 +97,14 @@ func TestPruneKeepsStreamsWithWork(t *testing.T) {
 		queue(s) // not added yet: its owner is about to
 	}
 	f.prune()
-	var left []*cudart.Timeline
+	var left []Timeline
 	for _, u := range f.uses {
 		left = append(left, u.timeline)
 	}
 	for _, s := range idle {
-		assert.NotContains(t, left, s.Timeline())
+		assert.NotContains(t, left, TimelineOf(s))
 	}
 	for _, s := range busy {
-		assert.Contains(t, left, s.Timeline())
+		assert.Contains(t, left, TimelineOf(s))
 	}
 }

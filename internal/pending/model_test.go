@@ -18,6 +18,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/pending"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -101,8 +102,8 @@ type modelBlock struct {
 
 	// The holder's.
 	want [modelWords]uint64
-	used int                // words of this lease
-	on   []*cudart.Timeline // streams that were used since it was done last
+	used int              // words of this lease
+	on   []fence.Timeline // streams that were used since it was done last
 }
 
 const (
@@ -213,10 +214,10 @@ func (w *worker) step() {
 	}
 }
 
-func (w *worker) timeline(s *modelStream) *cudart.Timeline {
+func (w *worker) timeline(s *modelStream) fence.Timeline {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.s.Timeline()
+	return fence.TimelineOf(s.s)
 }
 
 // lease gets a block in one of the ways that there are.
@@ -275,7 +276,7 @@ func (w *worker) copy(b *modelBlock, s *modelStream) {
 		b.used++
 	}
 	b.Fence.Add(s.s)
-	b.on = append(b.on, s.s.Timeline())
+	b.on = append(b.on, fence.TimelineOf(s.s))
 }
 
 func (w *worker) release() {
@@ -403,14 +404,14 @@ func (m *model) poll(what string, do func() bool) {
 
 // findBesideStalled looks until it has found all blocks that no stalled stream uses.
 func (m *model) findBesideStalled() {
-	stalled := make(map[*cudart.Timeline]bool)
+	stalled := make(map[fence.Timeline]bool)
 	for i := range m.streams {
 		if s := &m.streams[i]; s.gate != nil {
-			stalled[s.s.Timeline()] = true
+			stalled[fence.TimelineOf(s.s)] = true
 		}
 	}
 	for _, b := range m.all {
-		if slices.ContainsFunc(b.on, func(on *cudart.Timeline) bool { return stalled[on] }) {
+		if slices.ContainsFunc(b.on, func(on fence.Timeline) bool { return stalled[on] }) {
 			continue
 		}
 		m.poll(fmt.Sprintf("block %d is found beside stalled streams", b.index), func() bool {

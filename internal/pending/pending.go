@@ -31,11 +31,11 @@ type Queue[T any] struct {
 	idle  func(*T)
 	bytes atomic.Int64
 
-	mu      sync.Mutex // not held during calls into the library
-	fifos   map[*cudart.Timeline]*fifo[T]
-	order   fifo[T]  // head of a ring: streams that had done work at their last query come first
-	unused  *fifo[T] // linked by next, for other streams
-	changes uint64   // of the blocks that are the oldest of a stream
+	mu      sync.Mutex          // not held during calls into the library
+	fifos   map[uint64]*fifo[T] // by the ID of the stream
+	order   fifo[T]             // head of a ring: streams that had done work at their last query come first
+	unused  *fifo[T]            // linked by next, for other streams
+	changes uint64              // of the blocks that are the oldest of a stream
 }
 
 // A Block is the Queue's part of a pool's block: embed it.
@@ -50,7 +50,7 @@ type Block[T any] struct {
 
 // A fifo has the blocks of one stream, in the order of its work, and at least one.
 type fifo[T any] struct {
-	stream      *cudart.Timeline
+	stream      fence.Timeline
 	first, last *Block[T]
 	classes     uint64   // bits of the classes of blocks that are or were in the FIFO
 	prev, next  *fifo[T] // in the ring
@@ -59,7 +59,7 @@ type fifo[T any] struct {
 // New makes a Queue. Its methods call idle, without a lock, for each block that the device is
 // done with and that they do not return.
 func New[T any](idle func(*T)) *Queue[T] {
-	q := &Queue[T]{idle: idle, fifos: make(map[*cudart.Timeline]*fifo[T])}
+	q := &Queue[T]{idle: idle, fifos: make(map[uint64]*fifo[T])}
 	q.order.prev, q.order.next = &q.order, &q.order
 	return q
 }
@@ -77,15 +77,16 @@ func (q *Queue[T]) Add(b *Block[T], at cudart.Point) {
 
 // insert puts a block into the FIFO of a stream, behind blocks of earlier work.
 func (q *Queue[T]) insert(b *Block[T], at cudart.Point) {
-	f := q.fifos[at.Timeline()]
+	stream := fence.TimelineAt(at)
+	f := q.fifos[stream.ID()]
 	if f == nil {
 		if f = q.unused; f == nil {
 			f = new(fifo[T])
 		} else {
 			q.unused = f.next
 		}
-		*f = fifo[T]{stream: at.Timeline()}
-		q.fifos[f.stream] = f
+		*f = fifo[T]{stream: stream}
+		q.fifos[stream.ID()] = f
 		f.link(&q.order)
 	}
 	before := f.last
@@ -123,7 +124,7 @@ func (q *Queue[T]) remove(f *fifo[T], b *Block[T]) {
 	b.at, b.prev, b.next = cudart.Point{}, nil, nil // no stream is kept
 	if f.first == nil {
 		f.unlink()
-		delete(q.fifos, f.stream)
+		delete(q.fifos, f.stream.ID())
 		*f = fifo[T]{next: q.unused}
 		q.unused = f
 	}
@@ -158,14 +159,14 @@ func (q *Queue[T]) Changes() uint64 {
 }
 
 // Streams returns the streams that have blocks.
-func (q *Queue[T]) Streams() []*cudart.Timeline {
+func (q *Queue[T]) Streams() []fence.Timeline {
 	list, _ := q.streams(nil, ^uint64(0))
 	return list
 }
 
 // streams appends the streams that may have blocks of some classes. recent is 1 if the first
 // of them is the stream that had done work at its last query, else 0.
-func (q *Queue[T]) streams(list []*cudart.Timeline, classes uint64) (all []*cudart.Timeline, recent int) {
+func (q *Queue[T]) streams(list []fence.Timeline, classes uint64) (all []fence.Timeline, recent int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for f := q.order.next; f != &q.order; f = f.next {
@@ -182,10 +183,13 @@ func (q *Queue[T]) streams(list []*cudart.Timeline, classes uint64) (all []*cuda
 // take takes the oldest block of a stream if the device is known to be done with it. Else
 // it returns the Point to query: of the oldest block, or, on another stream, of a block
 // that has just moved there. ok is false if there is no block.
-func (q *Queue[T]) take(of *cudart.Timeline) (b *Block[T], at cudart.Point, ok bool) {
+func (q *Queue[T]) take(of fence.Timeline) (b *Block[T], at cudart.Point, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	f := q.fifos[of]
+	var f *fifo[T]
+	if of != nil {
+		f = q.fifos[of.ID()]
+	}
 	if f == nil {
 		return nil, at, false
 	}
@@ -212,7 +216,7 @@ const inlineStreams = 16
 // other, for a block that is idle already, and then queries the other streams. Other blocks
 // that it finds done become idle. ctx bounds the calls, not the work.
 func (q *Queue[T]) Find(ctx context.Context, class, size int, other func() *T) *T {
-	var buf [inlineStreams]*cudart.Timeline
+	var buf [inlineStreams]fence.Timeline
 	streams, recent := q.streams(buf[:0], bit(class))
 	if b, _ := q.search(ctx, streams[:recent:recent], class, size); b != nil {
 		return b
@@ -233,7 +237,7 @@ func (q *Queue[T]) Reclaim(ctx context.Context) int {
 // search takes blocks that the device is done with from the FIFOs of streams, and of streams
 // to which blocks move, until one fits; with a size of 0 none does. It ends after
 // bounded.SearchTimeout, if each call returns soon.
-func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class, size int) (found *T, idle int) {
+func (q *Queue[T]) search(ctx context.Context, streams []fence.Timeline, class, size int) (found *T, idle int) {
 	var start time.Time
 	for i := 0; i < len(streams); i++ {
 		switch {
@@ -253,10 +257,10 @@ func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class
 				idle++
 			case !ok:
 				more = false
-			case at.Timeline() == of:
+			case fence.TimelineAt(at) == of:
 				more = at.Done(ctx)
 			case at.Done(ctx):
-				streams = append(streams, at.Timeline())
+				streams = append(streams, fence.TimelineAt(at))
 			}
 		}
 	}
@@ -266,8 +270,8 @@ func (q *Queue[T]) search(ctx context.Context, streams []*cudart.Timeline, class
 // Wait waits until the device is done with all blocks of a stream's FIFO, and with blocks
 // that move to other streams, and makes them idle. After an error blocks stay: the device
 // cannot report whether it is done with them, or ctx has ended.
-func (q *Queue[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
-	streams := []*cudart.Timeline{of}
+func (q *Queue[T]) Wait(ctx context.Context, of fence.Timeline) (err error) {
+	streams := []fence.Timeline{of}
 	for len(streams) > 0 {
 		b, at, ok := q.take(streams[0])
 		switch {
@@ -275,8 +279,8 @@ func (q *Queue[T]) Wait(ctx context.Context, of *cudart.Timeline) (err error) {
 			q.idle(b.Outer)
 		case !ok:
 			streams = streams[1:]
-		case at.Timeline() != streams[0]:
-			streams = append(streams, at.Timeline())
+		case fence.TimelineAt(at) != streams[0]:
+			streams = append(streams, fence.TimelineAt(at))
 		default:
 			if failed := at.Wait(ctx); failed != nil {
 				err = cmp.Or(err, failed)

@@ -3,6 +3,7 @@ package pending_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"runtime"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/pending"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -113,7 +115,7 @@ func (r *fixture) quiet(streams ...*cudart.Stream) {
 // still report that once.
 func (r *fixture) recovers(s *cudart.Stream) {
 	r.Helper()
-	require.Eventually(r, func() bool { return r.queue.Wait(r.Context(), s.Timeline()) == nil }, 20*time.Second, time.Millisecond)
+	require.Eventually(r, func() bool { return r.queue.Wait(r.Context(), fence.TimelineOf(s)) == nil }, 20*time.Second, time.Millisecond)
 }
 
 func (r *fixture) takeIdle() (names []string) {
@@ -196,15 +198,15 @@ func TestEachStreamIsQueriedOnce(t *testing.T) {
 // then, and hides nothing before.
 func TestBlocksOfSeveralStreams(t *testing.T) {
 	t.Parallel()
-	for name, find := range map[string]func(r *fixture, of *cudart.Timeline) string{
-		"Find": func(r *fixture, _ *cudart.Timeline) string { return r.find(1, 10) },
-		"Reclaim": func(r *fixture, _ *cudart.Timeline) string {
+	for name, find := range map[string]func(r *fixture, of fence.Timeline) string{
+		"Find": func(r *fixture, _ fence.Timeline) string { return r.find(1, 10) },
+		"Reclaim": func(r *fixture, _ fence.Timeline) string {
 			if r.queue.Reclaim(r.Context()) == 1 {
 				return r.takeIdle()[0]
 			}
 			return ""
 		},
-		"Wait": func(r *fixture, of *cudart.Timeline) string {
+		"Wait": func(r *fixture, of fence.Timeline) string {
 			require.NoError(r, r.queue.Wait(r.Context(), of))
 			return r.takeIdle()[0]
 		},
@@ -222,7 +224,7 @@ func TestBlocksOfSeveralStreams(t *testing.T) {
 					assert.Empty(t, find(r, of[0]))
 				}
 				for i, s := range []*cudart.Stream{a, b, c} {
-					if s.Timeline() == of[0] {
+					if fence.TimelineOf(s) == of[0] {
 						open[i]()
 						r.quiet(s)
 					}
@@ -252,7 +254,7 @@ func TestABlockMovesToItsPlace(t *testing.T) {
 	openA, openB := r.stall(a), r.stall(b)
 	r.release("several", 1, a, b)
 	of, other, open, openOther := a, b, openA, openB
-	if r.queue.Streams()[0] != a.Timeline() {
+	if r.queue.Streams()[0] != fence.TimelineOf(a) {
 		of, other, open, openOther = b, a, openB, openA
 	}
 	r.release("behind", 2, of)
@@ -295,7 +297,7 @@ func TestChangesCountsOldestBlocks(t *testing.T) {
 	assert.True(t, changed(), "released late, it is the oldest all the same")
 	assert.Equal(t, []cudart.Point{early}, r.queue.Oldest())
 	open()
-	require.NoError(t, r.queue.Wait(t.Context(), s.Timeline()))
+	require.NoError(t, r.queue.Wait(t.Context(), fence.TimelineOf(s)))
 	assert.True(t, changed())
 	assert.Empty(t, r.queue.Oldest())
 }
@@ -369,7 +371,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	r := newFixture(t)
 	s, broken := r.stream(), r.stream()
 	several := r.release("several", 1, s, broken)
-	require.Equal(t, []*cudart.Timeline{broken.Timeline()}, r.queue.Streams())
+	require.Equal(t, []fence.Timeline{fence.TimelineOf(broken)}, r.queue.Streams())
 	require.NoError(t, broken.Synchronize(t.Context()))
 	require.True(t, several.Fence.Points(nil)[1].Done(t.Context()))
 	r.release("broken", 1, broken)
@@ -377,7 +379,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	r.sim.Fail("cudaEventQuery", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
 	r.sim.Fail("cudaEventRecord", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
 	r.sim.Fail("cudaDeviceSynchronize", cudasim.Fault{Times: -1, Code: cudart.ErrUnknown})
-	require.ErrorIs(t, r.queue.Wait(t.Context(), broken.Timeline()), cudart.ErrUnknown)
+	require.ErrorIs(t, r.queue.Wait(t.Context(), fence.TimelineOf(broken)), cudart.ErrUnknown)
 	assert.Equal(t, []string{"several"}, r.takeIdle())
 	assert.Equal(t, 10, r.queue.Bytes())
 	r.sim.ResetFaults()
@@ -392,8 +394,8 @@ func TestStreamsAreNotRetained(t *testing.T) {
 	require.NoError(t, err)
 	b := r.release("block", 1, s)
 	require.NoError(t, s.Close())
-	require.NoError(t, r.queue.Wait(t.Context(), s.Timeline()))
-	kept := weak.Make(s.Timeline())
+	require.NoError(t, r.queue.Wait(t.Context(), fence.TimelineOf(s)))
+	kept := weak.Make((*byte)(reflect.ValueOf(fence.TimelineOf(s)).UnsafePointer()))
 	s = nil
 	require.Eventually(t, func() bool { runtime.GC(); return kept.Value() == nil }, 20*time.Second, time.Millisecond)
 	runtime.KeepAlive(b)

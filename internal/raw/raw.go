@@ -38,6 +38,9 @@ var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
 // reserved pages that are requested, 0 for ordinary ones. Package hostmem sets it.
 var CheckBuffer func(options any) (pageSize int, err error)
 
+// Order has the methods of package fence about the order of a stream's work.
+var Order any
+
 // QueryEvent reports whether the work that a *cudart.Event recorded is done (cudaEventQuery). Programs query a
 // cudart.Point.
 var QueryEvent func(event any) (done bool, err error)

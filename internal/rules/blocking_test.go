@@ -29,8 +29,8 @@ var bounding = []string{"hostmem", "hostmem/pool", "hostmem/dlpack", "hostmem/ar
 // quick are the functions of cudart that call no function of CUDA, or only one that does not wait for the GPU, for the
 // queue of a stream or for a lock that is held meanwhile. Methods that take a context are not asked about.
 var quick = regexp.MustCompile(`^(` + strings.Join([]string{
-	`\(Point\)\..*`, `\(\*Timeline\)\..*`, `\(\*Runtime\)\.Library`, `\(Version\)\..*`, `\(Location\)\..*`, `HostLocation`,
-	`\(\*Stream\)\.(Device|Timeline|Point|Query)`,
+	`\(Point\)\..*`, `\(\*Runtime\)\.Library`, `\(Version\)\..*`, `\(Location\)\..*`, `HostLocation`,
+	`\(\*Stream\)\.(Device|Point|Query)`,
 	`\(\*Device\)\.(Runtime|Attribute|PCIBusID|Location)`,
 	`\(\*DeviceMemory\)\.(Ptr|Len|Device)`,
 	`\(\*CopyBatch\)\.(Len|Reset|ToHost|ToDevice)`,

@@ -26,14 +26,14 @@ var started = map[string][]string{
 	"a wait for the GPU: poll outside of the caller's goroutine, bounded by Relay and Look": {
 		"cudart.Point.Done",
 		"cudart.Runtime.Stuck",
-		"cudart.Timeline.waitClosed",
+		"cudart.timeline.waitClosed",
 		"cudart.sleeper.wait",
 		"cudart.waits.await",
 		"cudart.waits.init",
 	},
 	"one goroutine a device or a stream, which a call that does not return occupies": {
 		"cudart.Device.addDrain",
-		"cudart.Point.Record",
+		"cudart.Point.record",
 		"hostmem/pool.core.flushLater",
 		"loader.driver.after",
 		"loader.driver.request",

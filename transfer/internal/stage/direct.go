@@ -6,6 +6,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/fence"
 )
 
 // A Direct copies N bytes of pinned memory, without the ring.
@@ -61,7 +62,7 @@ func (d *Direct) await(off int, ends []cudart.Point) {
 		if err := end.Wait(background); err != nil {
 			d.abandon(errUnknown(end, err))
 		} else if err := end.Err(); err != nil {
-			d.fail(off, fmt.Errorf("%v: %w", end.Timeline(), err))
+			d.fail(off, fmt.Errorf("%v: %w", fence.TimelineAt(end), err))
 		}
 	}
 	if d.failed.Load() {

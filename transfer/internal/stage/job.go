@@ -430,9 +430,9 @@ func (j *Job) pause() {
 		switch err := unknown(p); {
 		case err == nil:
 		case i < arriving:
-			j.abort(math.MaxInt-1, fmt.Errorf("%v: %w", p.Timeline(), err))
+			j.abort(math.MaxInt-1, fmt.Errorf("%v: %w", fence.TimelineAt(p), err))
 		default: // there may be other memory
-			ring.quarantine(p.Timeline(), errUnknown(p, err))
+			ring.quarantine(fence.TimelineAt(p), errUnknown(p, err))
 		}
 	}
 }
@@ -546,8 +546,8 @@ func (j *Job) waitForEnds() {
 			err = errUnknown(p, err)
 			j.abandon(err)
 			for _, s := range j.Stages {
-				s.ring.quarantine(p.Timeline(), err)
-				s.smallRing.quarantine(p.Timeline(), err)
+				s.ring.quarantine(fence.TimelineAt(p), err)
+				s.smallRing.quarantine(fence.TimelineAt(p), err)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/fence"
 )
 
 // An outcome has how far a copy of n bytes has come, and the error that ends it earlier.
@@ -173,7 +174,7 @@ var errStuck = fmt.Errorf("%w: %w", ErrUnderWay, bounded.ErrStuck)
 // errUnknown returns the error of copies up to p. It is not known whether they have ended,
 // because CUDA has returned err.
 func errUnknown(p cudart.Point, err error) error {
-	return fmt.Errorf("%w on %v: %w", ErrUnderWay, p.Timeline(), err)
+	return fmt.Errorf("%w on %v: %w", ErrUnderWay, fence.TimelineAt(p), err)
 }
 
 // AddUnderWay adds ErrUnderWay to an error of [bounded.Do] if that has abandoned the copy.

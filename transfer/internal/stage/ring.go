@@ -63,8 +63,8 @@ type extent struct {
 	first  int // unit
 	units  int
 	mem    []byte
-	fence  fence.Fence      // the GPU's use
-	stream *cudart.Timeline // the one that uses it, in flight; nil for several
+	fence  fence.Fence    // the GPU's use
+	stream fence.Timeline // the one that uses it, in flight; nil for several
 }
 
 // A waiter is a job that found no extent. It is served as soon as there is memory
@@ -227,7 +227,7 @@ func (r *ring) poll() (some bool) {
 	}
 	r.polling = true
 	some = r.restore()
-	var buf [4]*cudart.Timeline
+	var buf [4]fence.Timeline
 	busy := buf[:0]
 	for i := 0; i < len(r.inFlight); {
 		x := r.inFlight[i]
@@ -259,7 +259,7 @@ func (r *ring) poll() (some bool) {
 func (r *ring) oldestPoints(points []cudart.Point) []cudart.Point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var streams []*cudart.Timeline
+	var streams []fence.Timeline
 	for _, x := range r.inFlight {
 		if !slices.Contains(streams, x.stream) {
 			streams = append(streams, x.stream)
@@ -337,14 +337,14 @@ func (w *waiter) poll() bool {
 // quarantine takes the extents of a stream that does not respond out of circulation, so that
 // they do not block extents of other streams. The shares become smaller, and so do the
 // requests of waiters.
-func (r *ring) quarantine(stream *cudart.Timeline, why error) {
+func (r *ring) quarantine(stream fence.Timeline, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lostWhy = why
 	var buf [4]cudart.Point
 	r.inFlight = slices.DeleteFunc(r.inFlight, func(x *extent) bool {
 		points := x.fence.Points(buf[:0])
-		if !slices.ContainsFunc(points, func(p cudart.Point) bool { return p.Timeline() == stream }) {
+		if !slices.ContainsFunc(points, func(p cudart.Point) bool { return fence.TimelineAt(p) == stream }) {
 			return false
 		}
 		r.quarantined = append(r.quarantined, x)

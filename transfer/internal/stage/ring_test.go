@@ -288,7 +288,7 @@ func TestQuarantinedMemoryIsUsedAgain(t *testing.T) {
 	for _, x := range all[:3] {
 		b.use(x, s)
 	}
-	b.ring.quarantine(s.Timeline(), errTest)
+	b.ring.quarantine(fence.TimelineOf(s), errTest)
 	require.Nil(t, b.ring.try(request{n: benchUnit, dir: toDevice}))
 	open()
 	var again []*extent
@@ -311,10 +311,10 @@ func TestARingWithOneUsableUnit(t *testing.T) {
 	for _, x := range all[:6] {
 		b.use(x, s)
 	}
-	b.ring.quarantine(s.Timeline(), errTest)
+	b.ring.quarantine(fence.TimelineOf(s), errTest)
 	require.NoError(t, b.ring.check(), "two units are left")
 	b.use(all[6], s)
-	b.ring.quarantine(s.Timeline(), errTest)
+	b.ring.quarantine(fence.TimelineOf(s), errTest)
 	err := b.ring.check()
 	require.ErrorIs(t, err, errLost)
 	require.ErrorIs(t, err, errTest)
@@ -336,7 +336,7 @@ func TestWaitersForMoreThanTheRingGetLess(t *testing.T) {
 	for _, x := range all[:6] {
 		b.use(x, s)
 	}
-	b.ring.quarantine(s.Timeline(), errTest)
+	b.ring.quarantine(fence.TimelineOf(s), errTest)
 	require.False(t, w.poll())
 	all[6].release()
 	require.True(t, w.poll())
