@@ -31,10 +31,9 @@
 // Everything may be called from any goroutine. Callers order what copies and
 // goroutines do to the bytes themselves.
 //
-// Functions that take a context return within a second of its end, even if a call into
-// CUDA does not: such a call occupies one thread, and what it did is undone when it
-// returns. Few goroutines are inside CUDA for a device at a time. The others wait, and
-// their contexts end that.
+// Functions that take a context return within a second of its end, even if a call into CUDA does
+// not: such a call occupies one thread, and its effects are undone when it returns. Only a few
+// goroutines call CUDA for a device at the same time; the others wait until their contexts end.
 //
 // # Huge pages
 //
@@ -44,11 +43,11 @@
 //
 // # Limits
 //
-// Pinned memory cannot be swapped, and a host without any left kills processes. So a
-// guard refuses what would leave too little of what the host, or the process's cgroup,
-// has available: see [Limits]. [SetLimits] also bounds what the process has pinned. A
-// pool has a limit of its own. A request beyond a limit waits until memory is released, or
-// its context ends; one that no release can help is [ErrLimit].
+// Pinned memory cannot be swapped, and a host without any left kills processes. So a guard refuses
+// requests that would leave too little memory available on the host or in the process's cgroup: see
+// [Limits]. [SetLimits] also bounds what the process has pinned. A pool has a limit of its own. A
+// request beyond a limit waits until memory is released, or its context ends; if no release can
+// help, it returns [ErrLimit].
 //
 // # Debugging
 //

@@ -8,7 +8,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// Pinned is what a [Buffer] lets code do that does not own it: use it, and not close it.
+// Pinned is a [Buffer] for code that does not own it: it can use the memory, but not close it.
 type Pinned interface {
 	// CopyToDevice queues a copy of n bytes at offset off to dst in device memory.
 	CopyToDevice(s *cudart.Stream, dst cudart.DevPtr, off, n int) error

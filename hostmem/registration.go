@@ -92,8 +92,8 @@ func (p *registrations) free(ctx context.Context) error {
 	})
 }
 
-// registerAll registers the first n bytes in as few registrations as possible. The
-// error is a *refusal if smaller ones are refused as well.
+// registerAll registers the first n bytes in as few registrations as possible. The error is a
+// *refusal if smaller ones are refused too.
 func (p *registrations) registerAll(ctx context.Context, n int) error {
 	size := p.limit
 	var tried []int // and refused

@@ -121,9 +121,9 @@ func (d *driver) publish(e *epoch, b *block) {
 	}
 }
 
-// wait waits for the block after b, of which all claims are taken, and returns a claim of it. The
-// claim is empty if the epoch has no other block, or the loop ends. If the block is published
-// already, again is true.
+// wait waits for the block after b, whose claims are all taken, and returns a claim of the new
+// block. The claim is empty if the epoch has no other block, or the loop ends. If the block is
+// published already, again is true.
 func (d *driver) wait(e *epoch, b *block) (c claim, again bool) {
 	d.mu.Lock()
 	if again = b.next.Load() != nil; again || e.stopped || e.allPublished {

@@ -126,8 +126,8 @@ func (d *driver) afterCopy(p *loop, copied cudart.Point, batch int) {
 	})
 }
 
-// drain ends an epoch of which all batches are delivered, when the last copy has completed.
-// The epoch fails if a copy failed.
+// drain ends an epoch whose batches are all delivered when the last copy has completed. The epoch
+// fails if a copy failed.
 func (d *driver) drain(e *epoch, p *loop) {
 	switch {
 	case !e.draining.Load():

@@ -34,13 +34,13 @@ func Copy(sample, from []byte) int { return ntcopy.Copy(sample, from) }
 type BatchSource interface {
 	Source
 
-	// ReadBatch writes the samples with the given numbers into the loader's host memory. The loader calls
-	// it instead of Read. The samples of a call belong to one batch. A call has BatchSize /
-	// (2 * Workers) samples or fewer, and at least one; in batches below 1 MiB, of which
-	// workers fill several at the same time, it may have up to BatchSize. samples has one slice
-	// for each field, with the samples of the call back to back, in the order of indices:
-	// len(indices) times the size of the field. Neither slice may be used after ReadBatch
-	// returns. ctx is as in Read.
+	// ReadBatch writes the samples with the given numbers into the loader's host memory. The loader
+	// calls it instead of Read. The samples of a call belong to one batch. A call has at least one
+	// sample, and at most BatchSize / (2 * Workers). Workers fill several batches below 1 MiB at
+	// the same time, and a call for such a batch may have up to BatchSize samples. samples has one
+	// slice for each field, with the samples of the call back to back, in the order of indices:
+	// len(indices) times the size of the field. Neither slice may be used after ReadBatch returns.
+	// ctx is as in Read.
 	//
 	// If ReadBatch returns an error, panics or ends its goroutine, Read reads its samples again
 	// one at a time, so that an error belongs to one sample and does not affect the others.

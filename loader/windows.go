@@ -199,7 +199,7 @@ func (m *windows) update(e *epoch) {
 	})
 }
 
-// begin begins an epoch, of which no window is registered, unless there is only one.
+// begin begins an epoch. No window of the epoch is registered yet, unless it has only one.
 func (m *windows) begin(e *epoch) {
 	m.epoch, m.err, m.queued = e, nil, slices.Clone(e.done)
 	if e.windows.windows() > 1 {
@@ -223,8 +223,8 @@ func (m *windows) ready(e *epoch, s *slot) bool {
 	return m == nil || m.epoch == e && m.last(s.number) < m.first+len(m.files)
 }
 
-// passed removes the windows of which no other batch has samples, because the kernels of slots are
-// queued. after is their end.
+// passed removes the windows that no other batch needs, because the kernels of slots are queued.
+// after is the end of these kernels.
 func (m *windows) passed(slots []*slot, after cudart.Point) {
 	if m == nil {
 		return

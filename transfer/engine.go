@@ -16,7 +16,7 @@ import (
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
-// An engine has what a Copier or a Fanout shares with its views.
+// An engine is the state that a Copier or a Fanout shares with its views.
 type engine struct {
 	what    string // in messages
 	o       Options

@@ -100,10 +100,10 @@ func (f *Fanout) Notes() []string {
 	return nil
 }
 
-// With returns the same Fanout, whose copies are configured by call: a Close of either
-// closes both. It does not block. Call.Stream may be of any of the devices: a copy begins
-// when what was queued there is done. Where other devices have work that must be done
-// before, make that stream wait for it ([cudart.Stream.WaitPoint]).
+// With returns the same Fanout, whose copies are configured by call: a Close of either closes both.
+// It does not block. Call.Stream may belong to any of the devices: a copy begins when the work that
+// was queued there is done. If work on other devices must be done before, make that stream wait for
+// it ([cudart.Stream.WaitPoint]).
 func (f *Fanout) With(call Call) *Fanout { return &Fanout{view{f.get().engine, call}} }
 
 // Stats returns the counts so far. Each byte of a source

@@ -80,8 +80,8 @@ func fileSystemOf(f *os.File) (is fileSystem) {
 	return is
 }
 
-// remote are the file systems whose files a server has, or a process (FUSE): each request that does not
-// continue the one before may cost a round trip, and ends what the server or process reads ahead.
+// remote are the file systems of servers, or of processes (FUSE): a request that does not continue
+// the one before may cost a round trip, and stops the server's or process's read-ahead.
 var remote = []fileSystem{
 	unix.FUSE_SUPER_MAGIC, // gcsfuse, s3fs, hf-mount, virtiofs
 	unix.NFS_SUPER_MAGIC,

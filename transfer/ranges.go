@@ -394,7 +394,7 @@ func (f *rangeFiles) direct() bool {
 	return false
 }
 
-// openCached reports whether the kernel says of each file what is in the page cache.
+// openCached reports whether the kernel reports the cached pages of every file.
 func (f *rangeFiles) openCached() (ok bool) {
 	for opened, file := range f.list {
 		if file.cached, ok = openCached(opened, file.in, file.off, int(file.end-file.off)); !ok {

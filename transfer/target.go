@@ -317,9 +317,8 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 	})
 }
 
-// atSeam reports whether a direct copy may have failed because the memory is of
-// several registrations, which no copy may cross. What was copied before does
-// no harm when it is copied again.
+// atSeam reports whether a direct copy may have failed because it crosses from one registration to
+// the next. Copying the bytes before again does no harm.
 func atSeam(err error) bool { return errors.Is(err, cudart.ErrInvalidValue) }
 
 const (

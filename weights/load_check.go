@@ -116,9 +116,9 @@ func (l *loading) checkOverlap() error {
 	return nil
 }
 
-// unused reports whether the load may write the bytes of a device between two addresses: if there are any,
-// the memory must be its own, and no part may have them, nor the rest of a part of which other devices get
-// some.
+// unused reports whether the load may write the bytes between two addresses of a device. If there
+// are such bytes, the load must own the memory, and neither a part nor the rest of a part that
+// other devices share may contain them.
 func (l *loading) unused(device, from, to int) bool {
 	if from == to || !l.owned {
 		return from == to

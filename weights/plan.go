@@ -322,8 +322,8 @@ func (d *placedParts) add(p Part) bool {
 	return apart
 }
 
-// follows reports whether a part is behind last: as bytes, or as columns of which the first ones are those
-// of first. Parts of a tensor do not overlap if each of them follows the one before.
+// follows reports whether a part begins behind last, as bytes, or as columns of the group that
+// starts with first. Parts of a tensor do not overlap if each of them follows the one before.
 func (p Part) follows(first, last Part) bool {
 	if p.From < last.From+last.row(0) || p.Row > 0 != (first.Row > 0) {
 		return false

@@ -101,8 +101,8 @@ func (q *queue) add(to []int, l *loading) {
 	q.pieces = append(q.pieces, piece)
 }
 
-// at returns the segment of which byte done of the upload is, or which is behind that byte, and
-// how many bytes of it are before that byte. For the end of the upload they are the last segment's.
+// at returns the segment that contains byte done of the upload, or else the next one, and the
+// number of its bytes before that byte. At the end of the upload, it returns the last segment.
 func (q *queue) at(done int) (s *segment, within int) {
 	i := sort.Search(len(q.segments), func(i int) bool { return q.segments[i].off+q.segments[i].source.N > done })
 	s = &q.segments[min(i, len(q.segments)-1)]

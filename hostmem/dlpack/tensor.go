@@ -80,7 +80,7 @@ type Tensor struct {
 	ReadOnly bool
 }
 
-// maxDims is the largest number of dimensions, which is NumPy's and PyTorch's as well.
+// maxDims is the largest number of dimensions, as in NumPy and PyTorch.
 const maxDims = 64
 
 // layout returns the distances of neighbors in elements, also if Strides is nil, and the

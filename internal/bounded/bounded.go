@@ -1,11 +1,10 @@
 // Package bounded makes calls that may never return: calls into CUDA, whose drivers have
 // locks and defects, and callbacks of the module's users.
 //
-// A call that does not return occupies a goroutine and, inside C, a thread. Nothing can
-// end it. What can be bounded is who waits for it: [Do] lets the caller go when its
-// context ends, [Group] bounds how many threads such calls occupy, and [Relay] has
-// another goroutine go on with work of which a call is one part. cudart.Runtime.Stuck
-// reports the calls into CUDA.
+// A call that does not return occupies a goroutine and, inside C, a thread. Nothing can end it.
+// What can be bounded is who waits for it: [Do] returns to the caller when its context ends,
+// [Group] bounds the number of threads that such calls occupy, and [Relay] continues work on
+// another goroutine while a call blocks. cudart.Runtime.Stuck reports the calls into CUDA.
 package bounded
 
 import (

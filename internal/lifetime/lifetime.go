@@ -88,11 +88,11 @@ func (l *Lifetime) Wait(ctx context.Context) error {
 // Close seals, waits until no call is in progress, and calls release, unless one has
 // returned nil. The error is release's.
 //
-// ctx bounds the waits and the release; ended before, it does not keep Close from
-// releasing what nothing uses. If it ends while calls or another release are in progress,
-// the error wraps its error and its cause. If release does not return within a second of the
-// end of ctx, Close does, with an error that wraps [bounded.ErrStuck] too. The release goes on
-// then, other Closes wait for it, and what it returns counts.
+// ctx bounds the waits and the release; ended before, it does not keep Close from releasing what
+// nothing uses. If it ends while calls or another release are in progress, the error wraps its
+// error and its cause. If release does not return within a second of the end of ctx, Close does,
+// with an error that wraps [bounded.ErrStuck] too. The release then continues, other Closes wait
+// for it, and its result counts.
 func (l *Lifetime) Close(ctx context.Context, release func(context.Context) error) error {
 	l.Seal()
 	if err := l.Wait(ctx); err != nil {

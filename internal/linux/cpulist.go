@@ -12,8 +12,8 @@ import (
 // once. The kernel writes lists of CPUs and of NUMA nodes in this form.
 type CPUList []int
 
-// maxCPU is above what a Linux kernel can be built for, 8192 CPUs and 1024 nodes.
-// It keeps a malformed list from becoming a huge one.
+// maxCPU exceeds the limits of a Linux kernel, 8192 CPUs and 1024 nodes. It keeps a malformed list
+// from becoming a huge one.
 const maxCPU = 1 << 16
 
 // ReadCPUList reads a file that holds a list, such as

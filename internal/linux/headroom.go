@@ -20,9 +20,9 @@ func (h Headroom) String() string {
 	return fmt.Sprintf("%s of %s (%s)", units.Bytes(h.Available), units.Bytes(h.Total), h.Source)
 }
 
-// Headroom returns what the host has left. pinnedFile is how many bytes of the page
-// cache of files the caller has pinned: MemAvailable counts them as reclaimable. ok
-// is false where the file lacks MemTotal or MemAvailable, as on kernels before 3.14.
+// Headroom returns the memory that the host has left. pinnedFile is the number of bytes of page
+// cache that the caller has pinned: MemAvailable counts them as reclaimable. ok is false where the
+// file lacks MemTotal or MemAvailable, as on kernels before 3.14.
 func (m Meminfo) Headroom(pinnedFile int) (h Headroom, ok bool) {
 	available, hasAvailable := m["MemAvailable"]
 	total, hasTotal := m["MemTotal"]

@@ -61,8 +61,8 @@ func ParseNUMAMaps(text string) ([]NUMAMapping, error) {
 	return maps, nil
 }
 
-// NUMAMappingOf returns the mapping that has an address, of which the caller knows that it
-// is mapped: the file has no ends. ok is false for an address before all of them.
+// NUMAMappingOf returns the mapping that contains an address. The caller must know that the address
+// is mapped, because the file has no ends. ok is false for an address before all mappings.
 func NUMAMappingOf(maps []NUMAMapping, addr uintptr) (m NUMAMapping, ok bool) {
 	i, exact := slices.BinarySearchFunc(maps, addr, func(m NUMAMapping, addr uintptr) int {
 		switch {

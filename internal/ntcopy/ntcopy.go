@@ -48,9 +48,9 @@ const (
 	maxRows = maxPiece / maxRow
 )
 
-// Prefetch begins to bring mem into the caches, if the processor has memory bandwidth to spare, and returns
-// before it is there. It takes longer the less of mem is in the caches. Bytes are neither read nor
-// written: nothing can fault, and to the race detector it is no access.
+// Prefetch begins to bring mem into the caches, if the processor has memory bandwidth to spare, and
+// returns before it is there. The less of mem is in the caches, the longer it takes. Bytes are
+// neither read nor written: it cannot fault, and the race detector sees no access.
 func Prefetch(mem []byte) {
 	if len(mem) > 0 {
 		prefetch(mem)

@@ -156,7 +156,7 @@ func (p *Prover) upload(e *end, at cudart.DevPtr, b []byte) error {
 	return raw.CopyPageable(e.stream, uintptr(at), unsafe.Pointer(&b[0]), len(b))
 }
 
-// end returns what the proofs of a device use, and allocates it the first time.
+// end returns the memory for a device's proofs, and allocates it the first time.
 func (p *Prover) end(dev *cudart.Device) (*end, error) {
 	i := slices.IndexFunc(p.ends, func(e *end) bool { return e.dev == dev })
 	if i < 0 {

@@ -316,10 +316,10 @@ type reclaiming struct {
 // reclaimEvery is the interval of reclaiming for waiting requests: memory may have become idle.
 const reclaimEvery = 100 * time.Millisecond
 
-// Reclaim registers a callback that unmaps unused memory: at least so many bytes, if it
-// has them. It is called without any lock, every reclaimEvery while
-// requests wait for the limit, and before the guard refuses one. It must return soon,
-// although calls into CUDA do not. stop removes the callback.
+// Reclaim registers a callback that unmaps at least the given number of bytes of unused memory, if
+// there is that much. It is called without a lock, every reclaimEvery while requests wait for the
+// limit, and before the guard refuses a request. It must return soon even if calls into CUDA do
+// not. stop removes the callback.
 func (b *Budget) Reclaim(reclaim func(ctx context.Context, bytes int) (freed int)) (stop func()) {
 	r := &reclaim
 	b.mu.Lock()
