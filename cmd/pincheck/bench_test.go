@@ -141,7 +141,7 @@ func TestBenchThatFailsInPart(t *testing.T) {
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "Error      broken: counted, 64 KiB: copy: invalid argument")
 	assert.Contains(t, got.stdout, "2 series")
-	assert.Contains(t, got.stdout, "Problems   1 error")
+	assert.Contains(t, got.stdout, "Problems: 1 error.")
 }
 
 func TestBenchInterrupted(t *testing.T) {
@@ -186,7 +186,7 @@ func TestBenchTimeout(t *testing.T) {
 	sys.experiments = append(sys.experiments, waiting)
 	got := call(t, sys, "bench", "waiting", "--timeout", "100ms")
 	assert.Equal(t, exitIncomplete, got.code)
-	assert.Contains(t, got.stdout, "Incomplete stopped: not done after 100ms (--timeout)")
+	assert.Contains(t, got.stdout, "Incomplete: stopped: not done after 100ms (--timeout).")
 }
 
 func TestBenchWithoutGPU(t *testing.T) {
@@ -195,7 +195,7 @@ func TestBenchWithoutGPU(t *testing.T) {
 	sys.experiments = []measure.Experiment{counting("bandwidth", none), counting("memory", none)}
 	got := call(t, sys, "bench", "bandwidth")
 	assert.Equal(t, exitUnusable, got.code)
-	assert.Contains(t, got.stdout, "[no_gpu]")
+	assert.Contains(t, got.stdout, " no_gpu\n")
 
 	// A process is read without a GPU, and without a library.
 	sys = failing(t, "h200-vm", errors.New("must not be opened"))

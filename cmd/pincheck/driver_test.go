@@ -20,7 +20,7 @@ func TestDriverAloneIsHealthy(t *testing.T) {
 		sys.open = opening(t, cudasim.Config{API: api})
 		got := call(t, sys)
 		codes = append(codes, got.code)
-		assert.Equal(t, api == cudart.DriverAPI, strings.Contains(got.stdout, "CUDA driver alone, for CUDA up to 13.0"), got.stdout)
+		assert.Equal(t, api == cudart.DriverAPI, strings.Contains(got.stdout, "libcuda alone, CUDA 13.0"), got.stdout)
 		assert.NotContains(t, got.stdout, "no_runtime_library")
 	}
 	assert.Equal(t, codes[0], codes[1])

@@ -185,7 +185,7 @@ const (
 // due returns the lowest rate that the copies of a GPU should reach; 0 is unknown.
 func (f *Facts) due(d *Device) (rate float64) {
 	for _, s := range d.copies() {
-		if e := f.expected(d, &s); e != nil && (rate == 0 || e.Value < rate) {
+		if e := f.Reference(d, &s); e != nil && (rate == 0 || e.Value < rate) {
 			rate = e.Value
 		}
 	}

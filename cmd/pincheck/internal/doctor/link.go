@@ -156,11 +156,11 @@ func (f *Facts) Refused(rate float64) (refused []string, unknown []int) {
 	return refused, unknown
 }
 
-// expected returns what a series of copies should reach over the path as it is, or nil. A
+// Reference returns what a series of copies should reach over the path as it is, or nil. A
 // link that is narrower than it should be has a finding of its own.
-func (f *Facts) expected(d *Device, s *result.Series) *result.Expected {
+func (f *Facts) Reference(d *Device, s *result.Series) *result.Expected {
 	if f.ExpectedRate > 0 {
-		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth", Of: fmt.Sprintf("the %s of --expect-bandwidth", units.Rate(f.ExpectedRate))}
+		return &result.Expected{Value: f.ExpectedRate, Source: "--expect-bandwidth", Brief: "--expect-bandwidth", Of: fmt.Sprintf("the %s of --expect-bandwidth", units.Rate(f.ExpectedRate))}
 	}
 	return f.Expected(reference.Builtin(), d, s)
 }
@@ -184,7 +184,7 @@ func (f *Facts) Expected(table *reference.Table, d *Device, s *result.Series) *r
 		return nil
 	}
 	if carries := payloadShare * path; path > 0 && carries < e.Value {
-		return &result.Expected{Value: carries, Source: fmt.Sprintf("the bridge above carries %s", units.Rate(path)), Of: "what the bridge above carries"}
+		return &result.Expected{Value: carries, Source: fmt.Sprintf("the bridge above carries %s", units.Rate(path)), Brief: "what the bridge above the GPU carries", Of: "what the bridge above carries"}
 	}
 	return e
 }
@@ -195,7 +195,7 @@ const payloadShare = 128.0 / 152
 
 // compared reports whether the copies of a GPU were compared with a reference.
 func (f *Facts) compared(d *Device) bool {
-	return slices.ContainsFunc(d.copies(), func(s result.Series) bool { return f.expected(d, &s) != nil })
+	return slices.ContainsFunc(d.copies(), func(s result.Series) bool { return f.Reference(d, &s) != nil })
 }
 
 // asMade is what a finding on the link says of what card and slot are made for.
@@ -314,7 +314,7 @@ func asymmetricCopies(f *Facts, d *Device) []Finding {
 	if slow == nil {
 		return nil
 	}
-	if e := f.expected(d, slow); e != nil && f.ExpectedRate == 0 && slow.Median >= LowShare*e.Value {
+	if e := f.Reference(d, slow); e != nil && f.ExpectedRate == 0 && slow.Median >= LowShare*e.Value {
 		return nil // it is made so
 	}
 	if slow == fast || slow.Median <= 0 || slow.Median >= lopsided*fast.Median || slow.Labels.Get(result.Direction) == fast.Labels.Get(result.Direction) {

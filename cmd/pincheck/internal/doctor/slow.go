@@ -101,7 +101,7 @@ func (f *Facts) comparisons(d *Device) (all []comparison) {
 	copies := d.copies()
 	for i := range copies {
 		s := &copies[i]
-		e := f.expected(d, s)
+		e := f.Reference(d, s)
 		if e == nil || e.Value <= 0 || s.Median <= 0 {
 			continue
 		}

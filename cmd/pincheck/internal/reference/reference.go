@@ -106,7 +106,7 @@ func (t *Table) Expect(m Machine, s *result.Series) *result.Expected {
 	if best == nil {
 		return nil
 	}
-	return &result.Expected{Value: best.value(), Source: best.source(m), Of: best.of()}
+	return &result.Expected{Value: best.value(), Source: best.source(m), Of: best.of(), Brief: best.brief()}
 }
 
 // isCopy reports whether a series is of copies between pinned memory and one GPU, and its conditions are those that
@@ -186,6 +186,17 @@ func (c *choice) of() string {
 		return "the calculated rate of this link"
 	}
 	return "the reference for this GPU and link"
+}
+
+// brief is result.Expected.Brief.
+func (c *choice) brief() string {
+	switch c.file.Kind {
+	case Measured:
+		return fmt.Sprintf("%v, measured %s", c.file.Machine, c.row.Date)
+	case Cited:
+		return fmt.Sprintf("%v, cited", c.file.Machine)
+	}
+	return fmt.Sprintf("%v, computed", c.file.Machine)
 }
 
 // source names the file, its machine and the row.

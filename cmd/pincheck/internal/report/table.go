@@ -96,7 +96,7 @@ func (p *page) columns(widths []int, headers [][]string, rows [][]string, from, 
 		if c != "" {
 			text = p.style.paint(c, text)
 		}
-		p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+text, " ") + "\n")
+		p.WriteString(strings.TrimRight(strings.Repeat(" ", p.margin)+text, " ") + "\n")
 	}
 	for n := range height {
 		line(dim, func(i int) string { // headers stand on the first row

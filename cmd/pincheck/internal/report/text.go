@@ -3,9 +3,7 @@ package report
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
@@ -20,11 +18,12 @@ const labelWidth = 11 // of the left column
 // page collects the text. A row is a label and a text.
 type page struct {
 	*bytes.Buffer
-	style Style
+	style  Style
+	margin int // in front of tables: labelWidth below a row
 }
 
-// width is that of the text to the right of the labels.
-func (p *page) width() int { return p.style.width() - labelWidth }
+// width is that of tables, and of the text to the right of the labels.
+func (p *page) width() int { return p.style.width() - p.margin }
 
 // row writes text beside a bold label, wrapped to the width. Text from outside is made printable.
 func (p *page) row(label, format string, args ...any) {
@@ -34,17 +33,6 @@ func (p *page) row(label, format string, args ...any) {
 // note is a row whose text is dim.
 func (p *page) note(label, format string, args ...any) {
 	p.painted(label, bold, plainf(format, args...), dim)
-}
-
-// sub is a paragraph with a small label of its own, below a row.
-func (p *page) sub(label, text string) {
-	indent := strings.Repeat(" ", labelWidth)
-	for i, line := range wrapCode(plain(text), p.width()-len(label)-2) {
-		if i > 0 {
-			label = strings.Repeat(" ", len(label))
-		}
-		p.WriteString(indent + p.style.paint(dim, label) + "  " + line + "\n")
-	}
 }
 
 // plainf formats text and makes it printable.
@@ -68,82 +56,63 @@ func (p *page) painted(label string, labelColor ansiColor, text string, textColo
 // gap writes an empty line.
 func (p *page) gap() { p.WriteByte('\n') }
 
-// writeText writes a result as text: the answer, and a table of each thing that was measured. Verbose
-// styles have the rest: passed checks, requirements, the search of libraries, notes, plots, samples.
-// Verdict and findings come first for commands of the doctor, and last for others, whose measurements
-// are what the user asked for.
+// writeText writes a result as text: the verdict, problems and warnings, the GPUs and what was measured,
+// notes, and the machine in a line. Verbose styles have the rest: passed checks, requirements, the library
+// search, plots, samples.
 func writeText(b *bytes.Buffer, r *Result, s Style) {
-	p := &page{b, s}
-	p.tool(r)
+	p := &page{b, s, labelWidth}
+	if r.Command == "version" {
+		p.tool(r)
+		return
+	}
 	if r.Facts != nil && r.Simulated {
-		p.painted("SIMULATED", yellow, "a simulated GPU: nothing below was measured on hardware", yellow)
+		p.paragraph("", yellow, "Simulated GPU: nothing here was measured on hardware.")
 	}
-	first := r.Command == "check" || r.Command == "verify" // the doctor: its verdict comes first
-	if first {
-		p.verdict(r)
-		p.findings(r.Findings)
-		if s.Verbose {
-			p.passed(r.Passed)
-		}
-	}
+	p.verdict(r)
+	grave, notes := r.bySeverity()
+	p.findings(grave)
 	if r.Facts != nil {
-		p.gap()
-		p.machine(r)
+		p.devices(r)
 	}
 	for i := range r.Benches {
 		p.bench(&r.Benches[i])
 	}
-	if !first {
-		p.findings(r.Findings)
-	}
-	if s.Verbose && r.Facts != nil && !(len(r.Findings) > 0 && r.Findings[0].ID == "no_gpu") { // no library helps then
-		p.search(r.Search)
+	if s.Verbose {
+		p.findings(notes)
+	} else {
+		p.notes(notes)
 	}
 	if len(r.Errors) > 0 {
 		p.gap()
 	}
 	for _, e := range r.Errors {
-		p.painted("Error", red, plain(e), "")
+		p.paragraph("Error  ", red, plain(e))
 	}
-	p.hint(r)
-	if !first {
-		p.verdict(r)
+	if s.Verbose {
+		p.passed(r.Passed)
+		if r.Facts != nil {
+			p.gap()
+			p.machine(r)
+		}
+		p.gap()
+		p.tool(r)
 	}
+	p.footer(r)
 }
 
-// machine writes library, host and GPUs. Those who ask for no more than the GPUs get all of them.
+// machine writes library, host, requirements and each GPU in full.
 func (p *page) machine(r *Result) {
 	p.library(r.Library, r.Simulated)
 	p.host(r.Host)
-	if p.style.Verbose {
-		p.requirements(r.Requirements)
-	}
-	if p.style.Verbose || r.Command == "devices" {
+	p.requirements(r.Requirements)
+	if r.Command != "devices" { // it has them above
 		for i := range r.Devices {
 			p.gap()
 			p.device(&r.Devices[i], r.Command == "verify")
 		}
-	} else {
-		p.devices(r)
 	}
-	if r.Together != nil {
-		p.gap()
-		p.together(r.Together)
-	}
-}
-
-// hint says how to get what was left out.
-func (p *page) hint(r *Result) {
-	var parts []string
-	if len(r.Findings) > 0 {
-		parts = append(parts, "pincheck explain ID says more of a finding")
-	}
-	if !p.style.Verbose && (r.Facts != nil && r.Command != "devices" || len(r.Benches) > 0) {
-		parts = append(parts, "--verbose shows the rest")
-	}
-	if len(parts) > 0 {
-		p.gap()
-		p.note("", "%s", joinedWith("; ", parts...))
+	if !(len(r.Findings) > 0 && r.Findings[0].ID == "no_gpu") { // no library helps then
+		p.search(r.Search)
 	}
 }
 
@@ -339,49 +308,6 @@ func (p *page) requirements(all []doctor.Requirement) {
 	}
 }
 
-// devices writes a table of the GPUs with what was measured of each, and for verify one of the paths.
-func (p *page) devices(r *Result) {
-	t := table{headers: []string{"GPU", "PCIe now", "verified", "to GPU, GB/s", "from GPU, GB/s", "of the link"}, head: len("PCIe now")}
-	var paths []verify.PathReport
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		row := []string{joinedWith(" ", strconv.Itoa(d.Ordinal), strings.TrimPrefix(d.Name, "NVIDIA ")), "unknown", "", "", "", ""}
-		if d.Link != nil && d.Link.Rate > 0 {
-			row[1] = strings.TrimPrefix(d.Link.Now().String(), "PCIe ")
-		}
-		if v := d.Verify; v != nil {
-			row[2] = units.Data(v.VerifiedBytes)
-			paths = addPaths(paths, v.Paths)
-		}
-		if d.Bandwidth != nil {
-			slowest := math.Inf(1)
-			for j := range d.Bandwidth.Series {
-				s := &d.Bandwidth.Series[j]
-				if at := slices.Index([]string{result.HostToDevice, result.DeviceToHost}, s.Labels.Get(result.Direction)); at >= 0 {
-					row[3+at], slowest = units.Number(s.Median, 3), min(slowest, s.Median)
-				}
-			}
-			if rate := d.Link.PathRate(); rate > 0 && !math.IsInf(slowest, 1) {
-				row[5] = units.Share(slowest / rate)
-			}
-		}
-		t.rows = append(t.rows, row)
-	}
-	if len(t.rows) > 0 {
-		p.gap()
-		p.table(t.withoutEmpty())
-	}
-	if r.Command == "verify" {
-		p.gap()
-		p.table(pathTable(paths))
-	}
-	for i := range r.Devices {
-		for _, e := range unexplained(r, &r.Devices[i]) {
-			p.painted("", bold, plain(fmt.Sprintf("GPU %d: error: %s", r.Devices[i].Ordinal, e)), red)
-		}
-	}
-}
-
 // unexplained returns the errors of a GPU that no finding shows.
 func unexplained(r *Result, d *doctor.Device) []string {
 	all := slices.Clone(d.Errors)
@@ -524,24 +450,9 @@ func (p *page) bandwidth(d *doctor.Device) {
 		if rate > 0 {
 			text += fmt.Sprintf(", %s of the link", units.Share(s.Median/rate))
 		} else {
-			text += ", no reference known"
+			text += ", link unknown"
 		}
 		p.row("", "%s (median of %d, %s to %s)", text, len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
-	}
-}
-
-// together shows the copies of all GPUs at once.
-func (p *page) together(b *result.Bench) {
-	label := "All GPUs"
-	for _, s := range b.Select(result.View{Series: doctor.TogetherBandwidth, Where: result.Labels{{Key: result.Device, Value: doctor.TogetherSum}}}) {
-		p.row(label, "at once %s %s (median of %d, %s to %s)", directionText(s), units.Rate(s.Median), len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
-		label = ""
-	}
-	if len(b.Series) == 0 {
-		for _, note := range b.Notes {
-			p.row(label, "at once: %s", note)
-			label = ""
-		}
 	}
 }
 
@@ -552,56 +463,6 @@ func directionText(s *result.Series) string {
 
 // severityColors are the labels' colors.
 var severityColors = map[doctor.Severity]ansiColor{doctor.Problem: red, doctor.Warning: yellow, doctor.Note: dim}
-
-// findings writes each finding: what is wrong, then what was seen, the cause, the cost and the remedy.
-// Unless the style is verbose, notes are a line each, and findings that are the same of several GPUs
-// are one, with what was seen of the first.
-func (p *page) findings(all []doctor.Finding) {
-	notes := false
-	groups := grouped(all)
-	if p.style.Verbose {
-		groups = slices.Collect(slices.Chunk(all, 1))
-	}
-	for _, same := range groups {
-		f := same[0]
-		brief := !p.style.Verbose && f.Severity == doctor.Note
-		if !brief || !notes {
-			p.gap()
-		}
-		notes = brief
-		label := strings.ToUpper(string(f.Severity[:min(1, len(f.Severity))])) + string(f.Severity[min(1, len(f.Severity)):])
-		id := ""
-		if f.ID != "" {
-			id = " [" + f.ID + "]"
-		}
-		p.painted(label, severityColors[f.Severity], plain(subject(gpusOf(same))+f.Summary+id), "")
-		if !brief {
-			p.details(&f)
-		}
-	}
-}
-
-// details writes what was seen, the cause, the cost and the remedy.
-func (p *page) details(f *doctor.Finding) {
-	for i, e := range f.Evidence {
-		p.sub([]string{"seen", "    "}[min(i, 1)], e)
-	}
-	if why := f.Because(); why != "" {
-		p.sub("why ", why)
-	}
-	for i, other := range f.Alternatives {
-		p.sub([]string{"or  ", "    "}[min(i, 1)], other)
-	}
-	if f.Settle != "" {
-		p.sub("tell", f.Settle)
-	}
-	if f.Cost != "" {
-		p.sub("cost", f.Cost)
-	}
-	if f.Remedy != "" {
-		p.sub("do  ", f.Remedy)
-	}
-}
 
 // grouped returns the findings that say the same, of the host or of any GPU, together, in the order of their first.
 func grouped(all []doctor.Finding) (groups [][]doctor.Finding) {
@@ -654,16 +515,7 @@ func subject(gpus []int) string {
 func (p *page) passed(names []string) {
 	if len(names) > 0 {
 		p.gap()
-		p.painted("Fine", green, plain(joined(names...)), "")
-	}
-}
-
-// verdict writes the verdict and its reason.
-func (p *page) verdict(r *Result) {
-	label, text, c := verdictText(r)
-	if label != "" {
-		p.gap()
-		p.painted(label, c, plain(text), "")
+		p.painted("Passed", green, plain(joined(names...)), "")
 	}
 }
 
@@ -676,33 +528,36 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 	case doctor.Measured:
 		label, text = "Measured", measuredText(r)
 	case doctor.Unknown:
-		label, text, c = "Unknown", unknownText(r), yellow
+		label, text, c = "Inconclusive", unknownText(r), yellow
 	case doctor.Warnings:
-		label, text, c = "Warnings", problemsText(r), yellow
+		label, text, c = severityLabel(r, doctor.Warning), problemsText(r), yellow
 	case doctor.Problems:
-		label, text, c = "Problems", problemsText(r), red
+		label, text, c = severityLabel(r, doctor.Problem), problemsText(r), red
 	case doctor.Incomplete:
 		label, text, c = "Incomplete", "stopped: "+r.Stopped, yellow
 		if n := r.count(doctor.Problem); n > 0 {
-			text += "; " + units.Things(n, "problem", "problems") + affected(r, doctor.Problem) + " found until then"
+			text += "; " + units.Things(n, "problem", "problems") + affected(r, doctor.Problem) + " found so far"
 		}
 	case doctor.Unusable:
-		label, text, c = "Unusable", "no usable GPU here", red
+		label, text, c = "No usable GPU", "no cause was found", red
 		if len(r.Findings) > 0 {
 			text = r.Findings[0].Summary
-		}
-		if r.Facts == nil || !r.Simulated {
-			text += "; pincheck --sim shows all of this on a simulated GPU"
 		}
 	case doctor.Failed:
 		label, text, c = "Failed", "nothing was examined", red
 	default:
 		return "", "", ""
 	}
-	if r.Facts != nil && r.Simulated {
-		text += " (simulated)"
-	}
 	return label, text, c
+}
+
+// severityLabel is "Problem", or "Problems" where there are several, in the findings and in what failed.
+func severityLabel(r *Result, s doctor.Severity) string {
+	n := len(grouped(slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Severity != s })))
+	if n == 1 && r.failures() == 0 {
+		return upperFirst(string(s))
+	}
+	return upperFirst(string(s)) + "s"
 }
 
 // maxNamed is how many findings the verdict names; the others are counted.
@@ -780,77 +635,78 @@ func affected(r *Result, s doctor.Severity) string {
 
 // unknownText says of which GPUs nothing was measured.
 func unknownText(r *Result) string {
-	var gpus []string
+	var gpus []int
 	for i := range r.Devices {
 		if d := &r.Devices[i]; d.Verify == nil && d.Bandwidth == nil {
-			gpus = append(gpus, strconv.Itoa(d.Ordinal))
+			gpus = append(gpus, d.Ordinal)
 		}
 	}
-	if len(gpus) == 0 && len(r.Devices) > 0 {
-		return "nothing was found, and nothing tells why CUDA does not show all GPUs"
+	switch {
+	case len(gpus) > 0 && len(gpus) < len(r.Devices):
+		return "no findings, and " + gpuNames(gpus) + " not measured"
+	case len(gpus) == 0 && len(r.Devices) > 0:
+		return "no findings, but CUDA does not show all GPUs"
 	}
-	text := "nothing was found, and nothing was measured"
-	if len(gpus) > 0 && len(gpus) < len(r.Devices) {
-		text += " of GPU " + joined(gpus...)
-	}
-	return text
+	return "no findings, and nothing was measured"
 }
 
-// measuredText says what there is, and that it was not judged.
+// measuredText says what was measured without a verdict on it.
 func measuredText(r *Result) string {
 	if len(r.Benches) == 0 {
-		for i := range r.Devices {
-			if r.Devices[i].Bandwidth != nil {
-				return healthyText(r) + "; the speed was not judged of each GPU: no reference known"
-			}
+		if slices.ContainsFunc(r.Devices, func(d doctor.Device) bool { return d.Bandwidth != nil }) {
+			return intactText(r) + "; speed not rated: no reference data"
 		}
-		return healthyText(r) + "; the speed was not measured"
+		return intactText(r) + "; speed not measured"
 	}
-	all, expected := 0, 0
+	all := 0
 	for i := range r.Benches {
-		for _, s := range r.Benches[i].Series {
-			all++
-			if s.Expected != nil {
-				expected++
-			}
-		}
+		all += len(r.Benches[i].Series)
 	}
-	text := units.Things(all, "series", "series") + " in " + units.Seconds(r.Seconds)
-	switch {
-	case all == 0:
-		return "nothing: see the notes above"
-	case expected == 0:
-		text += "; no reference known"
-	case expected < all:
-		text += fmt.Sprintf("; no reference known for %d", all-expected)
+	if all == 0 {
+		return "nothing: see the notes"
 	}
-	return text
+	return units.Things(all, "series", "series") + " in " + units.Seconds(r.Seconds)
 }
 
-// healthyText returns the figures on which the verdict is based.
+// healthyText returns what the verdict healthy is based on.
 func healthyText(r *Result) string {
-	bytes, skipped, smallest := 0, 0, 0.0
-	measured := false
+	if !slices.ContainsFunc(r.Devices, func(d doctor.Device) bool { return d.Bandwidth != nil }) {
+		return intactText(r)
+	}
+	subject, verb := "GPU 0", "copies"
+	switch n := len(r.Devices); {
+	case n == 1:
+		subject = gpuNames([]int{r.Devices[0].Ordinal})
+	case n == 2:
+		subject, verb = "both GPUs", "copy"
+	default:
+		subject, verb = fmt.Sprintf("all %d GPUs", n), "copy"
+	}
+	return fmt.Sprintf("%s %s at full speed, and %s", subject, verb, intactText(r))
+}
+
+// intactText says how many bytes were verified.
+func intactText(r *Result) string {
+	bytes, skipped := 0, 0
 	for _, d := range r.Devices {
 		if d.Verify != nil {
 			bytes += d.Verify.VerifiedBytes
 			skipped += d.Verify.SkippedCases
 		}
-		if d.Bandwidth == nil {
-			continue
-		}
-		for _, s := range d.Bandwidth.Series {
-			if rate := d.Link.PathRate(); rate > 0 && (!measured || s.Median/rate < smallest) {
-				smallest, measured = s.Median/rate, true
-			}
-		}
 	}
-	text := units.Data(bytes) + " came back right"
+	text := units.Data(bytes) + " came back intact"
 	if skipped > 0 {
-		text += fmt.Sprintf(" (%s left out)", units.Things(skipped, "round trip", "round trips"))
-	}
-	if measured {
-		text += fmt.Sprintf(", copies reach %s of the link", units.Share(smallest))
+		text += fmt.Sprintf(" (%s skipped)", units.Things(skipped, "round trip", "round trips"))
 	}
 	return text
+}
+
+// upperFirst begins a sentence with a capital letter, unless its first word is a name, such as cudaMalloc or /dev/nvidia0.
+func upperFirst(s string) string {
+	word, _, _ := strings.Cut(s, " ")
+	word = strings.TrimRight(word, ",:;.")
+	if word == "" || strings.ContainsFunc(word, func(r rune) bool { return r < 'a' || r > 'z' }) {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
 }

@@ -60,15 +60,15 @@ func TestTextOfAHealthyHostFitsAScreen(t *testing.T) {
 	}
 	text := render(t, r, Text, Style{})
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	assert.LessOrEqual(t, len(lines), 40, text)
+	assert.LessOrEqual(t, len(lines), 25, text) // with two references, of two types of GPU
 	for _, line := range lines {
 		assert.LessOrEqual(t, len([]rune(line)), 80, "%s", line)
 	}
-	for _, part := range []string{"0 H200", "7 RTX 6000 Ada", "Healthy", "--verbose shows the rest"} {
+	for _, part := range []string{"0 NVIDIA H200", "7 RTX 6000 Ada", "Healthy: all 8 GPUs copy at full speed"} {
 		assert.Contains(t, text, part)
 	}
 	verbose := render(t, r, Text, Style{Verbose: true})
-	for _, part := range []string{"Fine  ", "(median of 3, ", r.Devices[0].UUID, "compute capability 9.0", "not /opt/venv/lib/libcudart.so.13.2"} {
+	for _, part := range []string{"Passed  ", "(median of 3, ", r.Devices[0].UUID, "compute capability 9.0", "not /opt/venv/lib/libcudart.so.13.2"} {
 		assert.NotContains(t, text, part)
 		assert.Contains(t, verbose, part)
 	}
@@ -82,7 +82,7 @@ func TestTextHasTheNotesOfTheLibrary(t *testing.T) {
 	r := results(t)["healthy"]
 	r.Library.Notes = []string{"signal 10 (user defined signal 1) has a handler without SA_ONSTACK, in /lib/libonnxruntime.so"}
 	text := strings.Join(strings.Fields(render(t, r, Text, Style{})), " ")
-	assert.Contains(t, text, "driver for CUDA up to 13.0 signal 10 (user defined signal 1) has a handler without SA_ONSTACK, in /lib/libonnxruntime.so")
+	assert.Contains(t, text, "Signal 10 (user defined signal 1) has a handler without SA_ONSTACK, in /lib/libonnxruntime.so.")
 }
 
 func TestTextBeginsWithTheProblem(t *testing.T) {
@@ -90,22 +90,21 @@ func TestTextBeginsWithTheProblem(t *testing.T) {
 	r := results(t)["healthy"]
 	gpu := 0
 	r.Findings = slices.Concat([]doctor.Finding{{ID: "slow_copies", Severity: doctor.Problem, Device: &gpu, Summary: "copies at 54%", Evidence: []string{"29.9 GB/s"},
-		Cause: "an IOMMU", Cost: "half", Remedy: "first see `dmesg | grep -e NVRM -e Xid -e AER -e DMAR -e IOMMU -e VT-d`"}}, found(doctor.Note, "0 n a note"))
+		Cause: "an IOMMU", Cost: "half", Remedy: "first see: `dmesg | grep -e NVRM -e Xid -e AER -e DMAR -e IOMMU -e VT-d -e 'PCIe Bus Error'`"}}, found(doctor.Note, "0 n a note"))
 	r.Conclude(false)
 	lines := strings.Split(render(t, r, Text, Style{}), "\n")
 	require.Greater(t, len(lines), 12)
 	assert.Equal(t, []string{
-		"Problems   GPU 0: copies at 54%",
+		"Problem: GPU 0: copies at 54%.",
 		"",
-		"Problem    GPU 0: copies at 54% [slow_copies]",
-		"           seen  29.9 GB/s",
-		"           why   an IOMMU",
-		"           cost  half",
-		"           do    first see",
-		"                 dmesg | grep -e NVRM -e Xid -e AER -e DMAR -e IOMMU -e VT-d",
-		"",
-		"Note       GPU 0: a note [n]",
-	}, lines[3:13], "a command is in one line, and notes are short")
+		"Problem  GPU 0: copies at 54%                                        slow_copies",
+		"  Seen   29.9 GB/s",
+		"  Why    An IOMMU",
+		"  Cost   Half",
+		"  Do     First see:",
+		"           dmesg | grep -e NVRM -e Xid -e AER -e DMAR -e IOMMU -e VT-d -e 'PCIe Bus Error'",
+	}, lines[:8], "a command is in one line, however long")
+	assert.Contains(t, lines, "  n  GPU 0: a note.", "notes are short")
 }
 
 // Findings that are the same of several GPUs are one, unless all is asked for.
@@ -113,9 +112,9 @@ func TestTextMergesFindingsOfGPUs(t *testing.T) {
 	t.Parallel()
 	r := &Result{Command: "check", Complete: true, Findings: found(doctor.Problem, "0 x bad", "1 x bad", "3 x bad", "2 y worse")}
 	text := render(t, r, Text, Style{})
-	assert.Equal(t, 1, strings.Count(text, "[x]"), text)
-	assert.Contains(t, text, "Problem    GPUs 0, 1, 3: bad [x]")
-	assert.Equal(t, 3, strings.Count(render(t, r, Text, Style{Verbose: true}), "[x]"))
+	assert.Equal(t, 1, strings.Count(text, " x\n")-1, text) // and at the end, of explain
+	assert.Regexp(t, `(?m)^Problem  GPUs 0, 1, 3: bad +x$`, text)
+	assert.Equal(t, 3, strings.Count(render(t, r, Text, Style{Verbose: true}), " x\n")-1)
 }
 
 // An experiment has one table, and no plot, unless all is asked for.
@@ -145,24 +144,16 @@ func TestTextOfAnExperimentHasOneTable(t *testing.T) {
 	assert.Equal(t, 6, strings.Count(render(t, r, Text, Style{}), "5.00 GB/s"), "what no table shows is listed")
 }
 
-// Where the simulated GPU was asked for, it is no advice; and where no process started, no driver is at fault.
-func TestTheSimulatedGPUIsNoAdviceWhereItWasAskedFor(t *testing.T) {
+// Where no process started, no driver is at fault, simulated or not.
+func TestAProcessThatIsNotStartedIsNoFaultOfTheDriver(t *testing.T) {
 	t.Parallel()
-	const advice = "pincheck --sim"
 	for _, simulated := range []bool{false, true} {
-		r := &Result{Command: "check", Complete: true, Facts: &doctor.Facts{Simulated: simulated, Host: &hostinfo.Host{}, Devices: []doctor.Device{}}}
-		r.Conclude(true)
-		_, text, _ := verdictText(r)
-		assert.Equal(t, doctor.Unusable, r.Verdict)
-		assert.Equal(t, !simulated, strings.Contains(text, advice), text)
-
-		r = &Result{Command: "check", Complete: true, Facts: doctor.WithoutAnswer(doctor.Probe{Name: "cuda", State: doctor.ProbeNotStarted, Detail: "/lib/ld.so does not start"}, &hostinfo.Host{})}
+		r := &Result{Command: "check", Complete: true, Facts: doctor.WithoutAnswer(doctor.Probe{Name: "cuda", State: doctor.ProbeNotStarted, Detail: "/lib/ld.so does not start"}, &hostinfo.Host{})}
 		r.Simulated = simulated
 		r.Conclude(true)
-		_, text, _ = verdictText(r)
+		_, text, _ := verdictText(r)
 		assert.Equal(t, doctor.Problems, r.Verdict)
 		assert.Contains(t, text, "could not start its child process")
-		assert.NotContains(t, text, advice)
 		require.Len(t, r.Findings, 1)
 		assert.Equal(t, "process_not_started", r.Findings[0].ID)
 		assert.Equal(t, []string{"/lib/ld.so does not start"}, r.Findings[0].Evidence)

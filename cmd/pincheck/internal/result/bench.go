@@ -80,6 +80,8 @@ type Expected struct {
 	// Of is whose figure Value is, in words that follow "90 % of": "what such a GPU reaches on such
 	// a link". Source names the row or the flag.
 	Of string `json:"-"`
+	// Brief is Source in few words: the machine that was measured, and when.
+	Brief string `json:"-"`
 }
 
 // Labels are the conditions of a series, in the order in which they matter.
