@@ -77,7 +77,7 @@ func (p *page) findings(all []doctor.Finding) {
 
 func (p *page) finding(same []doctor.Finding) {
 	f := same[0]
-	label := fmt.Sprintf("%-*s", severityWidth, clip(plain(upperFirst(string(f.Severity))), severityWidth-1))
+	label := fmt.Sprintf("%-*s", severityWidth, clip(plain(capital(string(f.Severity))), severityWidth-1))
 	id, width := plain(f.ID), p.style.width()-severityWidth
 	beside := width - len(id) - 2
 	lines := wrap(titleOf(same), max(beside, 1))
@@ -102,7 +102,7 @@ func (p *page) finding(same []doctor.Finding) {
 
 // titleOf is what findings that are the same say, with the GPUs that they are about.
 func titleOf(same []doctor.Finding) string {
-	return plain(upperFirst(subject(gpusOf(same)) + same[0].Summary))
+	return plain(capital(subject(gpusOf(same)) + same[0].Summary))
 }
 
 // details writes paragraphs below a finding, the first beside a label.
@@ -113,12 +113,33 @@ func (p *page) details(label string, texts ...string) {
 			continue
 		}
 		head := strings.Repeat(" ", detailIndent) + p.style.paint(dim, label) + strings.Repeat(" ", detailWidth-len(label))
-		for _, line := range wrapCode(upperFirst(plain(text)), p.style.width()-len(indent)) {
+		for _, line := range stepLines(text, p.style.width()-len(indent)) {
 			p.WriteString(strings.TrimRight(head+line, " ") + "\n")
 			head = indent
 		}
 		label = ""
 	}
+}
+
+// stepLines wraps advice. A command has a line of its own, and is not wrapped, so that it can be copied.
+func stepLines(text string, width int) (lines []string) {
+	var flow strings.Builder
+	flush := func() {
+		if strings.TrimSpace(flow.String()) != "" {
+			lines = append(lines, wrap(flow.String(), width)...)
+		}
+		flow.Reset()
+	}
+	for _, s := range stepsOf(text) {
+		if s.Command != "" {
+			flush()
+			lines = append(lines, "  "+s.Command)
+			continue
+		}
+		flow.WriteString(s.Text + s.Code)
+	}
+	flush()
+	return lines
 }
 
 // notes writes each note in a line or two, with its id.
@@ -260,7 +281,7 @@ func (p *page) footer(r *Result) {
 	if r.Facts != nil {
 		p.gap()
 		for _, note := range libraryNotes(r.Library) {
-			p.paragraph("", "", plain(upperFirst(note)+"."))
+			p.paragraph("", "", plain(capital(note)+"."))
 		}
 		line := joined(hostLine(r)...)
 		if r.HostName != "" {

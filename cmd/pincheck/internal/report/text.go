@@ -555,9 +555,9 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 func severityLabel(r *Result, s doctor.Severity) string {
 	n := len(grouped(slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Severity != s })))
 	if n == 1 && r.failures() == 0 {
-		return upperFirst(string(s))
+		return capital(string(s))
 	}
-	return upperFirst(string(s)) + "s"
+	return capital(string(s)) + "s"
 }
 
 // maxNamed is how many findings the verdict names; the others are counted.
@@ -699,14 +699,4 @@ func intactText(r *Result) string {
 		text += fmt.Sprintf(" (%s skipped)", units.Things(skipped, "round trip", "round trips"))
 	}
 	return text
-}
-
-// upperFirst begins a sentence with a capital letter, unless its first word is a name, such as cudaMalloc or /dev/nvidia0.
-func upperFirst(s string) string {
-	word, _, _ := strings.Cut(s, " ")
-	word = strings.TrimRight(word, ",:;.")
-	if word == "" || strings.ContainsFunc(word, func(r rune) bool { return r < 'a' || r > 'z' }) {
-		return s
-	}
-	return strings.ToUpper(s[:1]) + s[1:]
 }

@@ -64,40 +64,23 @@ func clip(text string, width int) string {
 // plain makes one printable line of text from outside.
 func plain(s string) string { return printable.Line(s) }
 
-// wrapCode is wrap for text with commands in code quotes, which it removes. A command that follows a colon and ends
-// a sentence gets a line of its own, as does one that is wider than the page: no command is wrapped, so that each can
-// be copied.
-func wrapCode(text string, width int) (lines []string) {
+// wrapCode is wrap for text with commands in code quotes, which it removes: a command that fits in a line stays
+// in one, so that it can be copied.
+func wrapCode(text string, width int) []string {
 	parts := strings.Split(text, "`")
 	if len(parts)%2 == 0 {
 		return wrap(text, width)
 	}
 	const blank = "\x00" // of a command; printable text has none
-	var flow strings.Builder
-	flush := func() {
-		if strings.TrimSpace(flow.String()) != "" {
-			for _, line := range wrap(flow.String(), width) {
-				lines = append(lines, strings.ReplaceAll(line, blank, " "))
-			}
+	for i := 1; i < len(parts); i += 2 {
+		if len([]rune(parts[i]))+2 <= width { // with what stands around it
+			parts[i] = strings.ReplaceAll(parts[i], " ", blank)
 		}
-		flow.Reset()
 	}
-	for i, part := range parts {
-		if i%2 == 0 {
-			flow.WriteString(part)
-			continue
-		}
-		after := parts[i+1]
-		ends := after == "" || strings.HasPrefix(after, "; ") || strings.HasPrefix(after, ". ") || after == "."
-		if command := strings.Contains(part, " "); command && (len([]rune(part))+2 > width || ends && strings.HasSuffix(parts[i-1], ": ")) {
-			flush()
-			lines = append(lines, "  "+part)
-			parts[i+1] = strings.TrimLeft(after, ";., ")
-			continue
-		}
-		flow.WriteString(strings.ReplaceAll(part, " ", blank))
+	lines := wrap(strings.Join(parts, ""), width)
+	for i := range lines {
+		lines[i] = strings.ReplaceAll(lines[i], blank, " ")
 	}
-	flush()
 	return lines
 }
 
