@@ -204,21 +204,9 @@ func stepsOf(text string) (out []step) {
 				part += ":"
 			}
 			if part != "" {
-				out = append(out, step{Text: proseKeeping(part)})
+				out = append(out, step{Text: numberUnit.ReplaceAllString(part, "$1\u00a0$2")})
 			}
 		}
-	}
-	return out
-}
-
-// proseKeeping is prose that keeps a space at either end.
-func proseKeeping(part string) string {
-	out := prose(part)
-	if strings.HasPrefix(part, " ") {
-		out = " " + strings.TrimLeft(out, " ")
-	}
-	if strings.HasSuffix(part, " ") {
-		out = strings.TrimRight(out, " ") + " "
 	}
 	return out
 }
@@ -263,6 +251,3 @@ func stamp(t time.Time) string {
 
 // percentOf formats a part of a whole in whole percent: 99%.
 func percentOf(part float64) string { return units.Number(100*part, 2) + "%" }
-
-// timesText formats a factor: 6.3, 25, 0.50.
-func timesText(factor float64) string { return units.Number(factor, 2) }

@@ -231,10 +231,10 @@ func TestPageOfACheck(t *testing.T) {
 	all := results(t)
 	for name, wants := range map[string][]string{
 		"healthy": {"<b>host-7</b>", "Healthy: the GPU copies at full speed", "Every byte of 318.9 MB came back intact. 33 round trips were skipped.", ">To GPU<", "55.4 <small>", "88% of 63.0 GB/s",
-			">Machine<", "NVIDIA H200", "PCIe 5.0 x16", ">Verification<", ">Library search and identifiers<"},
+			">Machine<", "NVIDIA H200", "PCIe 5.0 x16", ">Verification<"},
 		"unhealthy": {"<title>host-7: Problem", "#i-bad", "Problem on GPU 0: ", "3 round trips came back wrong and 1 failed.", "<h2 id=\"findings\">", `class="finding f-bad`, ">Seen<", ">Why<", ">Do<", ">Machine<"},
 		"simulated": {"Simulated GPU: nothing here was measured on hardware."},
-		"no-gpu":    {"No usable GPU: ", ">What a GPU needs of this machine<", "missing"},
+		"no-gpu":    {"No usable GPU: ", ">Seen<", ">Do<"},
 		"stopped":   {"Incomplete: stopped by "},
 		"failed":    {"Failed: nothing was examined", "must be at least 1 byte"},
 		"version":   {"Not evaluated"},
@@ -300,7 +300,7 @@ func TestTitlesAreAnswers(t *testing.T) {
 		"Pinned memory uploads 6.3 times as fast as pageable memory",
 		"hostmem.Alloc pins 7.0 times as fast as cudaHostAlloc",
 		"Staging uploads a cached file 6.9 times as fast as mmap",
-		"With 4 workers, pinned memory feeds the GPU 1.4 times as fast as pageable memory",
+		"Pinned memory feeds the GPU 1.4 times as fast as pageable memory",
 		"Reused pinned buffers move frames 26 times as fast as new pageable ones",
 	}, titles)
 	for i := range r.Benches[0].Series { // GPU 1 at half the speed
@@ -313,7 +313,7 @@ func TestTitlesAreAnswers(t *testing.T) {
 	}
 	slow := figures(r.Benches, []string{"narrow_link"})
 	require.NotEmpty(t, slow)
-	assert.Equal(t, "GPU 1 copies at 50% of the speed of GPU 0", slow[0].Title)
+	assert.Equal(t, "Copies to GPU 1 run at 50% of the speed of those to GPU 0", slow[0].Title)
 	assert.Empty(t, figures(r.Benches, []string{"persistence_off"}), "no plot supports it")
 	assert.Equal(t, "at 50% of the speed of", faster(1, 2))
 	assert.Equal(t, "as fast as", faster(1, 1))
@@ -370,10 +370,10 @@ func TestFleet(t *testing.T) {
 	checkPage(t, page)
 	table := page[strings.Index(page, `class="fleet"`):strings.Index(page, `id="across"`)]
 	at := 0
-	for _, host := range []string{"hosts with problems|host with problems", ">r1-0", "warnings", "incomplete or inconclusive", "r1-06", "healthy"} {
-		next := regexp.MustCompile(host).FindStringIndex(table[at:])
-		require.NotNil(t, next, "%s, in this order", host)
-		at += next[0]
+	for _, host := range []string{"with problems", ">r1-0", "with warnings", "incomplete or inconclusive", "r1-06", "healthy"} {
+		next := strings.Index(table[at:], host)
+		require.NotEqual(t, -1, next, "%s, in this order", host)
+		at += next
 	}
 	assert.Contains(t, table, "▼")
 	assert.Contains(t, table, "not measured")
@@ -406,7 +406,7 @@ func TestPlaces(t *testing.T) {
 		assert.InDelta(t, want, roundStep(in), 1e-9*want)
 	}
 	c := chart{Traces: []trace{{Name: "a", Class: "to", Points: []point{{1, 5, 5, 5}, {2, 6, 6, 6}}}, {Name: "b", Class: "frm", Points: []point{{1, 5, 5, 5}, {2, 6, 6, 6}}}},
-		XText: func(v float64) string { return tidy(v) }}
+		XText: tidy}
 	c.Unit.Factor = 1
 	var ys []float64
 	for _, s := range drawLines(c).Shapes {
@@ -414,6 +414,7 @@ func TestPlaces(t *testing.T) {
 			y, err := strconv.ParseFloat(s.Y, 64)
 			require.NoError(t, err)
 			ys = append(ys, y)
+			slices.Sort(ys)
 		}
 	}
 	require.Len(t, ys, 2)

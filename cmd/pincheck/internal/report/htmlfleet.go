@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,349 +14,239 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A group is the hosts of one severity.
+// A group is the hosts of one tone in the table of a fleet.
 type group struct {
-	ID, Count string
-	Tone      tone
-	Rows      []hostRow
+	ID, Count, what string
+	Tone            tone
+	Rows            []hostRow
 }
 
-// A hostRow is a host in the table of a fleet.
+// A hostRow is a host, with the rates of its slowest GPU against the medians of the fleet.
 type hostRow struct {
-	ID, Host, Word string
-	Tone           tone
-	Finding, Name  string // the worst finding, and its id
-	Rates          []rateCell
-	loss           float64 // the greatest one against the median
-	of             *Result
+	verdict
+	ID, Host      string
+	Finding, Name string // the worst finding, and its id
+	Rates         [2]tile
+	rates         [2]float64
+	loss          float64 // the greater one
+	of            *Result
 }
 
-// A rateCell is the rate of a host's slowest GPU against the median of the fleet.
-type rateCell struct {
-	Label, Fig, Meter, Tick, More string
-	Tone                          tone
-	rate                          float64
-}
-
-const outlier = 0.05 // hosts that are further below the median are marked
+const (
+	outlier       = 0.05 // hosts that are further below the median are marked
+	maxNamedHosts = 6    // have names in each row of the spread
+	maxOthers     = 12   // hosts named for one value of a setting
+)
 
 // fleetPage returns the page of several results.
 func fleetPage(all []*Result) webPage {
+	d := webPage{Title: units.Things(len(all), "host", "hosts") + " · pincheck", Verdict: verdict{Tone: unclear, Title: "No results", Lede: "The files have none."}}
+	if len(all) == 0 {
+		return d
+	}
 	rows := make([]hostRow, len(all))
-	rates := [2][]float64{}
+	var rates [2][]float64
+	gpus, first, last := 0, all[0].Started, all[0].Started
 	for i, r := range all {
 		rows[i] = newHostRow(fmt.Sprintf("h%d", i+1), r)
-		for j, c := range rows[i].Rates {
-			if c.rate > 0 {
-				rates[j] = append(rates[j], c.rate)
+		for j, v := range rows[i].rates {
+			if v > 0 {
+				rates[j] = append(rates[j], v)
 			}
 		}
+		gpus += len(r.gpus())
+		first, last = slices.MinFunc([]time.Time{first, r.Started}, time.Time.Compare), slices.MaxFunc([]time.Time{last, r.Started}, time.Time.Compare)
+		d.Verdict.Simulated = d.Verdict.Simulated || rows[i].Simulated
 	}
 	medians := []float64{result.Summarize(rates[0]).Median, result.Summarize(rates[1]).Median}
 	for i := range rows {
 		rows[i].against(medians)
 	}
+	rank := func(t tone) int { return slices.Index([]tone{bad, warn, unclear, okay}, t) }
 	slices.SortStableFunc(rows, func(a, b hostRow) int {
-		return cmp.Or(cmp.Compare(toneRank(a.Tone), toneRank(b.Tone)), cmp.Compare(b.loss, a.loss), cmp.Compare(b2i(b.Finding != ""), b2i(a.Finding != "")), cmp.Compare(a.Host, b.Host))
+		return cmp.Or(cmp.Compare(rank(a.Tone), rank(b.Tone)), cmp.Compare(b.loss, a.loss), cmp.Compare(b2i(a.Finding == ""), b2i(b.Finding == "")), cmp.Compare(a.Host, b.Host))
 	})
-	groups := groupsByTone(rows)
-	d := webPage{Title: units.Things(len(all), "host", "hosts") + " · pincheck", Groups: groups, Verdict: fleetVerdict(groups, len(all), medians), Over: fleetOver(all)}
-	if len(all) == 0 {
-		return d
+	d.Groups = groupsByTone(rows)
+	worst := d.Groups[0]
+	n := len(worst.Rows)
+	switch d.Verdict.Tone = worst.Tone; worst.Tone {
+	case okay: // so all are
+		d.Verdict.Title = fmt.Sprintf("All %d hosts are %s", n, worst.what)
+	case unclear:
+		d.Verdict.Title = fmt.Sprintf("%d of %d runs are %s", n, len(all), worst.what)
+	default:
+		have := map[bool]string{true: "has", false: "have"}[n == 1]
+		d.Verdict.Title = fmt.Sprintf("%d of %d hosts %s", n, len(all), strings.Replace(worst.what, "with", have, 1))
 	}
-	d.Foot = footText(all[0])
-	d.Sections = append(d.Sections, block{ID: "hosts", Title: "Hosts", Hosts: groups,
-		Sub: "Bars: GB/s of the host's slowest GPU, pinned copies. Mark: median of the fleet. ▼: more than 5% below it."})
-	across := block{ID: "across", Title: "Across the fleet"}
-	if f, ok := spread(rows, medians); ok {
-		across.Figures = []figure{f}
+	var rest []string
+	for _, g := range d.Groups[1:] {
+		rest = append(rest, g.Count)
 	}
+	d.Verdict.Lede = prefixed("Of the others: ", strings.Join(rest, ", "))
+	if medians[0] > 0 && medians[1] > 0 {
+		d.Verdict.Lede = prose(joinedWith(". ", d.Verdict.Lede, fmt.Sprintf("The median host copies %s to each GPU and %s back.", units.Rate(medians[0]), units.Rate(medians[1]))))
+	}
+	when := stamp(first)
+	if stamp(last) != when {
+		when = joinedWith(" to ", strings.TrimSuffix(when, " UTC"), stamp(last))
+	}
+	d.Over, d.Foot = nonEmpty("Fleet", units.Things(len(all), "result", "results")+", "+units.Things(gpus, "GPU", "GPUs"), when, "pincheck report"), footText(all[0])
+	across := block{ID: "across", Title: "Across the fleet", Figures: spread(rows, medians)}
 	if t := differing(rows); len(t.Rows) > 0 {
 		across.Tables = []sheet{t}
 	} else {
 		across.Texts = []string{"No setting that pincheck reads differs between these hosts."}
 	}
-	d.Sections = append(d.Sections, across, block{ID: "each", Title: "Each host", Folds: hostFolds(rows)},
-		block{ID: "method", Title: "Method", Texts: []string{"A host's rate is that of its slowest GPU, with pinned memory. The page of one host has all of its measurements: run pincheck report with its file alone. 1\u00a0GB is 10⁹ bytes."}})
+	d.Sections = []block{
+		{ID: "hosts", Title: "Hosts", Hosts: d.Groups, Sub: "Bars: GB/s of the host's slowest GPU, pinned copies. Mark: median of the fleet. ▼: more than 5% below it."},
+		across, {ID: "each", Title: "Each host", Folds: hostFolds(rows)},
+		{ID: "method", Title: "Method", Texts: []string{"A host's rate is that of its slowest GPU, with pinned memory; 1\u00a0GB is 10⁹ bytes. The page of one host has all of its measurements: run pincheck report with its file alone."}},
+	}
 	return d
 }
 
 // newHostRow returns a row, without what other hosts decide.
 func newHostRow(id string, r *Result) hostRow {
-	v := verdictOf(r)
-	row := hostRow{ID: id, Host: hostName(r), Word: v.Word, Tone: v.Tone, of: r}
-	if v.Simulated {
-		row.Word += ", simulated"
+	h := hostRow{verdict: verdictOf(r), ID: id, Host: hostName(r), of: r}
+	if h.Simulated {
+		h.Word += ", simulated"
 	}
-	worst := slices.Clone(r.Findings)
-	slices.SortStableFunc(worst, func(a, b doctor.Finding) int { return cmp.Compare(severityRank(a), severityRank(b)) })
+	groups := grouped(r.Findings)
 	switch {
 	case r.Verdict == doctor.Incomplete:
-		row.Finding = joinedWith(" ", "Stopped:", prose(r.Stopped))
-	case len(worst) > 0:
-		same := grouped(worst)[0]
-		row.Finding, row.Name = capital(prose(subject(gpusOf(same))+same[0].Summary)), plain(same[0].ID)
-		if same[0].Severity == doctor.Note {
-			row.Finding = "Note: " + row.Finding
+		h.Finding = "Stopped by " + r.Stopped
+	case len(groups) > 0:
+		h.Finding, h.Name = capital(about(groups[0])), plain(groups[0][0].ID)
+		if groups[0][0].Severity == doctor.Note {
+			h.Finding = "Note: " + h.Finding
 		}
 	case r.failures() > 0:
-		row.Finding = units.Things(r.failures(), "measurement failed", "measurements failed")
+		h.Finding = units.Things(r.failures(), "measurement failed", "measurements failed")
 	}
-	row.Finding = clip(row.Finding, 160)
-	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
-		c := rateCell{Label: capital(traceName(result.Direction, direction))}
-		for _, known := range copiesOf(r) {
-			if known.direction == direction && (c.rate == 0 || known.rate < c.rate) {
-				c.rate = known.rate
-			}
-		}
-		row.Rates = append(row.Rates, c)
+	h.Finding = clip(prose(h.Finding), 160)
+	copies := copiesOf(r)
+	for j, direction := range directions[:2] {
+		slow, _, _ := slowestOf(copies, direction)
+		h.Rates[j].Label, h.rates[j] = capital(nameOf("", direction)), slow.rate
 	}
-	return row
+	return h
 }
 
-// against compares the rates of a row with the medians.
+// against compares the rates of a host with the medians.
 func (h *hostRow) against(medians []float64) {
-	for j := range h.Rates {
-		c := &h.Rates[j]
-		if c.rate <= 0 {
+	for j, v := range h.rates {
+		if v <= 0 {
 			continue
 		}
-		top := max(c.rate, medians[j]) / 0.98
-		c.Fig, c.Meter, c.Tick = units.Number(c.rate, 3), inPercent(c.rate/top), inPercent(medians[j]/top)
-		loss := 1 - c.rate/medians[j]
-		h.loss = max(h.loss, loss)
-		if loss > outlier {
-			c.More, c.Tone = "▼\u202f"+percentOf(loss), warn
+		t := &h.Rates[j]
+		t.Fig = units.Number(v, 3)
+		t.meter(v, medians[j])
+		loss := 1 - v/medians[j]
+		if h.loss = max(h.loss, loss); loss > outlier {
+			t.More, t.Tone = "▼\u202f"+percentOf(loss), warn
 			if h.Tone == bad {
-				c.Tone = bad
+				t.Tone = bad
 			}
 		}
 	}
 }
-
-func toneRank(t tone) int { return slices.Index([]tone{bad, warn, unclear, okay}, t) }
 
 // groupsByTone divides sorted rows.
 func groupsByTone(rows []hostRow) (groups []group) {
-	for _, row := range rows {
-		if n := len(groups); n == 0 || groups[n-1].Tone != row.Tone {
-			groups = append(groups, group{ID: "g-" + string(row.Tone), Tone: row.Tone})
+	for _, h := range rows {
+		if n := len(groups); n == 0 || groups[n-1].Tone != h.Tone {
+			groups = append(groups, group{ID: "g-" + string(h.Tone), Tone: h.Tone})
 		}
 		g := &groups[len(groups)-1]
-		g.Rows = append(g.Rows, row)
+		g.Rows = append(g.Rows, h)
 	}
 	for i := range groups {
 		g := &groups[i]
-		n := len(g.Rows)
-		switch g.Tone {
-		case bad:
-			g.Count = units.Things(n, "host with problems", "hosts with problems")
-		case warn:
-			g.Count = units.Things(n, "host with warnings", "hosts with warnings")
-		case unclear:
-			g.Count = units.Things(n, "incomplete or inconclusive", "incomplete or inconclusive")
-		default:
-			g.Count = units.Count(n) + " healthy or measured"
-			if !slices.ContainsFunc(g.Rows, func(h hostRow) bool { return h.of.Verdict != doctor.Healthy }) {
-				g.Count = units.Count(n) + " healthy"
-			}
+		if g.what = whatHosts[g.Tone]; slices.ContainsFunc(g.Rows, func(h hostRow) bool { return h.of.Verdict == doctor.Measured }) {
+			g.what = "healthy or measured"
 		}
+		g.Count = units.Count(len(g.Rows)) + " " + g.what
 	}
 	return groups
 }
 
-// fleetVerdict says how many hosts have what.
-func fleetVerdict(groups []group, n int, medians []float64) verdict {
-	if n == 0 {
-		return verdict{Tone: unclear, Title: "No results", Lede: "The files have none."}
-	}
-	v := verdict{Tone: groups[0].Tone, Word: groups[0].Tone.Word()}
-	worst := len(groups[0].Rows)
-	have := "have"
-	if worst == 1 {
-		have = "has"
-	}
-	var rest []string
-	for _, g := range groups[1:] {
-		rest = append(rest, g.Count)
-	}
-	switch v.Tone {
-	case bad:
-		v.Title = fmt.Sprintf("%d of %d hosts %s problems", worst, n, have)
-	case warn:
-		v.Title = fmt.Sprintf("%d of %d hosts %s warnings", worst, n, have)
-	case unclear:
-		v.Title = fmt.Sprintf("%d of %d runs are incomplete or inconclusive", worst, n)
-	default:
-		v.Title = fmt.Sprintf("None of %d hosts has problems or warnings", n)
-		if strings.HasSuffix(groups[0].Count, " healthy") {
-			v.Title = fmt.Sprintf("All %d hosts are healthy", n)
-		}
-	}
-	if len(rest) > 0 {
-		v.Lede = "Of the others: " + strings.Join(rest, ", ") + "."
-	}
-	if medians[0] > 0 && medians[1] > 0 {
-		v.Lede = joinedWith(" ", v.Lede, prose(fmt.Sprintf("The median host copies %s to each GPU and %s back.", units.Rate(medians[0]), units.Rate(medians[1]))))
-	}
-	for _, g := range groups {
-		v.Simulated = v.Simulated || slices.ContainsFunc(g.Rows, func(h hostRow) bool { return h.of.Facts != nil && h.of.Simulated })
-	}
-	return v
-}
-
-// fleetOver counts hosts and GPUs, and has the time of the runs.
-func fleetOver(all []*Result) []string {
-	gpus := 0
-	var first, last time.Time
-	for _, r := range all {
-		if r.Facts != nil {
-			gpus += len(r.Devices)
-		}
-		if t := r.Started; !t.IsZero() {
-			if first.IsZero() || t.Before(first) {
-				first = t
-			}
-			if t.After(last) {
-				last = t
-			}
-		}
-	}
-	when := stamp(first)
-	if stamp(last) != when {
-		when = strings.TrimSuffix(when, " UTC") + " to " + stamp(last)
-	}
-	return nonEmpty("Fleet", units.Things(len(all), "result", "results")+", "+units.Things(gpus, "GPU", "GPUs"), when, "pincheck report")
-}
+var whatHosts = map[tone]string{bad: "with problems", warn: "with warnings", unclear: "incomplete or inconclusive", okay: "healthy"}
 
 // spread draws a dot for each host. Only those that are slower than the others have names.
-func spread(rows []hostRow, medians []float64) (figure, bool) {
+func spread(rows []hostRow, medians []float64) []figure {
 	if medians[0] <= 0 || medians[1] <= 0 {
-		return figure{}, false
+		return nil
 	}
 	others := trace{Class: "weak"}
-	c := chart{Names: []string{"To GPU", "From GPU"}, Unit: units.Unit{Factor: 1, Name: "GB/s"}}
-	t := sheet{Caption: "Hosts more than 5% below the median, GB/s", Text: 1, Head: []string{"Host", "To GPU", "From GPU"},
-		Rows: [][]cell{{{Text: "median"}, {Text: units.Number(medians[0], 3)}, {Text: units.Number(medians[1], 3)}}}}
-	slow, rest, named := 0, 0.0, 0
+	c := chart{Names: []string{"To GPU", "From GPU"}, Unit: units.Unit{Factor: 1, Name: "GB/s"}, Traces: []trace{others}}
+	f := figure{ID: "spread", What: "GB/s of each host's slowest GPU, pinned memory. Dots: hosts. Dashed: median of the fleet.",
+		Table: sheet{Caption: "Hosts more than 5% below the median, GB/s", Text: 1, Head: []string{"Host", "To GPU", "From GPU"},
+			Rows: [][]cell{{{Text: "median"}, {Text: units.Number(medians[0], 3)}, {Text: units.Number(medians[1], 3)}}}}}
+	slow, rest := 0, 0.0
 	for _, h := range rows {
-		row := []cell{{Links: []link{{h.ID, h.Host}}}}
-		for j, cell1 := range h.Rates {
-			row = append(row, cell{Text: cmp.Or(cell1.Fig, "–")})
-			if cell1.rate <= 0 {
-				continue
+		for j, v := range h.rates {
+			p := point{X: float64(j), Y: v, Low: v, High: v}
+			switch {
+			case v <= 0:
+			case h.Rates[j].Tone != "" && len(c.Traces) <= 2*maxNamedHosts:
+				c.Traces = append(c.Traces, trace{Name: h.Host, Class: map[tone]string{bad: "low", warn: "low wrn"}[h.Rates[j].Tone], Points: []point{p}})
+			default:
+				c.Traces[0].Points = append(c.Traces[0].Points, p)
+				if h.Rates[j].Tone == "" {
+					rest = max(rest, math.Abs(1-v/medians[j]))
+				}
 			}
-			p := point{X: float64(j), Y: cell1.rate, Low: cell1.rate, High: cell1.rate}
-			if cell1.Tone == "" || named >= 2*maxNamedHosts {
-				others.Points = append(others.Points, p)
-				rest = max(rest, 1-cell1.rate/medians[j], cell1.rate/medians[j]-1)
-				continue
-			}
-			class := "low wrn"
-			if cell1.Tone == bad {
-				class = "low"
-			}
-			named++
-			c.Traces = append(c.Traces, trace{Name: h.Host, Class: class, Points: []point{p}})
 		}
 		if h.loss > outlier {
 			slow++
-			t.Rows = append(t.Rows, row)
+			f.Table.Rows = append(f.Table.Rows, []cell{{Links: []link{{h.ID, h.Host}}}, {Text: cmp.Or(h.Rates[0].Fig, "–")}, {Text: cmp.Or(h.Rates[1].Fig, "–")}})
 		}
 	}
-	c.Traces = append([]trace{others}, c.Traces...)
 	within := inPercent(math.Ceil(100*rest) / 100)
-	title := fmt.Sprintf("All hosts copy within %s of the median", within)
+	f.Title = fmt.Sprintf("All hosts copy within %s of the median", within)
 	if slow > 0 {
-		verb := "hosts copy"
-		if slow == 1 {
-			verb = "host copies"
-		}
-		title = fmt.Sprintf("%d %s more than 5%% slower than the median; the others are within %s", slow, verb, within)
+		f.Title = fmt.Sprintf("%s more than 5%% slower than the median; the others are within %s", units.Things(slow, "host copies", "hosts copy"), within)
 	}
-	return figure{ID: "spread", Title: title, What: "GB/s of each host's slowest GPU, pinned memory. Dots: hosts. Dashed: median of the fleet.",
-		Desc: c.describe(), Plot: drawDots(c, medians), Table: t}, true
+	f.Desc, f.Plot = c.describe(), drawDots(c, medians)
+	return []figure{f}
 }
 
-// maxNamedHosts is how many outliers have names in each row.
-const maxNamedHosts = 6
-
-// settings are what hosts of a fleet should have in common.
+// settings are what hosts of a fleet should have in common, "" where it is not known.
 var settings = []struct {
 	name string
 	of   func(r *Result) string
 }{
 	{"GPUs", gpuModels},
-	{"NVIDIA driver", onHost(func(r *Result) string { return r.Host.NVIDIA.DriverVersion })},
-	{"CUDA runtime", func(r *Result) string {
-		if r.Facts == nil || r.Library == nil {
-			return ""
-		}
-		return r.Library.RuntimeVersion
-	}},
-	{"PCIe links", func(r *Result) string { return eachGPU(r, linkNow) }},
+	{"PCIe links", func(r *Result) string { return eachGPU(r, ", ", linkNow) }},
 	{"Persistence mode", func(r *Result) string {
-		return eachGPU(r, func(d *doctor.Device) string {
+		return eachGPU(r, ", ", func(d *doctor.Device) string {
 			return onOff(d.Health, func(h *doctor.Health) *bool { return h.Persistence })
 		})
 	}},
 	{"MIG", func(r *Result) string {
-		return eachGPU(r, func(d *doctor.Device) string { return onOff(d.Health, func(h *doctor.Health) *bool { return h.MIG }) })
+		return eachGPU(r, ", ", func(d *doctor.Device) string { return onOff(d.Health, func(h *doctor.Health) *bool { return h.MIG }) })
 	}},
-	{"Kernel", onHost(func(r *Result) string { return r.Host.Kernel.Release })},
-	{"System", onHost(func(r *Result) string { return r.Host.Distro.Name })},
-	{"CPU", onHost(func(r *Result) string { return r.Host.CPU.Model })},
-	{"Usable CPUs", onHost(func(r *Result) string {
-		if u := r.Host.CPU.Usable(); u > 0 {
-			return strconv.FormatFloat(u, 'g', 4, 64)
+	{"NVIDIA driver", func(r *Result) string { return r.Host.NVIDIA.DriverVersion }},
+	{"CUDA runtime", func(r *Result) string {
+		if r.Library == nil {
+			return ""
 		}
-		return ""
-	})},
-	{"NUMA nodes", onHost(func(r *Result) string {
-		if n := len(r.Host.NUMA); n > 0 {
-			return strconv.Itoa(n)
-		}
-		return ""
-	})},
-	{"Memory", onHost(func(r *Result) string {
-		if n := r.Host.Memory.Total; n > 0 {
-			return units.Bytes(n)
-		}
-		return ""
-	})},
+		return r.Library.RuntimeVersion
+	}},
+	{"Kernel", func(r *Result) string { return r.Host.Kernel.Release }},
+	{"System", func(r *Result) string { return r.Host.Distro.Name }},
+	{"CPU", func(r *Result) string { return r.Host.CPU.Model }},
+	{"Usable CPUs", func(r *Result) string { return nonZero(fmt.Sprintf("%g", r.Host.CPU.Usable())) }},
+	{"NUMA nodes", func(r *Result) string { return nonZero(fmt.Sprint(len(r.Host.NUMA))) }},
+	{"Memory", func(r *Result) string { return nonZero(units.Bytes(r.Host.Memory.Total)) }},
 	{"pincheck", func(r *Result) string { return r.Tool.Version }},
 }
 
-// onHost returns "" for results that have no host.
-func onHost(of func(r *Result) string) func(r *Result) string {
-	return func(r *Result) string {
-		if r.Facts == nil || r.Host == nil {
-			return ""
-		}
-		return of(r)
-	}
-}
-
-// eachGPU returns what the GPUs of a host have, each value once.
-func eachGPU(r *Result, of func(d *doctor.Device) string) string {
-	if r.Facts == nil {
+func nonZero(text string) string {
+	if text == "0" || text == "0 B" {
 		return ""
 	}
-	var out []string
-	for i := range r.Devices {
-		if v := of(&r.Devices[i]); v != "" && !slices.Contains(out, v) {
-			out = append(out, v)
-		}
-	}
-	return strings.Join(out, ", ")
-}
-
-func linkNow(d *doctor.Device) string {
-	if d.Link == nil || d.Link.Rate == 0 {
-		return ""
-	}
-	return d.Link.Now().String()
+	return text
 }
 
 func onOff(h *doctor.Health, of func(h *doctor.Health) *bool) string {
@@ -373,28 +262,23 @@ func differing(rows []hostRow) sheet {
 	for _, s := range settings {
 		hosts := map[string][]link{}
 		for _, h := range rows {
+			if h.of.Facts == nil || h.of.Host == nil {
+				continue
+			}
 			if v := clip(plain(s.of(h.of)), 80); v != "" {
 				hosts[v] = append(hosts[v], link{h.ID, h.Host})
 			}
 		}
-		if len(hosts) < 2 {
-			continue
-		}
-		values := slices.SortedFunc(maps.Keys(hosts), func(a, b string) int {
-			return cmp.Or(cmp.Compare(len(hosts[b]), len(hosts[a])), cmp.Compare(a, b))
-		})
-		for i, v := range values[1:] {
-			row := []cell{{}, {}, {Links: hosts[v][:min(len(hosts[v]), 12)], Lead: prose(v) + ": "}}
-			if more := len(hosts[v]) - 12; more > 0 {
-				row[2].More = fmt.Sprintf("and %d more", more)
+		values := slices.SortedFunc(maps.Keys(hosts), func(a, b string) int { return cmp.Or(cmp.Compare(len(hosts[b]), len(hosts[a])), cmp.Compare(a, b)) })
+		for i, v := range values[min(len(values), 1):min(len(values), 8)] {
+			row := []cell{{}, {}, {Lead: prose(v) + ": ", Links: hosts[v][:min(len(hosts[v]), maxOthers)]}}
+			if more := len(hosts[v]) - maxOthers; more > 0 {
+				row[2].More = fmt.Sprintf("and %d more:", more)
 			}
 			if i == 0 {
 				row[0].Text, row[1].Text = s.name, fmt.Sprintf("%s (%d)", prose(values[0]), len(hosts[values[0]]))
 			}
 			t.Rows = append(t.Rows, row)
-			if i == 7 {
-				break
-			}
 		}
 	}
 	return t
@@ -402,63 +286,44 @@ func differing(rows []hostRow) sheet {
 
 // hostFolds has each host in a fold. Healthy ones share one.
 func hostFolds(rows []hostRow) (out []fold) {
-	healthy := fold{Tone: okay, block: block{Deep: true}}
-	notes := 0
+	healthy, notes := fold{Tone: okay, block: block{Deep: true}}, 0
 	for _, h := range rows {
 		f := fold{Tone: h.Tone, Word: h.Word, Title: h.Host, Answer: h.Finding, block: h.block()}
 		if h.Tone != okay {
 			out = append(out, f)
 			continue
 		}
-		if f.Answer == "" {
-			f.Answer = prose(joined(prefixedBy(h.Rates[0].Fig, " to GPU"), prefixedBy(h.Rates[1].Fig, " from GPU")))
-		} else {
+		if f.Answer != "" {
 			notes++
+		} else if h.Rates[0].Fig != "" && h.Rates[1].Fig != "" {
+			f.Answer = h.Rates[0].Fig + " to GPU, " + h.Rates[1].Fig + " from GPU"
 		}
 		healthy.Folds = append(healthy.Folds, f)
 	}
 	if n := len(healthy.Folds); n > 0 {
-		healthy.Title = units.Things(n, "host", "hosts") + " without problems or warnings"
-		healthy.Answer = units.Count(notes) + " of them with a note"
-		if notes == 0 {
-			healthy.Answer = "none of them with a note"
-		}
+		healthy.Title, healthy.Answer = units.Things(n, "host", "hosts")+" without problems or warnings", units.Count(notes)+" of them with notes"
 		out = append(out, healthy)
 	}
 	return out
 }
 
-// prefixedBy returns a text and what follows it, or "" for an empty text.
-func prefixedBy(s, suffix string) string {
-	if s == "" {
-		return ""
-	}
-	return s + suffix
-}
-
 // block is what a host's fold holds.
 func (h *hostRow) block() block {
-	r := h.of
-	b := block{ID: h.ID, Deep: true}
-	cards, notes := cardsOf(r, h.ID+"-f")
-	b.Findings = cards
+	cards, notes := cardsOf(h.of, h.ID+"-f")
+	b := block{ID: h.ID, Deep: true, Findings: cards, Tables: gpuTable(h.of), Texts: nonEmpty(h.Lede)}
 	for _, n := range notes {
-		b.Texts = append(b.Texts, "Note: "+sentence(n.Title)+" ("+n.Name+")")
+		b.Texts = append(b.Texts, fmt.Sprintf("Note: %s (%s)", sentence(n.Title), n.Name))
 	}
-	if t := gpuTable(r); len(t.Rows) > 0 {
-		t.Caption = h.Host + " (" + strings.TrimPrefix(h.ID, "h") + "): " + t.Caption
-		b.Tables = []sheet{t}
+	for i := range b.Tables {
+		b.Tables[i].Caption = fmt.Sprintf("%s (%s): %s", h.Host, strings.TrimPrefix(h.ID, "h"), b.Tables[i].Caption)
 	}
-	for i := range r.Benches {
-		if n := &r.Benches[i]; len(n.Answers) > 0 {
+	for _, n := range h.of.Benches {
+		if len(n.Answers) > 0 {
 			b.Facts = append(b.Facts, field{benchTitle(n.Name), clip(prose(n.Answers[0]), 160)})
 		}
 	}
-	if r.Facts != nil && r.Host != nil {
-		b.Texts = append(b.Texts, prose(joinedWith("; ", machineText(r.Host), systemText(r.Host))))
-	}
-	if len(b.Findings)+len(b.Texts)+len(b.Tables)+len(b.Facts) == 0 {
-		b.Texts = []string{"This result has no measurements."}
+	if h.of.Facts != nil && h.of.Host != nil {
+		b.Texts = append(b.Texts, prose(joinedWith("; ", machineText(h.of.Host), systemText(h.of.Host))))
 	}
 	return b
 }

@@ -14,219 +14,177 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
+// maxNotes is how many notes are open if nothing is worse.
+const maxNotes = 3
+
 // hostPage returns the page of one result.
 func hostPage(r *Result) webPage {
-	v := verdictOf(r)
 	refs := &references{}
-	d := webPage{Title: joinedWith(": ", hostName(r), v.Word) + " · pincheck", Verdict: v, Foot: footText(r),
-		Over: nonEmpty(hostName(r), gpuModels(r), stamp(r.Started), prefixed("pincheck ", plain(r.Command)))}
+	d := webPage{Verdict: verdictOf(r), Foot: footText(r), Over: nonEmpty(hostName(r), gpuModels(r), stamp(r.Started), prefixed("pincheck ", plain(r.Command)))}
+	d.Title = joinedWith(": ", hostName(r), d.Verdict.Word) + " · pincheck"
 	cards, notes := cardsOf(r, "f")
-	ids := []string{}
+	var ids []string // of findings that plots have to support
 	for _, f := range r.Findings {
-		if f.Severity != doctor.Note && len(r.Benches) > 0 {
+		if f.Severity != doctor.Note {
 			ids = append(ids, f.ID)
 		}
 	}
-	add := func(b block, show bool) {
-		if show {
-			d.Sections = append(d.Sections, b)
+	count := func(t tone, one, many string) string {
+		if n := len(slices.DeleteFunc(slices.Clone(cards), func(c card) bool { return c.Tone != t })); n > 0 {
+			return units.Things(n, one, many)
+		}
+		return ""
+	}
+	listed := block{ID: "notes", Title: units.Things(len(notes), "note", "notes"), Sub: "Nothing is broken; these cost time, or are worth knowing.", Findings: notes}
+	folded := block{}
+	if len(cards) > 0 || len(notes) > maxNotes {
+		listed, folded = block{}, block{ID: "notes", Title: listed.Title, Keep: true}
+		for _, n := range notes {
+			folded.Folds = append(folded.Folds, fold{Title: n.Title, Answer: n.Cost, block: block{Deep: true, Findings: []card{n}}})
 		}
 	}
-	tiles := tilesOf(r, refs)
-	findings := block{ID: "findings", Title: countText(cards), Findings: cards}
-	key := block{ID: "figures", Title: "Key figures", Quiet: len(cards) == 0, Tiles: tiles}
-	add(findings, len(cards) > 0)
-	add(key, len(tiles) > 0)
-	open := len(cards) == 0 && len(notes) <= maxNotes
-	if open {
-		add(block{ID: "notes", Title: units.Things(len(notes), "note", "notes"), Sub: "Nothing is broken; these cost time, or are worth knowing.", Findings: notes}, len(notes) > 0)
-	}
 	plots := block{ID: "plots", Title: "Measurements", Sub: "A dashed line is a reference. Thin lines are the range of the samples where it exceeds 5%."}
-	plots.Figures = slices.Concat(gpuFigures(r), figures(r.Benches, ids))
+	plots.Figures = append(gpuFigures(r), figures(r.Benches, ids)...)
 	plots.Figures = plots.Figures[:min(len(plots.Figures), maxFigures)]
 	for i := range plots.Figures {
 		plots.Figures[i].ID = fmt.Sprintf("p%d", i+1)
 	}
-	if len(ids) > 0 {
-		plots.Title = "Measurements behind the findings"
-	}
-	add(plots, len(plots.Figures) > 0)
-	if !open {
-		folded := block{ID: "notes", Title: units.Things(len(notes), "note", "notes"), Keep: true}
-		for _, n := range notes {
-			folded.Folds = append(folded.Folds, fold{Title: n.Title, Answer: n.Cost, block: block{Deep: true, Findings: []card{n}}})
+	tiles := tilesOf(r, refs)
+	for _, b := range []block{
+		{ID: "findings", Title: joined(count(bad, "problem", "problems"), count(warn, "warning", "warnings")), Findings: cards},
+		{ID: "figures", Title: "Key figures", Quiet: len(cards) == 0, Tiles: tiles}, listed, plots, folded,
+		{ID: "machine", Title: "Machine", Tables: gpuTable(r), Facts: fieldsOf(r)},
+		{ID: "more", Title: "All measurements and checks", Folds: foldsOf(r)},
+		{ID: "method", Title: "Method and references", Texts: methodText(r), Refs: refs.all},
+	} {
+		if len(b.Findings)+len(b.Tiles)+len(b.Figures)+len(b.Folds)+len(b.Tables)+len(b.Facts)+len(b.Texts)+len(b.Refs) > 0 {
+			d.Sections = append(d.Sections, b)
 		}
-		add(folded, len(notes) > 0)
 	}
-	machine := block{ID: "machine", Title: "Machine", Facts: fieldsOf(r)}
-	if t := gpuTable(r); len(t.Rows) > 0 {
-		machine.Tables = []sheet{t}
-	}
-	if t := needs(r); len(t.Rows) > 0 {
-		machine.Tables = append(machine.Tables, t)
-	}
-	add(machine, len(machine.Facts)+len(machine.Tables) > 0)
-	more := block{ID: "more", Title: "All measurements and checks", Folds: foldsOf(r)}
-	add(more, len(more.Folds) > 0)
-	method := block{ID: "method", Title: "Method and references", Texts: methodText(r), Refs: refs.all}
-	add(method, len(method.Texts)+len(method.Refs) > 0)
 	return d
 }
 
-// maxNotes is how many notes are open if nothing is worse.
-const maxNotes = 3
-
-// hostName names a host, or says that it has no name.
 func hostName(r *Result) string { return cmp.Or(clip(plain(r.HostName), 80), "unnamed host") }
+
+func footText(r *Result) string {
+	return plain(joined(strings.TrimSpace(r.Tool.Name+" "+r.Tool.Version), r.Tool.Platform))
+}
 
 func nonEmpty(all ...string) []string {
 	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
 }
 
+// gpus returns the GPUs of a result, which may have no facts.
+func (r *Result) gpus() []doctor.Device {
+	if r.Facts == nil {
+		return nil
+	}
+	return r.Devices
+}
+
+// eachGPU joins what the GPUs of a result have, each text once.
+func eachGPU(r *Result, sep string, of func(d *doctor.Device) string) string {
+	var out []string
+	for i := range r.gpus() {
+		if v := plain(of(&r.Devices[i])); v != "" && !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	return strings.Join(out, sep)
+}
+
 // gpuModels counts the GPUs by their names: 2 × NVIDIA H200.
 func gpuModels(r *Result) string {
-	if r.Facts == nil {
-		return ""
-	}
-	var names, out []string
-	count := map[string]int{}
-	for i := range r.Devices {
-		name := cmp.Or(plain(r.Devices[i].Name), "unnamed GPU")
-		if count[name]++; count[name] == 1 {
-			names = append(names, name)
+	return eachGPU(r, ", ", func(d *doctor.Device) string {
+		n := 0
+		for _, other := range r.Devices {
+			n += b2i(other.Name == d.Name)
+		}
+		return strings.TrimPrefix(fmt.Sprintf("%d × %s", n, cmp.Or(d.Name, "unnamed GPU")), "1 × ")
+	})
+}
+
+// verified sums what was verified of all GPUs.
+func (r *Result) verified() (sum verify.Report) {
+	for _, d := range r.gpus() {
+		if v := d.Verify; v != nil {
+			sum.Cases, sum.VerifiedBytes, sum.SkippedCases = sum.Cases+v.Cases, sum.VerifiedBytes+v.VerifiedBytes, sum.SkippedCases+v.SkippedCases
+			sum.MismatchCount, sum.FailureCount = sum.MismatchCount+v.MismatchCount, sum.FailureCount+v.FailureCount
 		}
 	}
-	for _, name := range names[:min(len(names), 4)] {
-		if count[name] > 1 {
-			name = fmt.Sprintf("%d × %s", count[name], name)
-		}
-		out = append(out, name)
-	}
-	return strings.Join(out, ", ")
+	return sum
+}
+
+// verdicts are the words and tones of a result's verdict.
+var verdicts = map[doctor.Verdict]verdict{
+	doctor.Healthy: {Tone: okay, Word: "Healthy"}, doctor.Measured: {Tone: okay, Word: "Measured"}, doctor.Unknown: {Tone: unclear, Word: "Inconclusive"},
+	doctor.Warnings: {Tone: warn, Word: "Warning"}, doctor.Problems: {Tone: bad, Word: "Problem"}, doctor.Unusable: {Tone: bad, Word: "No usable GPU"},
+	doctor.Incomplete: {Tone: unclear, Word: "Incomplete"}, doctor.Failed: {Tone: bad, Word: "Failed"}, "": {Tone: unclear, Word: "Not evaluated"},
 }
 
 // verdictOf returns the verdict: severity and one clause, and the evidence.
 func verdictOf(r *Result) verdict {
-	v := verdict{Simulated: r.Facts != nil && r.Simulated}
-	var lede []string
-	worst := slices.Clone(r.Findings)
-	slices.SortStableFunc(worst, func(a, b doctor.Finding) int { return cmp.Compare(severityRank(a), severityRank(b)) })
-	groups := grouped(worst)
-	named := func(word string, severity doctor.Severity) {
-		for i, g := range groups {
-			if g[0].Severity != severity {
-				continue
-			}
-			v.Title = where(word, g) + ": " + prose(g[0].Summary)
-			lede = append(lede, sentence(prose(g[0].Cost)))
-			if next := i + 1; next < len(groups) && groups[next][0].Severity != doctor.Note {
-				lede = append(lede, sentence("also: "+subject(gpusOf(groups[next]))+prose(groups[next][0].Summary)))
-			}
-			return
-		}
-		v.Title = word + ": " + units.Things(r.failures(), "measurement failed", "measurements failed")
+	v, known := verdicts[r.Verdict]
+	if !known {
+		v = verdicts[""]
 	}
-	switch r.Verdict {
-	case doctor.Healthy:
-		v.Tone, v.Word, v.Title = okay, "Healthy", "Healthy: "+gpusText(r, "copies", "copy")+" at full speed"
-	case doctor.Measured:
-		v.Tone, v.Word = okay, "Measured"
-		v.Title = "Measured: " + measuredClause(r)
-	case doctor.Warnings:
-		v.Tone, v.Word = warn, "Warning"
-		named("Warning", doctor.Warning)
-	case doctor.Problems:
-		v.Tone, v.Word = bad, "Problem"
-		named("Problem", doctor.Problem)
-	case doctor.Unusable:
-		v.Tone, v.Word, v.Title = bad, "No usable GPU", "No usable GPU"
-		if len(groups) > 0 {
-			v.Title += ": " + prose(groups[0][0].Summary)
-			lede = append(lede, sentence(prose(groups[0][0].Cost)))
+	v.Simulated = r.Facts != nil && r.Simulated
+	word, clause, lede := v.Word, "", []string{}
+	groups := grouped(r.Findings)
+	switch graver := len(groups) > 0 && groups[0][0].Severity != doctor.Note; {
+	case r.Verdict == doctor.Healthy:
+		clause = map[int]string{1: "the GPU copies", 2: "both GPUs copy"}[len(r.gpus())]
+		clause = cmp.Or(clause, fmt.Sprintf("all %d GPUs copy", len(r.gpus()))) + " at full speed"
+	case r.Verdict == doctor.Measured:
+		series := 0
+		for _, b := range r.Benches {
+			series += len(b.Series)
 		}
-	case doctor.Incomplete:
-		v.Tone, v.Word, v.Title = unclear, "Incomplete", joinedWith(": ", "Incomplete", prefixed("stopped by ", prose(r.Stopped)))
-		lede = append(lede, "What is here was measured before that.")
-		if len(groups) > 0 {
-			lede = append(lede, sentence("until then: "+subject(gpusOf(groups[0]))+prose(groups[0][0].Summary)))
+		if clause = "no reference for the speed of the copies"; series > 0 {
+			clause = units.Things(len(r.Benches), "experiment", "experiments") + ", " + units.Things(series, "series", "series")
 		}
-	case doctor.Failed:
-		v.Tone, v.Word, v.Title = bad, "Failed", "Failed: nothing was examined"
-	case doctor.Unknown:
-		v.Tone, v.Word, v.Title = unclear, "Inconclusive", "Inconclusive: "+unknownText(r)
+	case r.Verdict == doctor.Unknown:
+		clause = unknownText(r)
+	case r.Verdict == doctor.Incomplete:
+		clause, lede = prefixed("stopped by ", r.Stopped), []string{"What is here was measured before that."}
+		if graver {
+			lede = append(lede, sentence("until then: "+about(groups[0])))
+		}
+	case r.Verdict == doctor.Failed:
+		clause = "nothing was examined"
+	case graver:
+		if gpus := gpusOf(groups[0]); len(gpus) > 0 {
+			word += " on " + gpuNames(gpus)
+		}
+		clause, lede = groups[0][0].Summary, []string{sentence(groups[0][0].Cost)}
+		if len(groups) > 1 && groups[1][0].Severity != doctor.Note {
+			lede = append(lede, sentence("also: "+about(groups[1])))
+		}
+	case r.failures() > 0:
+		clause = units.Things(r.failures(), "measurement failed", "measurements failed")
 	default:
-		v.Tone, v.Word, v.Title = unclear, "Not evaluated", joinedWith(": ", "Not evaluated", gpuModels(r))
+		clause = gpuModels(r)
 	}
-	lede = append(lede, bytesText(r), shareText(r))
-	if n := r.count(doctor.Note); n > 0 {
-		lede = append(lede, sentence(units.Things(n, "note follows", "notes follow")))
+	sum := r.verified()
+	switch {
+	case sum.MismatchCount+sum.FailureCount > 0:
+		lede = append(lede, fmt.Sprintf("%s came back wrong and %s failed.", units.Things(sum.MismatchCount, "round trip", "round trips"), units.Count(sum.FailureCount)))
+	case sum.VerifiedBytes > 0:
+		lede = append(lede, "Every byte of "+units.Data(sum.VerifiedBytes)+" came back intact.")
 	}
+	if sum.SkippedCases > 0 {
+		lede = append(lede, units.Things(sum.SkippedCases, "round trip was skipped.", "round trips were skipped."))
+	}
+	lede = append(lede, shareText(r))
 	if len(r.Benches) == 1 && len(r.Benches[0].Answers) > 0 {
-		lede = append(lede, sentence(prose(r.Benches[0].Answers[0])))
+		lede = append(lede, sentence(r.Benches[0].Answers[0]))
 	}
-	v.Lede = joinedWith(" ", lede...)
+	v.Title, v.Lede = prose(joinedWith(": ", word, clause)), prose(joinedWith(" ", lede...))
 	return v
 }
 
-func severityRank(f doctor.Finding) int { return slices.Index(doctor.Severities(), f.Severity) }
-
-// where names the GPUs of findings: Problem on GPU 1.
-func where(word string, same []doctor.Finding) string {
-	if gpus := gpusOf(same); len(gpus) > 0 {
-		return word + " on " + gpuNames(gpus)
-	}
-	return word
-}
-
-// gpusText counts the GPUs in front of a verb.
-func gpusText(r *Result, one, many string) string {
-	n := 0
-	if r.Facts != nil {
-		n = len(r.Devices)
-	}
-	switch n {
-	case 1:
-		return "the GPU " + one
-	case 2:
-		return "both GPUs " + many
-	}
-	return fmt.Sprintf("all %d GPUs %s", n, many)
-}
-
-// measuredClause says what a run without a verdict on its speed has.
-func measuredClause(r *Result) string {
-	series := 0
-	for i := range r.Benches {
-		series += len(r.Benches[i].Series)
-	}
-	if series == 0 {
-		return "no reference for the speed of the copies"
-	}
-	return units.Things(len(r.Benches), "experiment", "experiments") + ", " + units.Things(series, "series", "series")
-}
-
-// bytesText says whether the bytes came back.
-func bytesText(r *Result) string {
-	bytes, wrong, failed, skipped := 0, 0, 0, 0
-	if r.Facts != nil {
-		for i := range r.Devices {
-			if v := r.Devices[i].Verify; v != nil {
-				bytes, wrong, failed, skipped = bytes+v.VerifiedBytes, wrong+v.MismatchCount, failed+v.FailureCount, skipped+v.SkippedCases
-			}
-		}
-	}
-	text := ""
-	switch {
-	case wrong > 0 || failed > 0:
-		text = units.Things(wrong, "round trip", "round trips") + " came back wrong and " + units.Count(failed) + " failed."
-	case bytes > 0:
-		text = "Every byte of " + prose(units.Data(bytes)) + " came back intact."
-	}
-	if skipped > 0 {
-		text = joinedWith(" ", text, sentence(units.Things(skipped, "round trip was skipped", "round trips were skipped")))
-	}
-	return text
-}
+// about names the GPUs of findings in front of what they say.
+func about(same []doctor.Finding) string { return subject(gpusOf(same)) + same[0].Summary }
 
 // shareText says how much of its reference each pinned copy reaches.
 func shareText(r *Result) string {
@@ -239,66 +197,44 @@ func shareText(r *Result) string {
 			of = " of what the link carries."
 		}
 	}
-	switch {
-	case high == 0:
+	share := percentOf(high)
+	if high == 0 {
 		return ""
-	case percentOf(low) == percentOf(high):
-		return "Pinned copies reach " + percentOf(low) + of
 	}
-	return "Pinned copies reach " + strings.TrimSuffix(percentOf(low), "%") + " to " + percentOf(high) + of
+	if least := percentOf(low); least != share {
+		share = strings.TrimSuffix(least, "%") + " to " + share
+	}
+	return "Pinned copies reach " + share + of
 }
 
-// countText counts problems and warnings.
-func countText(cards []card) string {
-	n := map[tone]int{}
-	for _, c := range cards {
-		n[c.Tone]++
-	}
-	var parts []string
-	if n[bad] > 0 {
-		parts = append(parts, units.Things(n[bad], "problem", "problems"))
-	}
-	if n[warn] > 0 {
-		parts = append(parts, units.Things(n[warn], "warning", "warnings"))
-	}
-	return strings.Join(parts, ", ")
-}
-
-// cardsOf returns the problems and warnings, and the notes. Findings that say the same of several GPUs are one.
+// cardsOf returns the problems and warnings with what failed, and the notes.
 func cardsOf(r *Result, prefix string) (cards, notes []card) {
-	failed := slices.Clone(r.Errors)
-	if r.Facts != nil {
-		failed = append(failed, r.DeviceErrors...)
-		for i := range r.Devices {
-			for _, e := range unexplained(r, &r.Devices[i]) {
-				failed = append(failed, fmt.Sprintf("GPU %d: %s", r.Devices[i].Ordinal, e))
-			}
-		}
-	}
-	for i := range r.Benches {
-		for _, e := range r.Benches[i].Errors {
-			failed = append(failed, r.Benches[i].Name+": "+e)
-		}
-	}
 	for i, same := range grouped(r.Findings) {
 		f := same[0]
-		gpus := ""
-		if all := gpusOf(same); len(all) > 0 {
-			gpus = gpuNames(all) + ": "
-		}
-		c := card{ID: fmt.Sprintf("%s%d", prefix, i+1), Name: plain(f.ID), Title: prose(gpus + f.Summary), Tone: toneOf(f.Severity),
+		c := card{ID: fmt.Sprintf("%s%d", prefix, i+1), Name: plain(f.ID), Title: capital(prose(about(same))), Tone: toneOf(f.Severity),
 			Seen: seen(same), Why: sentence(prose(f.Because())), Or: f.Alternatives, Settle: f.Settle, Cost: sentence(prose(f.Cost)), Do: f.Remedy}
 		if n := 6; len(c.Seen) > n+1 {
 			c.Seen, c.More = c.Seen[:n], c.Seen[n:]
-		}
-		if gpus == "" {
-			c.Title = capital(c.Title)
 		}
 		c.Wide = slices.ContainsFunc(stepsOf(c.Do), func(s step) bool { return len(s.Command) > 40 })
 		if c.Tone == remark {
 			notes = append(notes, c)
 		} else {
 			cards = append(cards, c)
+		}
+	}
+	failed := slices.Clone(r.Errors)
+	if r.Facts != nil {
+		failed = append(failed, r.DeviceErrors...)
+	}
+	for i := range r.gpus() {
+		for _, e := range unexplained(r, &r.Devices[i]) {
+			failed = append(failed, fmt.Sprintf("GPU %d: %s", r.Devices[i].Ordinal, e))
+		}
+	}
+	for _, b := range r.Benches {
+		for _, e := range b.Errors {
+			failed = append(failed, b.Name+": "+e)
 		}
 	}
 	if len(failed) > 0 {
@@ -333,69 +269,67 @@ func (c *copyRate) slow() bool {
 	return c.rate < 0.9*c.against && (c.source != "" || c.rate < 0.75*c.against)
 }
 
-// copiesOf returns the rates of pinned copies: those of the check, or of the largest size of the experiment.
+// copiesOf returns the rates of pinned copies: of the largest size of the experiment, or those of the check.
 func copiesOf(r *Result) (out []copyRate) {
 	links := map[int]float64{}
-	if r.Facts != nil {
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			links[d.Ordinal] = d.Link.PathRate()
-			if l := d.Link; slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" }) && l != nil && l.Width < l.MaxWidth {
-				links[d.Ordinal] = l.MaxRate // what it should be
-			}
+	var all []*result.Series
+	for i := range r.Benches {
+		if b := &r.Benches[i]; b.Name == "bandwidth" {
+			all = append(all, largest(b.Select(result.View{Series: "bandwidth", Where: result.Labels{{Key: result.Memory, Value: "registered"}}}), result.Size)...)
 		}
 	}
-	take := func(gpu int, s *result.Series) {
-		direction := s.Labels.Get(result.Direction)
-		c := copyRate{gpu: gpu, direction: direction, rate: s.Median}
+	for _, d := range r.gpus() {
+		links[d.Ordinal] = d.Link.PathRate()
+		if l := d.Link; l != nil && l.Width < l.MaxWidth && slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" }) {
+			links[d.Ordinal] = l.MaxRate // what it should be
+		}
+		for j := 0; d.Bandwidth != nil && j < len(d.Bandwidth.Series); j++ {
+			s := d.Bandwidth.Series[j]
+			s.Labels = s.Labels.With(result.Device, strconv.Itoa(d.Ordinal))
+			all = append(all, &s)
+		}
+	}
+	for _, s := range all {
+		gpu, err := strconv.Atoi(s.Labels.Get(result.Device))
+		c := copyRate{gpu: gpu, direction: s.Labels.Get(result.Direction), rate: s.Median}
 		if e := s.Expected; e != nil && e.Value > 0 {
 			c.against, c.source = e.Value, e.Source
-		} else if direction != result.Both {
+		} else if c.direction != result.Both {
 			c.against = links[gpu]
 		}
-		if s.Median > 0 && !slices.ContainsFunc(out, func(o copyRate) bool { return o.gpu == gpu && o.direction == direction }) {
+		if err == nil && c.rate > 0 && !slices.ContainsFunc(out, func(o copyRate) bool { return o.gpu == gpu && o.direction == c.direction }) {
 			out = append(out, c)
-		}
-	}
-	for i := range r.Benches {
-		b := &r.Benches[i]
-		pinned := b.Select(result.View{Series: "bandwidth", Where: result.Labels{{Key: result.Memory, Value: "registered"}}})
-		if b.Name != "bandwidth" || len(pinned) == 0 {
-			continue
-		}
-		for _, s := range extreme(pinned, result.Size, false) {
-			if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil {
-				take(n, s)
-			}
-		}
-	}
-	if r.Facts != nil {
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			for j := range bandwidthOf(d) {
-				take(d.Ordinal, &d.Bandwidth.Series[j])
-			}
 		}
 	}
 	return out
 }
 
-func bandwidthOf(d *doctor.Device) []result.Series {
-	if d.Bandwidth == nil {
-		return nil
+// slowestOf returns the slowest and the fastest of the copies in a direction. ok is false if there are none.
+func slowestOf(copies []copyRate, direction string) (slow, fast copyRate, ok bool) {
+	for _, c := range copies {
+		if c.direction == direction {
+			if !ok || c.rate < slow.rate {
+				slow = c
+			}
+			if !ok || c.rate > fast.rate {
+				fast = c
+			}
+			ok = true
+		}
 	}
-	return d.Bandwidth.Series
+	return slow, fast, ok
 }
+
+var directions = []string{result.HostToDevice, result.DeviceToHost, result.Both}
 
 // references are numbered, and cited in full once.
 type references struct{ all []string }
 
 // number returns the number of a reference.
 func (r *references) number(source string) string {
-	if source == "" {
+	if source = prose(source); source == "" {
 		return ""
 	}
-	source = prose(source)
 	i := slices.Index(r.all, source)
 	if i < 0 {
 		i, r.all = len(r.all), append(r.all, source)
@@ -403,52 +337,62 @@ func (r *references) number(source string) string {
 	return strconv.Itoa(i + 1)
 }
 
+// ratios are tiles that compare two values of a label, at the largest number of another.
+var ratios = []struct{ bench, series, at, key, a, b, label, name string }{
+	{"alloc", "pin_rate", result.Size, result.Method, "hostmem", "cuda_host_alloc", "Pinning, threaded", "cudaHostAlloc"},
+	{"bandwidth", "bandwidth", result.Size, result.Memory, "staged", "pageable", "Pageable, staged", "cudaMemcpy"},
+	{"loader", "samples", "workers", result.Memory, "pinned", "pageable", "Loader", "pageable"},
+}
+
 // tilesOf returns the key figures, six at most. A tile shows the slowest GPU.
 func tilesOf(r *Result, refs *references) (tiles []tile) {
-	gravest := tone("")
-	if r.count(doctor.Problem) > 0 {
-		gravest = bad
-	} else if r.count(doctor.Warning) > 0 {
-		gravest = warn
-	}
 	copies := copiesOf(r)
-	for _, direction := range []string{result.HostToDevice, result.DeviceToHost, result.Both} {
-		of := slices.DeleteFunc(slices.Clone(copies), func(c copyRate) bool { return c.direction != direction })
-		if len(of) == 0 {
+	for _, direction := range directions {
+		slow, fast, ok := slowestOf(copies, direction)
+		if !ok {
 			continue
 		}
-		slices.SortStableFunc(of, func(a, b copyRate) int { return cmp.Compare(a.rate, b.rate) })
-		slow, fast := of[0], of[len(of)-1]
-		t := tile{Label: capital(traceName(result.Direction, direction)), Fig: units.Number(slow.rate, 3), Unit: "GB/s"}
+		t := tile{Label: capital(nameOf("", direction)), Fig: units.Number(slow.rate, 3), Unit: "GB/s"}
 		if slow.against > 0 {
 			t.meter(slow.rate, slow.against)
-			t.Against = percentOf(slow.rate/slow.against) + " of " + prose(units.Rate(slow.against))
-			t.At, t.More = refs.number(slow.source), "reference"
+			t.Against, t.At, t.More = percentOf(slow.rate/slow.against)+" of "+prose(units.Rate(slow.against)), refs.number(slow.source), "reference"
 			if slow.source == "" {
 				t.More = "what the link carries"
 			}
-			if slow.slow() {
-				t.Tone = gravest
-			}
+		}
+		if slow.slow() && len(r.Findings) > 0 {
+			t.Tone = toneOf(r.Findings[0].Severity)
 		}
 		if slow.rate < (1-alike)*fast.rate {
 			t.More = fmt.Sprintf("GPU %d; GPU %d: %s", slow.gpu, fast.gpu, units.Number(fast.rate, 3))
 		}
 		tiles = append(tiles, t)
 	}
-	for i := range r.Benches {
-		b := &r.Benches[i]
-		switch b.Name {
-		case "alloc":
-			tiles = appendRatio(tiles, b, "Pinning, threaded", "pin_rate", result.Size, result.Method, "hostmem", "cuda_host_alloc", "cudaHostAlloc")
-		case "bandwidth":
-			tiles = appendRatio(tiles, b, "Pageable, staged", "bandwidth", result.Size, result.Memory, "staged", "pageable", "cudaMemcpy")
-		case "loader":
-			tiles = appendRatio(tiles, b, "Loader", "samples", "workers", result.Memory, "pinned", "pageable", "pageable")
+	for _, q := range ratios {
+		i := slices.IndexFunc(r.Benches, func(b result.Bench) bool { return b.Name == q.bench })
+		if i < 0 {
+			continue
 		}
+		best, unit := map[string]float64{}, result.Unit("")
+		for _, s := range largest(r.Benches[i].Select(result.View{Series: q.series}), q.at) {
+			if d := s.Labels.Get(result.Direction); d == "" || d == result.HostToDevice {
+				best[s.Labels.Get(q.key)], unit = max(best[s.Labels.Get(q.key)], s.Median), s.Unit
+			}
+		}
+		v, other := best[q.a], best[q.b]
+		if !(v > 0 && other > 0) {
+			continue
+		}
+		u := unitFor(unit, v)
+		t := tile{Label: q.label, Fig: units.Number(v/u.Factor, 3), Unit: u.Name, Against: units.Number(v/other, 2) + "× " + q.name, More: units.Number(other/u.Factor, 3) + " " + u.Name + " " + q.name}
+		if unit == result.PerSecond {
+			t.Unit = rateName(u.Name, q.series)
+		}
+		t.meter(v, other)
+		tiles = append(tiles, t)
 	}
-	if text := verifiedText(r); text != "" && len(tiles) < maxFigures {
-		tiles = append(tiles, tile{Label: "Verified", Fig: text, Against: bytesWrong(r), More: "bytes compared after a round trip"})
+	if sum := r.verified(); sum.VerifiedBytes > 0 {
+		tiles = append(tiles, tile{Label: "Verified", Fig: prose(units.Data(sum.VerifiedBytes)), Against: units.Things(sum.MismatchCount, "mismatch", "mismatches"), More: "bytes compared after a round trip"})
 	}
 	return tiles[:min(len(tiles), maxFigures)]
 }
@@ -459,121 +403,45 @@ func (t *tile) meter(v, against float64) {
 	t.Meter, t.Tick = inPercent(v/top), inPercent(against/top)
 }
 
-// appendRatio adds a tile that compares two values of a label.
-func appendRatio(tiles []tile, b *result.Bench, label, series, at, key, a, c, name string) []tile {
-	all := b.Select(result.View{Series: series})
-	if len(all) == 0 {
-		return tiles
-	}
-	best := func(value string) float64 {
-		v := 0.0
-		for _, s := range extreme(all, at, false) {
-			if d := s.Labels.Get(result.Direction); s.Labels.Get(key) == value && (d == "" || d == result.HostToDevice) {
-				v = max(v, s.Median)
-			}
-		}
-		return v
-	}
-	v, other := best(a), best(c)
-	if !(v > 0 && other > 0) {
-		return tiles
-	}
-	u := unitFor(all[0].Unit, v)
-	t := tile{Label: label, Fig: units.Number(v/u.Factor, 3), Unit: u.Name, Against: timesText(v/other) + "× " + name, More: units.Number(other/u.Factor, 3) + " " + u.Name + " " + name}
-	if all[0].Unit == result.PerSecond {
-		t.Unit = rateName(u.Name, series)
-	}
-	t.meter(v, other)
-	return append(tiles, t)
-}
-
-func verifiedText(r *Result) string {
-	bytes := 0
-	if r.Facts != nil {
-		for i := range r.Devices {
-			if v := r.Devices[i].Verify; v != nil {
-				bytes += v.VerifiedBytes
-			}
-		}
-	}
-	if bytes == 0 {
-		return ""
-	}
-	return prose(units.Data(bytes))
-}
-
-func bytesWrong(r *Result) string {
-	wrong := 0
-	for i := range r.Devices {
-		if v := r.Devices[i].Verify; v != nil {
-			wrong += v.MismatchCount
-		}
-	}
-	return units.Things(wrong, "mismatch", "mismatches")
-}
-
 // gpuFigures compare GPUs, if there are three or more: each alone, and all at once.
 func gpuFigures(r *Result) (out []figure) {
-	var alone []result.Series
-	for _, c := range copiesOf(r) {
-		if c.direction != result.Both {
-			s := single("bandwidth", result.Labels{{Key: result.Device, Value: strconv.Itoa(c.gpu)}, {Key: result.Direction, Value: c.direction}}, result.GBPerSecond, c.rate)
-			if c.source != "" {
-				s.Expected = &result.Expected{Value: c.against, Source: c.source}
+	draw := func(b *result.Bench, series, when, what string) {
+		groups := groupsOf(b.Select(result.View{Series: series}))
+		p := plan{series: series, x: result.Device, by: result.Direction, what: "by GPU, pinned memory, " + what, title: func(*drawn) string {
+			if len(groups) < 2 {
+				return capital(when + "the GPUs copy within 3% of each other")
 			}
-			alone = append(alone, *s)
-		}
-	}
-	draw := func(all []result.Series, when, what string) {
-		b := result.Bench{Series: all}
-		rates := ratesOf(b.Select(result.View{Series: "bandwidth"}), result.Direction)
-		if len(rates) < 3 {
-			return
-		}
-		p := plan{series: "bandwidth", x: result.Device, by: result.Direction, what: "by GPU, pinned memory, " + what, title: func(*facts) string {
-			groups := groupsOf(rates)
-			if len(groups) == 1 {
-				return fmt.Sprintf("%sll %d GPUs copy within 3%% of each other", when+map[bool]string{true: "A", false: "a"}[when == ""], len(rates))
-			}
-			slow, fast := groups[len(groups)-1], groups[0]
-			return capital(fmt.Sprintf("%scopies to %s run at %s of the speed of those to %s", when, gpuNames(slow.gpus), percentOf(slow.rate/fast.rate), gpuNames(fast.gpus)))
+			return capital(slowest(when, groups))
 		}}
-		if f, ok := p.draw(&b); ok {
+		if f, ok := p.draw(b); ok && len(r.gpus()) > 2 {
 			out = append(out, f)
 		}
 	}
-	draw(alone, "", "each GPU alone")
-	if r.Facts != nil && r.Together != nil {
-		var at []result.Series
-		for _, s := range r.Together.Select(result.View{Series: doctor.TogetherBandwidth}) {
-			if s.Labels.Get(result.Device) != doctor.TogetherSum {
-				one := *s
-				one.Name = "bandwidth"
-				at = append(at, one)
-			}
+	alone := result.Bench{}
+	for _, c := range copiesOf(r) {
+		if c.direction != result.Both {
+			alone.Series = append(alone.Series, *single("alone", result.Labels{{Key: result.Device, Value: strconv.Itoa(c.gpu)}, {Key: result.Direction, Value: c.direction}}, result.GBPerSecond, c.rate))
 		}
-		draw(at, "At once, ", "all GPUs at once")
+	}
+	draw(&alone, "alone", "", "each GPU alone")
+	if r.Facts != nil && r.Together != nil {
+		each := *r.Together
+		each.Series = slices.DeleteFunc(slices.Clone(each.Series), func(s result.Series) bool { return s.Labels.Get(result.Device) == doctor.TogetherSum })
+		draw(&each, doctor.TogetherBandwidth, "at once, ", "all GPUs at once")
 	}
 	return out
 }
 
 // gpuTable has a row for each GPU.
-func gpuTable(r *Result) sheet {
+func gpuTable(r *Result) []sheet {
 	t := sheet{Caption: "The GPUs; pinned copies in GB/s", Text: 2, Head: []string{"GPU", "Link", "To GPU", "From GPU", "Both ways", "Verified", "Mismatches"}}
-	if r.Facts == nil {
-		return sheet{}
-	}
 	copies := copiesOf(r)
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		row := []cell{{Text: strconv.Itoa(d.Ordinal) + "\u00a0\u00a0" + clip(plain(d.Name), 60)}, {Text: "unknown"}}
-		if d.Link != nil && d.Link.Rate > 0 {
-			row[1].Text = d.Link.Now().String()
-			if d.Link.Bottleneck != nil {
-				row[1].More = "behind " + d.Link.Bottleneck.Now().String()
-			}
+	for _, d := range r.gpus() {
+		row := []cell{{Text: fmt.Sprintf("%d\u00a0\u00a0%s", d.Ordinal, clip(plain(d.Name), 60))}, {Text: cmp.Or(linkNow(&d), "unknown")}}
+		if d.Link != nil && d.Link.Bottleneck != nil {
+			row[1].More = "behind " + d.Link.Bottleneck.Now().String()
 		}
-		for _, direction := range []string{result.HostToDevice, result.DeviceToHost, result.Both} {
+		for _, direction := range directions {
 			c := cell{Text: "–"}
 			for _, known := range copies {
 				if known.gpu == d.Ordinal && known.direction == direction {
@@ -594,12 +462,7 @@ func gpuTable(r *Result) sheet {
 		}
 		t.Rows = append(t.Rows, append(row, verified, wrong))
 	}
-	return t.withoutEmpty()
-}
-
-// withoutEmpty drops columns of numbers that have a dash in every row.
-func (t sheet) withoutEmpty() sheet {
-	for j := len(t.Head) - 1; j >= t.Text; j-- {
+	for j := len(t.Head) - 1; j >= t.Text; j-- { // columns without a value
 		if !slices.ContainsFunc(t.Rows, func(row []cell) bool { return row[j].Text != "–" }) {
 			t.Head = slices.Delete(t.Head, j, j+1)
 			for i := range t.Rows {
@@ -607,147 +470,114 @@ func (t sheet) withoutEmpty() sheet {
 			}
 		}
 	}
-	return t
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return []sheet{t}
 }
 
-// needs is what a GPU needs of the host, if none can be used.
-func needs(r *Result) sheet {
-	if r.Facts == nil {
-		return sheet{}
+// linkNow is the link of a GPU as it is trained, or "".
+func linkNow(d *doctor.Device) string {
+	if d.Link == nil || d.Link.Rate == 0 {
+		return ""
 	}
-	t := sheet{Caption: "What a GPU needs of this machine", Text: 3, Head: []string{"Requirement", "State", "Found"}}
-	for _, q := range r.Requirements {
-		state := cell{Text: "present"}
-		switch q.State {
-		case doctor.Missing:
-			state = cell{Text: "missing", Tone: bad}
-		case doctor.Uncertain:
-			state = cell{Text: "unknown", Tone: warn}
-		}
-		t.Rows = append(t.Rows, []cell{{Text: prose(q.Name)}, state, {Text: prose(q.Detail)}})
-	}
-	return t
+	return d.Link.Now().String()
 }
 
 // fieldsOf is what is known of the machine.
 func fieldsOf(r *Result) (out []field) {
-	if r.Facts == nil {
-		return nil
-	}
 	add := func(name, value string) {
 		if value = prose(value); value != "" {
 			out = append(out, field{name, value})
 		}
 	}
-	var mig, addresses, memory []string
-	links := map[string]bool{}
-	var linked []string
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		if d.PCIBusID != "" {
-			addresses = append(addresses, d.PCIBusID)
-		}
-		if m := joined(units.Bytes(d.MemoryTotal), prefixed("compute capability ", d.ComputeCapability)); d.MemoryTotal > 0 && !slices.Contains(memory, m) {
-			memory = append(memory, m)
-		}
+	add("GPUs", joinedWith("; ", joined(gpuModels(r), eachGPU(r, ", ", func(d *doctor.Device) string {
+		return joined(map[bool]string{true: units.Bytes(d.MemoryTotal)}[d.MemoryTotal > 0], prefixed("compute capability ", d.ComputeCapability))
+	})), prefixed("PCI ", eachGPU(r, ", ", func(d *doctor.Device) string { return d.PCIBusID }))))
+	add("MIG", eachGPU(r, ", ", func(d *doctor.Device) string {
 		if strings.HasPrefix(d.UUID, "MIG-") || d.Health != nil && d.Health.MIG != nil && *d.Health.MIG {
-			mig = append(mig, fmt.Sprintf("GPU %d (%s)", d.Ordinal, d.UUID))
+			return fmt.Sprintf("GPU %d is an instance, or divided into some", d.Ordinal)
 		}
-		if text := linkText(d.Link); d.Link != nil && !links[text] {
-			links[text] = true
-			linked = append(linked, strings.TrimPrefix(text, "link "))
-		}
+		return ""
+	}))
+	add("Link", eachGPU(r, "; ", func(d *doctor.Device) string { return strings.TrimPrefix(linkText(d.Link), "link ") }))
+	if r.Facts != nil && r.Host != nil {
+		add("CPU and memory", machineText(r.Host))
+		add("System", systemText(r.Host))
+		add("Runs in", prefixed("Slurm job ", r.Host.Env["SLURM_JOB_ID"]))
 	}
-	add("GPUs", joinedWith("; ", joined(gpuModels(r), strings.Join(memory, ", ")), prefixed("PCI ", strings.Join(addresses, ", "))))
-	add("MIG", prefixed("on: ", strings.Join(mig, ", ")))
-	add("Link", strings.Join(linked, "; "))
-	if h := r.Host; h != nil {
-		add("CPU and memory", machineText(h))
-		add("System", systemText(h))
-		if id := h.Env["SLURM_JOB_ID"]; id != "" {
-			add("Runs in", "Slurm job "+id)
-		}
-	}
-	if l := r.Library; l != nil {
-		add("CUDA", joined(versionsText(l), l.Path))
+	if r.Facts != nil && r.Library != nil {
+		add("CUDA", joined(versionsText(r.Library), r.Library.Path))
 	}
 	return out
+}
+
+// benchTitles name experiments in folds.
+var benchTitles = map[string]string{"bandwidth": "Copies", "latency": "Small copies", "memory": "Memory kept", "alloc": "Pinning", "overlap": "Blocking and overlap", "calls": "CUDA calls", "managed": "Managed memory"}
+
+func benchTitle(name string) string {
+	return cmp.Or(benchTitles[name], capital(clip(words(name), 60)), "Unnamed")
 }
 
 // foldsOf has every measurement as a table, and what was checked.
 func foldsOf(r *Result) (out []fold) {
-	for i := range r.Benches {
-		b := &r.Benches[i]
-		f := fold{Title: benchTitle(b.Name), block: block{Deep: true}}
-		if len(b.Answers) > 0 {
-			f.Answer = clip(prose(b.Answers[0]), 160)
-		} else if len(b.Series) == 0 {
-			f.Answer = "Nothing was measured"
+	add := func(title, answer string, texts []string, tables ...sheet) {
+		f := fold{Title: title, Answer: clip(prose(answer), 160), block: block{Deep: true, Tables: tables}}
+		for _, t := range texts {
+			f.Texts = append(f.Texts, sentence(prose(t)))
 		}
-		if !b.Complete {
-			f.Answer = joinedWith(" ", "Incomplete.", f.Answer)
+		for j := range tables { // of one caption in several folds: each has a name of its own
+			tables[j].Caption = title + ": " + tables[j].Caption
 		}
-		for _, a := range b.Answers {
-			f.Texts = append(f.Texts, prose(a))
-		}
-		f.Texts = append(f.Texts, prosed(b.Notes)...)
-		f.Tables = tablesOf(b)
 		out = append(out, f)
 	}
-	if r.Facts != nil {
-		out = append(out, checkFolds(r)...)
+	for i := range r.Benches {
+		b := &r.Benches[i]
+		answer := map[bool]string{false: "Incomplete."}[b.Complete]
+		if len(b.Answers) > 0 {
+			answer = joinedWith(" ", answer, b.Answers[0])
+		}
+		add(benchTitle(b.Name), cmp.Or(answer, units.Things(len(b.Series), "series", "series")), slices.Concat(b.Answers, b.Notes), tablesOf(b)...)
 	}
-	for i := range out { // tables of one caption in several folds have names of their own
-		for j := range out[i].Tables {
-			out[i].Tables[j].Caption = joinedWith(": ", out[i].Title, out[i].Tables[j].Caption)
+	verified := result.Bench{Views: []result.View{{Title: "bytes compared", Series: "verified", X: "path", Lines: []string{result.Device}}}}
+	for _, l := range r.series() {
+		if l.bench == "verify" && (l.Name == "verified" || l.Name != "round_trips" && l.Median > 0) {
+			verified.Series = append(verified.Series, *l.Series)
 		}
 	}
-	return out
-}
-
-func prosed(all []string) (out []string) {
-	for _, s := range all {
-		out = append(out, sentence(prose(s)))
+	if sum := r.verified(); len(verified.Series) > 0 {
+		add("Verification", fmt.Sprintf("%s, %s, %s", units.Things(sum.Cases, "round trip", "round trips"), units.Data(sum.VerifiedBytes), units.Things(sum.MismatchCount, "mismatch", "mismatches")), nil, tablesOf(&verified)...)
+	}
+	if r.Facts == nil {
+		return out
+	}
+	if t := r.Together; t != nil {
+		var rates []string
+		for _, s := range t.Select(result.View{Series: doctor.TogetherBandwidth, Where: result.Labels{{Key: result.Device, Value: doctor.TogetherSum}}}) {
+			rates = append(rates, units.Rate(s.Median)+" "+nameOf("", s.Labels.Get(result.Direction)))
+		}
+		add("All GPUs at once", cmp.Or(joined(rates...), "not measured"), t.Notes, tablesOf(&result.Bench{Series: t.Series, Views: []result.View{{Title: "pinned copies", Series: doctor.TogetherBandwidth, X: result.Device, Lines: []string{result.Direction}}}})...)
+	}
+	if len(r.Passed) > 0 {
+		add("Checks that passed", units.Things(len(r.Passed), "group of checks", "groups of checks")+" found no problem and no warning", []string{joined(r.Passed...)})
 	}
 	return out
-}
-
-// benchTitle names an experiment in a fold.
-func benchTitle(name string) string {
-	switch name {
-	case "bandwidth":
-		return "Copies"
-	case "latency":
-		return "Small copies"
-	case "memory":
-		return "Memory kept"
-	case "alloc":
-		return "Pinning"
-	case "overlap":
-		return "Blocking and overlap"
-	case "calls":
-		return "CUDA calls"
-	case "managed":
-		return "Managed memory"
-	}
-	return cmp.Or(capital(clip(words(name), 60)), "Unnamed")
 }
 
 // tablesOf returns the views of an experiment, and what they do not show.
 func tablesOf(b *result.Bench) (out []sheet) {
 	shown := map[*result.Series]bool{}
 	for _, v := range b.Views {
-		byUnit := map[result.Unit][]*result.Series{}
+		units := map[result.Unit][]*result.Series{}
 		var order []result.Unit
 		for _, s := range b.Select(v) {
-			shown[s] = true
-			if byUnit[s.Unit] == nil {
+			if shown[s] = true; units[s.Unit] == nil {
 				order = append(order, s.Unit)
 			}
-			byUnit[s.Unit] = append(byUnit[s.Unit], s)
+			units[s.Unit] = append(units[s.Unit], s)
 		}
 		for _, u := range order {
-			out = append(out, viewTable(b, v, byUnit[u]))
+			out = append(out, viewTable(v, units[u]))
 		}
 	}
 	var rest []*result.Series
@@ -757,137 +587,30 @@ func tablesOf(b *result.Bench) (out []sheet) {
 		}
 	}
 	if len(rest) > 0 {
-		out = append(out, listTable("further series", rest))
+		out = append(out, viewTable(result.View{Title: restOf, Series: restOf}, rest))
 	}
 	return out
-}
-
-// checkFolds has what was verified, what passed, and what was read of the machine.
-func checkFolds(r *Result) (out []fold) {
-	var paths []verify.PathReport
-	trips, bytes, mismatches := 0, 0, 0
-	var notes []string
-	for i := range r.Devices {
-		v := r.Devices[i].Verify
-		if v == nil {
-			continue
-		}
-		trips, bytes, mismatches = trips+v.Cases, bytes+v.VerifiedBytes, mismatches+v.MismatchCount
-		paths = addPaths(paths, v.Paths)
-		for _, s := range v.Skipped {
-			notes = append(notes, fmt.Sprintf("GPU %d: skipped %s of %s: %s", r.Devices[i].Ordinal, units.Things(s.Cases, "case", "cases"), s.Path, s.Reason))
-		}
-		for _, m := range v.Mismatches {
-			notes = append(notes, fmt.Sprintf("GPU %d: %s", r.Devices[i].Ordinal, m.String()))
-		}
-		for _, f := range v.Failures {
-			notes = append(notes, fmt.Sprintf("GPU %d: %s", r.Devices[i].Ordinal, f.String()))
-		}
-		if v.Stale != nil {
-			notes = append(notes, fmt.Sprintf("GPU %d: %s", r.Devices[i].Ordinal, staleText(v.Stale)))
-		}
-	}
-	if trips > 0 || len(notes) > 0 {
-		f := fold{Title: "Verification", Answer: fmt.Sprintf("%s, %s, %s", units.Things(trips, "round trip", "round trips"), prose(units.Data(bytes)), units.Things(mismatches, "mismatch", "mismatches"))}
-		if len(paths) > 0 {
-			f.Tables = []sheet{sheetOf("Round trips of all GPUs", pathTable(paths))}
-		}
-		f.Texts = prosed(notes)
-		out = append(out, f)
-	}
-	if t := r.Together; t != nil {
-		f := fold{Title: "All GPUs at once", Answer: togetherText(t), block: block{Texts: prosed(t.Notes)}}
-		f.Tables = tablesOf(&result.Bench{Series: t.Series, Views: []result.View{{Title: "pinned copies at once", Series: doctor.TogetherBandwidth, X: result.Device, Lines: []string{result.Direction}}}})
-		out = append(out, f)
-	}
-	if len(r.Passed) > 0 {
-		out = append(out, fold{Title: "Checks that passed", Answer: units.Things(len(r.Passed), "group of checks", "groups of checks") + " found no problem and no warning",
-			block: block{Texts: []string{sentence(prose(joined(r.Passed...)))}}})
-	}
-	var library []string
-	answer := "none was found"
-	if l := r.Library; l != nil {
-		answer = joined(l.Path, prefixed("found: ", l.Found))
-		library = append(library, l.Notes...)
-		library = append(library, attemptTexts(l.Attempts)...)
-	}
-	if s := r.Search; s != nil {
-		library = append(library, attemptTexts(s.Attempts)...)
-		library = append(library, prefixed("looked in: ", strings.Join(s.Searched, "; ")))
-	}
-	for i := range r.Devices {
-		library = append(library, prefixed(fmt.Sprintf("GPU %d: ", r.Devices[i].Ordinal), r.Devices[i].UUID))
-	}
-	if r.Library != nil || len(library) > 0 {
-		out = append(out, fold{Title: "Library search and identifiers", Answer: prose(answer), block: block{Texts: nonEmpty(prosed(library)...)}})
-	}
-	return out
-}
-
-// sheetOf returns a table of the text as one of the page.
-func sheetOf(caption string, t table) sheet {
-	out := sheet{Caption: caption, Text: 1, Head: t.headers}
-	for _, row := range t.rows {
-		var cells []cell
-		for _, text := range row {
-			cells = append(cells, cell{Text: prose(text)})
-		}
-		out.Rows = append(out.Rows, cells)
-	}
-	return out
-}
-
-func attemptTexts(all []doctor.Attempt) (out []string) {
-	for _, a := range all {
-		if a.Error != "" {
-			out = append(out, fmt.Sprintf("not %s (found: %s): %s", a.Path, a.Found, a.Error))
-		}
-	}
-	return out
-}
-
-// togetherText says what the copies of all GPUs at once reach.
-func togetherText(b *result.Bench) string {
-	var parts []string
-	for _, s := range b.Select(result.View{Series: doctor.TogetherBandwidth, Where: result.Labels{{Key: result.Device, Value: doctor.TogetherSum}}}) {
-		parts = append(parts, prose(units.Rate(s.Median))+" "+traceName(result.Direction, s.Labels.Get(result.Direction)))
-	}
-	return cmp.Or(joined(parts...), "not measured")
 }
 
 // methodText says how the series were measured.
-func methodText(r *Result) (out []string) {
+func methodText(r *Result) []string {
 	least, most, compared, copied := math.MaxInt, 0, 0, 0
-	for _, l := range r.series() {
-		s := l.Series
-		if len(s.Samples) == 0 || s.Unit == result.Count {
-			continue
+	for _, s := range r.series() {
+		if s.bench != "verify" && len(s.Samples) > 0 {
+			least, most = min(least, len(s.Samples)), max(most, len(s.Samples))
+			copied, compared = copied+b2i(s.BytesPerSample > 0 || s.Verified), compared+b2i(s.Verified)
 		}
-		least, most = min(least, len(s.Samples)), max(most, len(s.Samples))
-		copied += b2i(s.BytesPerSample > 0)
-		compared += b2i(s.Verified)
 	}
 	if most == 0 {
 		return nil
 	}
-	samples := units.Count(most)
+	samples := units.Things(most, "sample", "samples")
 	if least < most {
 		samples = units.Count(least) + " to " + samples
 	}
-	text := fmt.Sprintf("Figures are medians of %s samples; 1 GB is 10⁹ bytes, 1 KiB 1,024.", samples)
-	if most == 1 {
-		text = "Each figure is one sample; 1 GB is 10⁹ bytes, 1 KiB 1,024."
-	}
+	text := fmt.Sprintf("Figures are medians of %s; 1 GB is 10⁹ bytes, 1 KiB 1,024.", samples)
 	if compared > 0 {
-		text += fmt.Sprintf(" The bytes of %s of %s series of copies were compared afterwards.", units.Count(compared), units.Count(max(copied, compared)))
+		text += fmt.Sprintf(" The bytes of %s of %s series of copies were compared afterwards.", units.Count(compared), units.Count(copied))
 	}
-	if r.Seconds > 0 {
-		text += " The run took " + units.Seconds(r.Seconds) + "."
-	}
-	return []string{prose(text)}
-}
-
-// footText names the program.
-func footText(r *Result) string {
-	return plain(joined(strings.TrimSpace(r.Tool.Name+" "+r.Tool.Version), r.Tool.Platform))
+	return []string{prose(joinedWith(" ", text, prefixed("The run took ", map[bool]string{true: units.Seconds(r.Seconds) + "."}[r.Seconds > 0])))}
 }
