@@ -64,7 +64,7 @@ func TestReportOfFiles(t *testing.T) {
 	sys = failing(t, "h200-vm", assert.AnError) // nothing is run
 	page, got := reportTo(t, sys, one, two)
 	assert.Equal(t, exitOK, got.code, got.stderr)
-	assert.Contains(t, page, "None of 3 hosts has problems or warnings")
+	assert.Contains(t, page, "All 3 hosts are healthy or measured")
 	page, _ = reportTo(t, sys, one)
 	assert.Contains(t, page, ">Verification</h3>")
 	assert.Contains(t, page, ">Copies</h3>")
