@@ -222,19 +222,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.NoDriver {
 		c.DriverVersion = 0
 	}
-	for _, f := range []struct {
-		name  string
-		value int
-	}{
-		{"DriverVersion", int(c.DriverVersion)}, {"MaxRegister", c.MaxRegister}, {"MaxRegistrations", c.MaxRegistrations},
-		{"MaxPinned", c.MaxPinned}, {"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory}, {"EventResolution", int(c.EventResolution)},
-	} {
-		if f.value < 0 {
-			return c, fmt.Errorf("cudasim: Config.%s %d: cannot be negative", f.name, f.value)
-		}
-	}
-	if c.DriverVersion > math.MaxInt32 { // an int of C
-		return c, fmt.Errorf("cudasim: Config.DriverVersion %d: at most %d", c.DriverVersion, math.MaxInt32)
+	if err := c.checkNumbers(); err != nil {
+		return c, err
 	}
 	if c.QueueDepth == 0 {
 		c.QueueDepth = defaultDepth
@@ -250,19 +239,35 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	c.Devices = devices
-	for _, list := range []struct {
+	return c, errors.Join(c.checkOrdinals("NoPeerAccess", c.NoPeerAccess), c.checkOrdinals("LostPeerCopies", c.LostPeerCopies))
+}
+
+func (c Config) checkNumbers() error {
+	for _, f := range []struct {
 		name  string
-		pairs [][2]int
-	}{{"NoPeerAccess", c.NoPeerAccess}, {"LostPeerCopies", c.LostPeerCopies}} {
-		for _, pair := range list.pairs {
-			for _, ordinal := range pair {
-				if ordinal < 0 || ordinal >= len(devices) {
-					return c, fmt.Errorf("cudasim: Config.%s %v: there are %d devices", list.name, pair, len(devices))
-				}
-			}
+		value int
+	}{
+		{"DriverVersion", int(c.DriverVersion)}, {"MaxRegister", c.MaxRegister}, {"MaxRegistrations", c.MaxRegistrations},
+		{"MaxPinned", c.MaxPinned}, {"LeakAbove", c.LeakAbove}, {"HostMemory", c.HostMemory}, {"EventResolution", int(c.EventResolution)},
+	} {
+		if f.value < 0 {
+			return fmt.Errorf("cudasim: Config.%s %d: cannot be negative", f.name, f.value)
 		}
 	}
-	return c, nil
+	if c.DriverVersion > math.MaxInt32 { // an int of C
+		return fmt.Errorf("cudasim: Config.DriverVersion %d: at most %d", c.DriverVersion, math.MaxInt32)
+	}
+	return nil
+}
+
+// checkOrdinals checks pairs of devices.
+func (c Config) checkOrdinals(field string, pairs [][2]int) error {
+	for _, pair := range pairs {
+		if min(pair[0], pair[1]) < 0 || max(pair[0], pair[1]) >= len(c.Devices) {
+			return fmt.Errorf("cudasim: Config.%s %v: there are %d devices", field, pair, len(c.Devices))
+		}
+	}
+	return nil
 }
 
 func (d DeviceConfig) withDefaults(ordinal int) (DeviceConfig, error) {

@@ -1,6 +1,7 @@
 package cudasim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
@@ -153,39 +154,43 @@ func (c *call) operation(m *copying) *operation {
 			o.uses = append(o.uses, b)
 		}
 	}
-	n := m.dst.n
 	to, from := m.dst.device(), m.src.device()
 	o.between = [...]*device{to, from}
 	switch {
-	case to != nil && from == to:
-		o.engine, o.took = &to.onDevice, to.cfg.Link.OnDevice.time(n)
-	case to != nil && from != nil && to.peersWith(from):
-		o.engine, o.took = &to.onDevice, to.cfg.Link.Peer.time(n)
-		if c.losesPeerCopies(from, to) {
+	case to != nil && from != nil:
+		o.engine, o.took = to.copyFrom(from, m.dst.n)
+		if from != to && to.peersWith(from) && c.losesPeerCopies(from, to) {
 			o.move = func() cudart.Code { return success }
 		}
-	case to != nil && from != nil: // staged through the host
-		o.engine = &to.toDevice
-		o.took = max(from.cfg.Link.DeviceToHost.time(n), to.cfg.Link.HostToDevice.time(n))
-	case to != nil && m.pageable():
-		o.engine, o.took = &to.toDevice, to.cfg.Link.PageableHostToDevice.time(n)
 	case to != nil:
-		o.engine, o.took = &to.toDevice, to.cfg.Link.HostToDevice.time(n)
-	case from != nil && m.pageable():
-		o.engine, o.took = &from.toHost, from.cfg.Link.PageableDeviceToHost.time(n)
+		speed := to.cfg.Link.HostToDevice
+		if m.pageable() {
+			speed = to.cfg.Link.PageableHostToDevice
+		}
+		o.engine, o.took = &to.toDevice, to.shared(speed.time(m.dst.n))
 	case from != nil:
-		o.engine, o.took = &from.toHost, from.cfg.Link.DeviceToHost.time(n)
-	}
-	switch {
-	case to == nil && from != nil:
-		o.took = from.shared(o.took)
-	case from == nil && to != nil:
-		o.took = to.shared(o.took)
+		speed := from.cfg.Link.DeviceToHost
+		if m.pageable() {
+			speed = from.cfg.Link.PageableDeviceToHost
+		}
+		o.engine, o.took = &from.toHost, from.shared(speed.time(m.dst.n))
 	}
 	if m.dst.by != nil || m.src.by != nil {
 		o.measure = func() { o.took += m.src.fault(false) + m.dst.fault(true) }
 	}
 	return o
+}
+
+// copyFrom returns the engine that copies n bytes from another device, or from the same one, and the time.
+func (d *device) copyFrom(from *device, n int) (*engine, time.Duration) {
+	switch {
+	case from == d:
+		return &d.onDevice, d.cfg.Link.OnDevice.time(n)
+	case d.peersWith(from):
+		return &d.onDevice, d.cfg.Link.Peer.time(n)
+	}
+	// Staged through the host.
+	return &d.toDevice, max(from.cfg.Link.DeviceToHost.time(n), d.cfg.Link.HostToDevice.time(n))
 }
 
 // shared returns the time of the next copy over the link, which takes this time if nothing else uses
@@ -359,6 +364,22 @@ type copyAttributes struct {
 	_     uint32   // flags
 }
 
+// copyings checks the copies of a batch. Of a failure it returns the index.
+func (c *call) copyings(by *device, count int) (copies []*copying, index uintptr, code cudart.Code) {
+	dsts, srcs, sizes := array[uintptr](c.ptr(0), count), array[uintptr](c.ptr(1), count), array[int](c.ptr(2), count)
+	for i := range count {
+		m, code := c.copying(by, dsts[i], srcs[i], sizes[i], anyDirection)
+		if code == success && m == nil {
+			code = cudart.ErrInvalidValue
+		}
+		if code != success {
+			return nil, uintptr(i), code
+		}
+		copies = append(copies, m)
+	}
+	return copies, noIndex, success
+}
+
 // batch checks all copies before it makes any.
 func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	count, numAttrs := c.num(3), c.num(6)
@@ -367,7 +388,7 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 	case code != success:
 		return noIndex, code
 	case stream <= streamLegacy, count <= 0, numAttrs <= 0 || numAttrs > count,
-		c.ptr(0) == 0 || c.ptr(1) == 0 || c.ptr(2) == 0 || c.ptr(4) == 0 || c.ptr(5) == 0:
+		slices.Contains([]uintptr{c.ptr(0), c.ptr(1), c.ptr(2), c.ptr(4), c.ptr(5)}, 0):
 		return noIndex, cudart.ErrInvalidValue
 	}
 	for i, a := range array[copyAttributes](c.ptr(4), numAttrs) {
@@ -375,17 +396,9 @@ func (c *call) batch(stream uintptr) (uintptr, cudart.Code) {
 			return noIndex, cudart.ErrInvalidValue
 		}
 	}
-	dsts, srcs, sizes := array[uintptr](c.ptr(0), count), array[uintptr](c.ptr(1), count), array[int](c.ptr(2), count)
-	copies := make([]*copying, count)
-	for i := range copies {
-		m, code := c.copying(st.dev, dsts[i], srcs[i], sizes[i], anyDirection)
-		switch {
-		case code != success:
-			return uintptr(i), code
-		case m == nil:
-			return uintptr(i), cudart.ErrInvalidValue
-		}
-		copies[i] = m
+	copies, index, code := c.copyings(st.dev, count)
+	if code != success {
+		return index, code
 	}
 	for i, m := range copies {
 		o := c.operation(m)

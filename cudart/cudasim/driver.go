@@ -272,6 +272,14 @@ const (
 	pointerDeviceOrdinal = 9
 )
 
+var pointerAttributeSizes = map[int32]int{
+	pointerMemoryType:    4,
+	pointerDevicePointer: 8,
+	pointerHostPointer:   8,
+	pointerIsManaged:     1, // a bool
+	pointerDeviceOrdinal: 4,
+}
+
 // pointerAttributesOfDriver leaves 0 for memory that is not CUDA's.
 func (c *call) pointerAttributesOfDriver() cudart.Code {
 	n := int(c.u32(0))
@@ -281,32 +289,38 @@ func (c *call) pointerAttributesOfDriver() cudart.Code {
 	b := c.blocks.find(c.ptr(3))
 	to := array[uintptr](c.ptr(2), n)
 	for i, attribute := range array[int32](c.ptr(1), n) {
-		var v uint64
-		size := 4
-		switch attribute {
-		case pointerMemoryType:
-			if b != nil {
-				v = 1 // of the host
-				if b.kind == deviceBlock || b.kind == managedBlock {
-					v = 2
-				}
-			}
-		case pointerIsManaged:
-			if size = 1; b != nil && b.kind == managedBlock { // a bool
-				v = 1
-			}
-		case pointerDeviceOrdinal:
-			if b != nil {
-				v = uint64(b.dev.ordinal)
-			}
-		case pointerDevicePointer, pointerHostPointer:
-			if size = 8; b != nil && !(attribute == pointerHostPointer && b.kind == deviceBlock) {
-				v = uint64(c.ptr(3))
-			}
-		default:
+		size, ok := pointerAttributeSizes[attribute]
+		if !ok {
 			return cudart.ErrInvalidValue
 		}
+		v := b.pointerAttribute(attribute, c.ptr(3))
 		copy(bytesAt(to[i], size), unsafe.Slice((*byte)(unsafe.Pointer(&v)), size)) // little-endian
 	}
 	return success
+}
+
+// pointerAttribute returns an attribute of an address in the block, which is nil for memory that is not CUDA's.
+func (b *block) pointerAttribute(attribute int32, at uintptr) uint64 {
+	if b == nil {
+		return 0
+	}
+	switch attribute {
+	case pointerMemoryType:
+		if b.kind == deviceBlock || b.kind == managedBlock {
+			return 2
+		}
+		return 1 // of the host
+	case pointerIsManaged:
+		if b.kind == managedBlock {
+			return 1
+		}
+		return 0
+	case pointerDeviceOrdinal:
+		return uint64(b.dev.ordinal)
+	case pointerHostPointer:
+		if b.kind == deviceBlock {
+			return 0
+		}
+	}
+	return uint64(at)
 }

@@ -113,25 +113,36 @@ func (l *Launch) inaccessible(at uintptr, n int, write bool) string {
 	for at < end {
 		b := l.dev.sim.blocks.find(at)
 		switch {
-		case b == nil && at >= deviceAddresses:
+		case b != nil:
+			if why := l.dev.forbids(b, end, write); why != "" {
+				return why
+			}
+		case at >= deviceAddresses:
 			return "which no device has allocated"
-		case b == nil && l.dev.usesHostTables():
+		case !l.dev.usesHostTables():
+			return "which is host memory that is neither pinned nor managed"
+		default:
 			b = &block{addr: at, size: int(end - at), kind: registeredBlock}
 			if next := l.dev.sim.blocks.overlap(at, int(end-at)); next != nil {
 				b.size = int(next.addr - at)
 			}
-		case b == nil:
-			return "which is host memory that is neither pinned nor managed"
-		case b.kind == deviceBlock && b.dev != l.dev && !slices.Contains(l.dev.peers, b.dev):
-			return fmt.Sprintf("which are of device %d, whose memory this one may not access", b.dev.ordinal)
-		case b.kind == deviceBlock && end > b.end():
-			return fmt.Sprintf("where the allocation of %d bytes at %#x ends", b.size, b.addr)
-		case b.kind == registeredBlock && write && b.flags&registerReadOnly != 0:
-			return "which are registered as read-only"
 		}
 		b.uses++
 		l.uses = append(l.uses, b)
 		at = b.end()
+	}
+	return ""
+}
+
+// forbids returns why the device cannot access a block up to end, "" if it can.
+func (d *device) forbids(b *block, end uintptr, write bool) string {
+	switch {
+	case b.kind == deviceBlock && b.dev != d && !slices.Contains(d.peers, b.dev):
+		return fmt.Sprintf("which are of device %d, whose memory this one may not access", b.dev.ordinal)
+	case b.kind == deviceBlock && end > b.end():
+		return fmt.Sprintf("where the allocation of %d bytes at %#x ends", b.size, b.addr)
+	case b.kind == registeredBlock && write && b.flags&registerReadOnly != 0:
+		return "which are registered as read-only"
 	}
 	return ""
 }

@@ -266,9 +266,7 @@ const (
 	unsetAccessedBy
 )
 
-// advise ignores the place for advice that needs none. As with the real driver, a page
-// that is not read mostly any more stays at its preferred location if that has it, else
-// on the host if that has it, else on one of the devices.
+// advise ignores the place for advice that needs none.
 func (c *call) advise(location int, placed cudart.Code) cudart.Code {
 	s, code := c.managedRange(c.ptr(0), c.num(1))
 	if code != success {
@@ -289,28 +287,34 @@ func (c *call) advise(location int, placed cudart.Code) cudart.Code {
 	}
 	pages := s.pages()
 	for i := range pages {
-		p := &pages[i]
-		switch advice {
-		case setReadMostly:
-			p.readMostly = true
-		case unsetReadMostly:
-			p.readMostly = false
-			stay := p.resident & -p.resident
-			if p.preferred != noLocation && p.resident&locationBit(int(p.preferred)) != 0 {
-				stay = locationBit(int(p.preferred))
-			}
-			c.Sim.put(p, stay)
-		case setPreferredLocation:
-			p.preferred = int8(location)
-		case unsetPreferredLocation:
-			p.preferred = noLocation
-		case setAccessedBy:
-			p.accessedBy |= locationBit(location)
-		case unsetAccessedBy:
-			p.accessedBy &^= locationBit(location)
-		}
+		c.advisePage(&pages[i], advice, location)
 	}
 	return success
+}
+
+// advisePage applies advice to a page. As with the real driver, a page that is not read
+// mostly any more stays at its preferred location if that has it, else on the host if that
+// has it, else on one of the devices.
+func (s *Sim) advisePage(p *pageState, advice, location int) {
+	switch advice {
+	case setReadMostly:
+		p.readMostly = true
+	case unsetReadMostly:
+		p.readMostly = false
+		stay := p.resident & -p.resident
+		if p.atPreferred() {
+			stay = locationBit(int(p.preferred))
+		}
+		s.put(p, stay)
+	case setPreferredLocation:
+		p.preferred = int8(location)
+	case unsetPreferredLocation:
+		p.preferred = noLocation
+	case setAccessedBy:
+		p.accessedBy |= locationBit(location)
+	case unsetAccessedBy:
+		p.accessedBy &^= locationBit(location)
+	}
 }
 
 // Attributes of cudaMemRangeGetAttribute.

@@ -250,18 +250,13 @@ func (c *call) launchKernel() cudart.Code {
 		Block:       [3]int{c.i32(4), c.i32(5), c.i32(6)},
 		SharedBytes: int(c.u32(7)),
 	}
-	g, b := l.Grid, l.Block
-	switch {
+	switch code := f.shapeFits(l); {
 	case st.dev != f.dev:
 		return cudart.ErrInvalidResourceHandle
-	case g[0] <= 0 || g[1] <= 0 || g[2] <= 0 || g[1] > maxGridYZ || g[2] > maxGridYZ,
-		b[0] <= 0 || b[1] <= 0 || b[2] <= 0 || b[2] > maxBlockZ,
-		b[0] > 1<<20 || b[1] > 1<<20 || b[0]*b[1]*b[2] > f.dev.cfg.Attributes[attrBlockThreads],
-		l.SharedBytes > f.shared,
-		c.ptr(10) != 0, len(f.params) > 0 && c.ptr(9) == 0:
+	case c.ptr(10) != 0, len(f.params) > 0 && c.ptr(9) == 0:
 		return cudart.ErrInvalidValue
-	case b[0]*b[1]*b[2] > f.threads:
-		return cudart.ErrLaunchOutOfResources
+	case code != success:
+		return code
 	}
 	for i, n := range f.params {
 		arg := slices.Clone(bytesAt(*pointer[uintptr](c.ptr(9) + uintptr(8*i)), n))
@@ -271,26 +266,45 @@ func (c *call) launchKernel() cudart.Code {
 	if f.kernel.time != nil {
 		o.took += f.kernel.time(l)
 	}
-	// The pointers among the arguments are in use from now on, as far as one can tell.
-	for i, n := range f.params {
-		if n != int(unsafe.Sizeof(uintptr(0))) {
-			continue
-		}
-		at := c.blocks.find(uintptr(Arg[uint64](l, i)))
-		switch {
-		case at == nil:
-		case at.freeing:
-			c.misuse(FreedMemory, -1, "argument %d of kernel %s: memory %#x was freed by cudaFreeAsync", i, f.name, Arg[uint64](l, i))
-		default:
-			o.uses = append(o.uses, at)
-		}
-	}
+	o.uses = c.pointed(l)
 	o.finish = func() { f.pending-- }
 	f.pending++ // now: the code may be unloaded while the call waits for room
 	if code = c.enqueue(st, o); code != success {
 		f.pending--
 	}
 	return code
+}
+
+// shapeFits returns the code of a launch whose shape the kernel or its device does not allow.
+func (f *function) shapeFits(l *Launch) cudart.Code {
+	g, b := l.Grid, l.Block
+	switch {
+	case min(g[0], g[1], g[2], b[0], b[1], b[2]) <= 0, max(g[1], g[2]) > maxGridYZ, b[2] > maxBlockZ,
+		max(b[0], b[1]) > 1<<20 || b[0]*b[1]*b[2] > f.dev.cfg.Attributes[attrBlockThreads],
+		l.SharedBytes > f.shared:
+		return cudart.ErrInvalidValue
+	case b[0]*b[1]*b[2] > f.threads:
+		return cudart.ErrLaunchOutOfResources
+	}
+	return success
+}
+
+// pointed returns the blocks to which arguments point, as far as one can tell: they are in use from the launch on.
+func (c *call) pointed(l *Launch) (uses []*block) {
+	for i, arg := range l.args {
+		if len(arg) != int(unsafe.Sizeof(uintptr(0))) {
+			continue
+		}
+		at := Arg[uint64](l, i)
+		switch b := c.blocks.find(uintptr(at)); {
+		case b == nil:
+		case b.freeing:
+			c.misuse(FreedMemory, -1, "argument %d of kernel %s: memory %#x was freed by cudaFreeAsync", i, l.Kernel, at)
+		default:
+			uses = append(uses, b)
+		}
+	}
+	return uses
 }
 
 // kernelTime is the duration of a kernel that does nothing.

@@ -131,7 +131,7 @@ func (s *Sim) touch(pages []pageState, location int, write bool) (faults int) {
 		case p.resident == 0 && p.preferred != noLocation && int(p.preferred) != location && p.accessedBy&bit != 0:
 			s.bring(p, int(p.preferred), false)
 			continue
-		case p.resident != 0 && (p.accessedBy&bit != 0 || p.preferred != noLocation && p.resident&locationBit(int(p.preferred)) != 0):
+		case p.resident != 0 && (p.accessedBy&bit != 0 || p.atPreferred()):
 			if write {
 				s.put(p, p.resident&-p.resident) // accessed where it lies
 			}
@@ -146,6 +146,11 @@ func (s *Sim) touch(pages []pageState, location int, write bool) (faults int) {
 		s.traffic.FaultsOnDevice += faults
 	}
 	return faults
+}
+
+// atPreferred reports whether the page's preferred location has it.
+func (p *pageState) atPreferred() bool {
+	return p.preferred != noLocation && p.resident&locationBit(int(p.preferred)) != 0
 }
 
 // dropPages removes all pages of a block that is released.

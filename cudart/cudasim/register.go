@@ -34,6 +34,18 @@ func (c *call) hostRegister() cudart.Code {
 		!c.canPin(n, c.cfg.MaxPinned):
 		return cudart.ErrMemoryAllocation
 	}
+	if code := c.checkMapping(addr, n, readOnly); code != success {
+		return code
+	}
+	if !c.canPin(n, c.cfg.HostMemory) || c.leak(n) {
+		return cudart.ErrInvalidValue
+	}
+	c.blocks.insert(&block{addr: addr, size: n, kind: registeredBlock, dev: c.dev, flags: flags})
+	return success
+}
+
+// checkMapping returns the code for memory that the process has mapped in a way that cannot be registered.
+func (c *call) checkMapping(addr uintptr, n int, readOnly bool) cudart.Code {
 	m, err := mappingsOf(addr, n)
 	switch {
 	case err != nil:
@@ -44,10 +56,7 @@ func (c *call) hostRegister() cudart.Code {
 	case !m.writable && m.privateFile:
 		c.misuse(DriverHang, -1, "%#x, %d bytes: a read-only private mapping of a file hangs in the driver", addr, n)
 		return cudart.ErrInvalidValue
-	case !c.canPin(n, c.cfg.HostMemory), c.leak(n):
-		return cudart.ErrInvalidValue
 	}
-	c.blocks.insert(&block{addr: addr, size: n, kind: registeredBlock, dev: c.dev, flags: flags})
 	return success
 }
 

@@ -287,18 +287,7 @@ func (st *stream) destroy() {
 // while it waits and works. It is false when the Sim was closed meanwhile.
 func (st *stream) run(o *operation) bool {
 	s := st.dev.sim
-	for _, m := range o.after {
-		for m.stream.waiting(m.seq) {
-			m.stream.changed.Wait()
-		}
-		st.clock.virtual = max(st.clock.virtual, m.stream.reached)
-	}
-	if r := o.event; r != nil {
-		for !r.done && r.stream.waiting(r.seq) {
-			r.stream.changed.Wait()
-		}
-		st.clock.virtual = max(st.clock.virtual, r.at)
-	}
+	st.follow(o)
 	if !st.unheld() {
 		return false
 	}
@@ -322,6 +311,28 @@ func (st *stream) run(o *operation) bool {
 			return false
 		}
 	}
+	st.do(o)
+	return !s.life.Sealed()
+}
+
+// follow waits for what the operation has to follow in other streams. It releases mu meanwhile.
+func (st *stream) follow(o *operation) {
+	for _, m := range o.after {
+		for m.stream.waiting(m.seq) {
+			m.stream.changed.Wait()
+		}
+		st.clock.virtual = max(st.clock.virtual, m.stream.reached)
+	}
+	if r := o.event; r != nil {
+		for !r.done && r.stream.waiting(r.seq) {
+			r.stream.changed.Wait()
+		}
+		st.clock.virtual = max(st.clock.virtual, r.at)
+	}
+}
+
+// do does the operation's work, or fails it. It releases mu meanwhile.
+func (st *stream) do(o *operation) {
 	if code := o.lost(); code != success && st.dev.broken == success {
 		o.fail = failure{code, true} // the device of the stream is not lost
 	}
@@ -336,13 +347,12 @@ func (st *stream) run(o *operation) bool {
 	case o.fail.code != success:
 		o.code = o.fail.code
 		st.dev.broken = o.code
-		s.wakeAll()
+		st.dev.sim.wakeAll()
 	case o.host != 0:
 		st.callHost(o)
 	case o.move != nil:
-		s.runMove(o)
+		st.dev.sim.runMove(o)
 	}
-	return !s.life.Sealed()
 }
 
 // lost returns what is wrong with a device that is copied to or from.
