@@ -244,33 +244,44 @@ func (p *loop) nextSlot() (*slot, error) {
 			l.setPhase(ending)
 			l.driver.request()
 		}
-		select {
-		case s = <-e.arrived:
-		default:
-			switch err := e.failedBefore(want); err {
-			case nil:
-			case errDrained:
-				return nil, nil
-			default:
-				return nil, err
-			}
-			if e.consuming && !p.allRetained() && !e.draining.Load() {
-				e.consuming = false
-				l.setPhase(waiting)
-			}
-			select {
-			case s = <-e.arrived:
-			case <-e.failed:
-				continue
-			case <-p.ctx.Done():
-				continue
-			}
-		}
-		if l.o.Unordered || s.number == want {
+		s, err := p.receive(want)
+		switch {
+		case err == errDrained:
+			return nil, nil
+		case err != nil:
+			return nil, err
+		case s == nil:
+		case l.o.Unordered || s.number == want:
 			return s, nil
+		default:
+			e.early[s.number] = s
 		}
-		e.early[s.number] = s
 	}
+}
+
+// receive waits for a slot to arrive. It returns the error that ends the epoch before the wanted batch, if there is one, and
+// nil after a change of it, and when the loop's context ends.
+func (p *loop) receive(want int) (*slot, error) {
+	e, l := p.e, p.e.l
+	select {
+	case s := <-e.arrived:
+		return s, nil
+	default:
+	}
+	if err := e.failedBefore(want); err != nil {
+		return nil, err
+	}
+	if e.consuming && !p.allRetained() && !e.draining.Load() {
+		e.consuming = false
+		l.setPhase(waiting)
+	}
+	select {
+	case s := <-e.arrived:
+		return s, nil
+	case <-e.failed:
+	case <-p.ctx.Done():
+	}
+	return nil, nil
 }
 
 // deliver passes a batch to the loop's body for a turn, or longer if it is retained. It returns

@@ -199,21 +199,8 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	l.transforms.init(o.MaxTransforms, o.Workers)
 	l.batch, _ = src.(BatchSource)
 	l.shards, _ = src.(*shards)
-	switch m, ok := src.(memory); {
-	case lists > 0:
-		l.layout.block = max(1, min(maxCopy/layout.bytes, o.slots()/minBlocks))
-		l.host = l.layout.ofIndices()
-		if ok {
-			l.batch = indexLists{m}
-			break
-		}
-		l.gather, l.batch = new(gatherer), noLists{l.shards}
-		if err := l.shards.check(o.BatchSize); err != nil {
-			return nil, err
-		}
-	case ok && dev != nil && layout.bytes <= maxGPUOnly && o.Transform == nil && !o.HostBatches:
-		m.gpuOnly = true
-		l.batch = m
+	if err := l.chooseGather(lists); err != nil {
+		return nil, err
 	}
 	l.order = o.order(l.n)
 	if l.shards != nil && o.Shuffle {
@@ -227,6 +214,27 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 		l.workers[i].init(l)
 	}
 	return l, nil
+}
+
+// chooseGather chooses what fills batches on the GPU: a gatherer by lists of indices, copies of
+// memory, or nothing.
+func (l *Loader) chooseGather(lists int) error {
+	m, inMemory := l.src.(memory)
+	switch {
+	case lists > 0:
+		l.layout.block = max(1, min(maxCopy/l.layout.bytes, l.o.slots()/minBlocks))
+		l.host = l.layout.ofIndices()
+		if inMemory {
+			l.batch = indexLists{m}
+			return nil
+		}
+		l.gather, l.batch = new(gatherer), noLists{l.shards}
+		return l.shards.check(l.o.BatchSize)
+	case inMemory && l.dev != nil && l.layout.bytes <= maxGPUOnly && l.o.Transform == nil && !l.o.HostBatches:
+		m.gpuOnly = true
+		l.batch = m
+	}
+	return nil
 }
 
 // size describes the loader's memory in messages.

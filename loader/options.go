@@ -179,29 +179,35 @@ func (o Options) resolve(src Source, lists int) (Options, layout, error) {
 		o.MaxTransforms = runtime.GOMAXPROCS(0)
 	}
 	o.MaxTransforms = min(o.MaxTransforms, o.Workers)
-	if o.Prefetch == 0 {
-		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(prefetchBytes/l.bytes, 3), maxPrefetch)
-		o.Prefetch = min(ahead, n/l.samples+1)
-	}
-	bytes := l.bytes // of a batch, where it takes more
-	if lists > 0 {
-		bytes = max(bytes, l.ofIndices().bytes)
-	}
-	if o.Prefetch > math.MaxInt/bytes-1 {
-		return o, l, fmt.Errorf("Options.Prefetch is %d: too many batches of %d bytes", o.Prefetch, bytes)
-	}
-	if o.MaxBytes > 0 {
-		fit := o.MaxBytes / bytes
-		if fit < 2 {
-			return o, l, fmt.Errorf("Options.MaxBytes is %d: two batches of %d bytes do not fit", o.MaxBytes, bytes)
-		}
-		o.Prefetch = min(o.Prefetch, fit-1)
+	if o.Prefetch, err = o.prefetch(l, n); err != nil {
+		return o, l, err
 	}
 	l.block = max(1, min(blockBytes/l.bytes, o.slots()/minBlocks))
 	if o.Label == "" {
 		o.Label = "loader"
 	}
 	return o, l, nil
+}
+
+// prefetch returns Prefetch for n samples: its default if it is 0, and no more than MaxBytes allow.
+func (o Options) prefetch(l layout, n int) (int, error) {
+	batches := o.Prefetch
+	if batches == 0 {
+		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(prefetchBytes/l.bytes, 3), maxPrefetch)
+		batches = min(ahead, n/l.samples+1)
+	}
+	bytes := max(l.bytes, l.ofIndices().bytes) // of a batch, where it takes more
+	if batches > math.MaxInt/bytes-1 {
+		return 0, fmt.Errorf("Options.Prefetch is %d: too many batches of %d bytes", batches, bytes)
+	}
+	if o.MaxBytes == 0 {
+		return batches, nil
+	}
+	fit := o.MaxBytes / bytes
+	if fit < 2 {
+		return 0, fmt.Errorf("Options.MaxBytes is %d: two batches of %d bytes do not fit", o.MaxBytes, bytes)
+	}
+	return min(batches, fit-1), nil
 }
 
 // shape returns the number of samples of a source, and the sizes of their fields. A source that is
