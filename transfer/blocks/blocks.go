@@ -708,7 +708,7 @@ func (s *side) outside(i int, index uint32) error {
 // overlap. Of lists in the device's memory it does not see the indices.
 func (b *Copier) check(c *Copy, down bool) error {
 	switch {
-	case c.Size <= 0 || c.Count < 0 || c.DeviceLen < 0 || c.HostStride < 0 || c.DeviceStride < 0:
+	case c.Size <= 0 || min(c.Count, c.DeviceLen, c.HostStride, c.DeviceStride) < 0:
 		return fmt.Errorf("the size must be positive, and the count, the strides of %d and %d and the device's %d bytes not negative", c.HostStride, c.DeviceStride, c.DeviceLen)
 	case c.Count > math.MaxInt/max(c.Size, 4): // 4 bytes of a list
 		return fmt.Errorf("they or their list have more than %d bytes", math.MaxInt)
@@ -721,39 +721,49 @@ func (b *Copier) check(c *Copy, down bool) error {
 	case down && overlap(c.Hosts):
 		return errors.New("two of Hosts overlap")
 	}
-	for _, side := range c.sides(down) {
-		if side.index != nil && side.onDevice != 0 {
-			return fmt.Errorf("the %s has two lists: one on the host, and one in the device's memory", side.name)
+	sides := c.sides(down)
+	for i := range sides {
+		if err := b.checkSide(c, &sides[i]); err != nil {
+			return err
 		}
-		if side.onDevice%4 != 0 {
-			return fmt.Errorf("the %s's list at %v is not at a multiple of 4 bytes", side.name, side.onDevice)
+	}
+	return nil
+}
+
+func (b *Copier) checkSide(c *Copy, side *side) error {
+	switch {
+	case side.index != nil && side.onDevice != 0:
+		return fmt.Errorf("the %s has two lists: one on the host, and one in the device's memory", side.name)
+	case side.onDevice%4 != 0:
+		return fmt.Errorf("the %s's list at %v is not at a multiple of 4 bytes", side.name, side.onDevice)
+	case side.target && side.stride < c.Size && c.Count > 1:
+		return fmt.Errorf("blocks overlap in the %s's memory, %d bytes apart", side.name, side.stride)
+	case c.Count == 0:
+		return nil
+	case side.index != nil:
+		return b.checkIndices(side)
+	case side.onDevice == 0 && c.Count > side.blocks || side.blocks == 0:
+		return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", side.blocks, side.name, side.n, side.blocks)
+	}
+	return nil
+}
+
+// checkIndices checks the list on the host.
+func (b *Copier) checkIndices(side *side) error {
+	largest := uint32(0)
+	for i, at := range side.index {
+		if largest = max(largest, at); int(at) >= side.blocks {
+			return side.outside(i, at)
 		}
-		if side.target && side.stride < c.Size && c.Count > 1 {
-			return fmt.Errorf("blocks overlap in the %s's memory, %d bytes apart", side.name, side.stride)
-		}
-		if c.Count == 0 {
-			continue
-		}
-		if side.index == nil {
-			if side.onDevice == 0 && c.Count > side.blocks || side.blocks == 0 {
-				return fmt.Errorf("block %d is not within the %s's %d bytes: they have %d blocks", side.blocks, side.name, side.n, side.blocks)
-			}
-			continue
-		}
-		largest := uint32(0)
-		for i, at := range side.index {
-			if largest = max(largest, at); int(at) >= side.blocks {
-				return side.outside(i, at)
-			}
-		}
-		if side.target {
-			seen := b.seen.Get().(*bitSet)
-			i := seen.firstTwice(side.index, int(largest))
-			b.seen.Put(seen)
-			if i >= 0 {
-				return fmt.Errorf("block %d overlaps another one in the %s's memory: duplicate index %d", i, side.name, side.index[i])
-			}
-		}
+	}
+	if !side.target {
+		return nil
+	}
+	seen := b.seen.Get().(*bitSet)
+	i := seen.firstTwice(side.index, int(largest))
+	b.seen.Put(seen)
+	if i >= 0 {
+		return fmt.Errorf("block %d overlaps another one in the %s's memory: duplicate index %d", i, side.name, side.index[i])
 	}
 	return nil
 }
