@@ -99,10 +99,19 @@ func (p Part) check() error {
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on, it has %d", quote(t.Name), t.File.name, p.Size, p.From, t.Size)
 	case p.Row == 0 && p.Stride != 0:
 		return fmt.Errorf("tensor %s of %s: a Stride of %d without a Row: want both, or neither", quote(t.Name), t.File.name, p.Stride)
-	case p.Row < 0 || p.Row > 0 && (p.Stride < p.Row || p.Size > 0 && (p.Size-1)/p.Row > (t.Size-p.From)/p.Stride || p.end() > t.Size):
+	case !p.rowsFit():
 		return fmt.Errorf("tensor %s of %s: %d bytes from byte %d on in rows of %d every %d bytes, it has %d", quote(t.Name), t.File.name, p.Size, p.From, p.Row, p.Stride, t.Size)
 	}
 	return nil
+}
+
+// rowsFit reports whether the rows do not overlap, and end within the tensor.
+func (p Part) rowsFit() bool {
+	if p.Row <= 0 {
+		return p.Row == 0
+	}
+	room := p.Tensor.Size - p.From
+	return p.Stride >= p.Row && (p.Size == 0 || (p.Size-1)/p.Row <= room/p.Stride) && p.end() <= p.Tensor.Size
 }
 
 // row returns the number of bytes from byte i of the part on, where a row begins, that are neighbours.
