@@ -107,27 +107,9 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 		return nil, errNotMade
 	case !a.concurrent:
 		return nil, ErrNotConcurrent
-	case o.Budget <= 0:
-		return nil, fmt.Errorf("PlanOptions.Budget of %d: must be positive", o.Budget)
-	case o.Chunk < 0 || o.Chunk%blockSize != 0:
-		return nil, fmt.Errorf("PlanOptions.Chunk of %d: must be a multiple of 2 MiB", o.Chunk)
-	case o.In < 0 || o.In > maxMoves:
-		return nil, fmt.Errorf("PlanOptions.In of %d: must be from 0 to %d", o.In, maxMoves)
-	case o.Out < 0 || o.Out > maxMoves:
-		return nil, fmt.Errorf("PlanOptions.Out of %d: must be from 0 to %d", o.Out, maxMoves)
 	}
-	for i, step := range steps {
-		for _, u := range step {
-			if err := u.Range.check(); err != nil {
-				return nil, fmt.Errorf("step %d: %w", i, err)
-			}
-			if u.Range.Memory.a != a {
-				return nil, fmt.Errorf("step %d: %v: is of another allocator", i, u.Range.Memory)
-			}
-			if u.Mode < ReadWrite || u.Mode > InPlace {
-				return nil, fmt.Errorf("step %d: the mode %d is unknown", i, u.Mode)
-			}
-		}
+	if err := cmp.Or(o.check(), a.checkSteps(steps)); err != nil {
+		return nil, err
 	}
 	inPlace, accessed, err := findInPlace(steps)
 	if err != nil {
@@ -139,6 +121,37 @@ func (a *Allocator) newPlan(steps []Step, o PlanOptions) (*Plan, error) {
 	}
 	s.traffic.InPlace = accessed
 	return &Plan{a: a, o: o, steps: len(steps), inPlace: inPlace, schedule: s, running: make(chan struct{}, 1)}, nil
+}
+
+func (o PlanOptions) check() error {
+	switch {
+	case o.Budget <= 0:
+		return fmt.Errorf("PlanOptions.Budget of %d: must be positive", o.Budget)
+	case o.Chunk < 0 || o.Chunk%blockSize != 0:
+		return fmt.Errorf("PlanOptions.Chunk of %d: must be a multiple of 2 MiB", o.Chunk)
+	case o.In < 0 || o.In > maxMoves:
+		return fmt.Errorf("PlanOptions.In of %d: must be from 0 to %d", o.In, maxMoves)
+	case o.Out < 0 || o.Out > maxMoves:
+		return fmt.Errorf("PlanOptions.Out of %d: must be from 0 to %d", o.Out, maxMoves)
+	}
+	return nil
+}
+
+func (a *Allocator) checkSteps(steps []Step) error {
+	for i, step := range steps {
+		for _, u := range step {
+			if err := u.Range.check(); err != nil {
+				return fmt.Errorf("step %d: %w", i, err)
+			}
+			if u.Range.Memory.a != a {
+				return fmt.Errorf("step %d: %v: is of another allocator", i, u.Range.Memory)
+			}
+			if u.Mode < ReadWrite || u.Mode > InPlace {
+				return fmt.Errorf("step %d: the mode %d is unknown", i, u.Mode)
+			}
+		}
+	}
+	return nil
 }
 
 // Traffic has the bytes that one Run moves, and that its steps access in place.
