@@ -149,7 +149,10 @@ func (k *Kernel) Launch(s *cudart.Stream, c Config, args ...Value) error {
 		return k.errorf("%w", errNilStream)
 	}
 	m := k.module
-	if err := k.check(c, args); err != nil {
+	if err := k.checkShape(c); err != nil {
+		return err
+	}
+	if err := k.checkArgs(args); err != nil {
 		return err
 	}
 	if !m.life.Begin() {
@@ -176,7 +179,7 @@ const (
 	maxBlockZ           = 64
 )
 
-func (k *Kernel) check(c Config, args []Value) error {
+func (k *Kernel) checkShape(c Config) error {
 	l, grid, block := k.limits, c.Grid, c.Block
 	switch {
 	case grid.X <= 0 || grid.Y < 0 || grid.Z < 0:
@@ -189,6 +192,12 @@ func (k *Kernel) check(c Config, args []Value) error {
 		return k.invalid("block %+v: at most %d threads, %d in z", block, l.BlockThreads, maxBlockZ)
 	case c.SharedBytes < 0 || c.SharedBytes > l.DynamicShared:
 		return k.invalid("%d bytes of shared memory: 0 to %d (AllowShared raises it)", c.SharedBytes, l.DynamicShared)
+	}
+	return nil
+}
+
+func (k *Kernel) checkArgs(args []Value) error {
+	switch {
 	case len(args) > MaxArgs:
 		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
 	case !k.parsed:
