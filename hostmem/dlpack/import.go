@@ -93,13 +93,20 @@ func (c *cTensor) read() (t Tensor, n int, err error) {
 	if err != nil || n == 0 || c.strides == 0 {
 		return t, n, err
 	}
-	strides := ints(c.strides, c.ndim)
-	for i := range strides {
-		if t.Shape[i] != 1 && strides[i] != compact[i] {
-			return t, 0, fmt.Errorf("its shape is %v and its strides are %v, and only arrays without gaps, row-major as in C, are supported: %w", t.Shape, strides, errors.ErrUnsupported)
-		}
+	if strides := ints(c.strides, c.ndim); !t.same(strides, compact) {
+		return t, 0, fmt.Errorf("its shape is %v and its strides are %v, and only arrays without gaps, row-major as in C, are supported: %w", t.Shape, strides, errors.ErrUnsupported)
 	}
 	return t, n, nil
+}
+
+// same reports whether two strides address the same elements.
+func (t Tensor) same(a, b []int) bool {
+	for i, n := range t.Shape {
+		if n != 1 && a[i] != b[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // ints copies n numbers of C's.
