@@ -262,6 +262,10 @@ func (p Plan) normal() (Plan, error) {
 		p.Offsets = allOffsets
 	}
 	p.MaxDetails = cmp.Or(p.MaxDetails, defaultMaxDetails)
+	return p, p.check()
+}
+
+func (p Plan) check() error {
 	var errs []error
 	if min(p.Variants, p.MaxBytes, p.MaxDetails) < 0 {
 		errs = append(errs, fmt.Errorf("Plan.Variants of %d, MaxBytes of %d, MaxDetails of %d: must not be negative", p.Variants, p.MaxBytes, p.MaxDetails))
@@ -287,10 +291,10 @@ func (p Plan) normal() (Plan, error) {
 			errs = append(errs, fmt.Errorf("Plan.Offsets has %+v: must be 0 to %d bytes", o, maxOffsetBytes))
 		}
 	}
-	return p, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
-// known returns an error unless all has the value of a field of Plan.
+// oneOf returns an error unless all has the value of a field of Plan.
 func oneOf[T ~string](field, what string, v T, all []T) error {
 	if slices.Contains(all, v) {
 		return nil

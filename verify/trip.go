@@ -101,11 +101,17 @@ func (t *trip) allocate(ctx context.Context, streams int) (err error) {
 		}
 		t.closers.Push(releasing("the code of kernels", t.gpu.CloseContext))
 	}
+	return t.openEnds(ctx)
+}
+
+// openEnds allocates host memory, if the path has some.
+func (t *trip) openEnds(ctx context.Context) error {
+	open := t.path.info().open
+	if open == nil {
+		return nil
+	}
 	for _, e := range []**end{&t.source, &t.sink} {
-		if t.path.info().open == nil {
-			break
-		}
-		made, err := t.path.info().open(ctx, t)
+		made, err := open(ctx, t)
 		if err != nil {
 			return err
 		}
