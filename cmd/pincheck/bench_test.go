@@ -32,7 +32,7 @@ import (
 func counting(name string, at func()) measure.Experiment {
 	return measure.Experiment{
 		Name: name, Group: "Copies:", Question: "How many?", Long: "Counts, for " + name + ".",
-		Views: []result.View{{Title: "By size", Series: "counted", X: result.Size, Lines: []string{result.Device}}},
+		Views: []result.View{{Title: "By size", Series: "counted", X: result.Size, Lines: []string{result.Device}, Main: true}},
 		Plan: func(env measure.Env) ([]measure.Group, error) {
 			sizes := []int{4096, 65536, 1 << 20}
 			if env.Quick {
@@ -57,8 +57,8 @@ func counting(name string, at func()) measure.Experiment {
 			}
 			return []measure.Group{g}, nil
 		},
-		Explain: func(_ measure.Env, b *result.Bench) []string {
-			return []string{fmt.Sprintf("%d series", len(b.Series))}
+		Explain: func(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+			return []string{fmt.Sprintf("%d series", len(b.Series))}, []result.Table{{Title: "t", Columns: []string{"n"}, Rows: []result.Row{{Name: "r", Cells: []*result.Quantity{{Value: float64(len(b.Series)), Unit: result.Count}}}}}}
 		},
 	}
 }
@@ -121,7 +121,7 @@ func TestBench(t *testing.T) {
 	}
 	got = call(t, sys, "bench", "bandwidth", "--sizes", "8K, 4KiB,8192", "--sizes=1M")
 	assert.Equal(t, exitOK, got.code)
-	assert.Regexp(t, `(?m)^ +4 KiB +4\.10 +5\.00\n +8 KiB +8\.19 +5\.00\n +1 MiB +1,049 +5\.00\n +expected: from a table$`, got.stdout)
+	assert.Regexp(t, `(?m)^ +4 KiB +4\.10\n +8 KiB +8\.19\n +1 MiB +1,049\n +reference, 1 MiB +5\.00\n(?s).*^Reference: a table$`, got.stdout)
 	assert.Contains(t, got.stdout, "3 series")
 }
 
@@ -210,7 +210,7 @@ func TestBenchWithoutGPU(t *testing.T) {
 	assert.Contains(t, r.Benches[0].Question, fmt.Sprintf("process %d ", os.Getpid()))
 	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(os.Getpid()), "--watch", "1h", "--timeout", "100ms")
 	assert.Equal(t, exitIncomplete, got.code)
-	assert.Regexp(t, `In \d\.\d s \([\d,]+ looks?\) it pinned`, strings.Join(strings.Fields(got.stdout), " ")) // tests beside it may pin
+	assert.Regexp(t, `In \d\.\d s \([\d,]+ looks?\) the process pinned`, strings.Join(strings.Fields(got.stdout), " ")) // tests beside it may pin
 	got = call(t, sys, "bench", "memory", "--pid", strconv.Itoa(math.MaxInt32))
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "no such process")
@@ -295,7 +295,7 @@ func TestBenchWrongUsage(t *testing.T) {
 	sys.experiments = append(sys.experiments, large)
 	got = call(t, sys, "bench", "all")
 	assert.Equal(t, exitProblems, got.code)
-	assert.Regexp(t, `(?s)bandwidth\nAsked.*memory\nAsked.*Error +large: it takes`, got.stdout)
+	assert.Regexp(t, `(?s)^Problems: 1 error .*\nbandwidth  3 series\n.*\nmemory     3 series\n.*Error +large: it takes`, got.stdout)
 }
 
 // The flags of frames reach the experiment; those that are not given leave it its own.

@@ -36,7 +36,7 @@ func copying(rate float64) measure.Experiment {
 			}
 			return []measure.Group{g}, nil
 		},
-		Explain: func(measure.Env, *result.Bench) []string { return nil },
+		Explain: func(measure.Env, *result.Bench) ([]string, []result.Table) { return nil, nil },
 	}
 }
 

@@ -8,10 +8,8 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -54,9 +52,9 @@ cudaHostAlloc, by registration, by populating pages in parallel first, and by a
 pool that lends pinned memory again.`,
 	Related: "pincheck bench memory, pincheck explain slow_pinning",
 	Views: []result.View{
-		{Title: "Pinning, GB/s", Series: pinRate, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Pinning", Series: pinRate, X: result.Size, Lines: []string{result.Method}, Main: true},
 		{Title: "Pinning, time", Series: pinTime, X: result.Size, Lines: []string{result.Method}},
-		{Title: "Unpinning, GB/s", Series: unpinRate, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Unpinning", Series: unpinRate, X: result.Size, Lines: []string{result.Method}},
 		{Title: "Unpinning, time", Series: unpinTime, X: result.Size, Lines: []string{result.Method}},
 	},
 	Plan:    planAlloc,
@@ -361,82 +359,30 @@ func pinFromPool(ctx context.Context, p *pinner, n int) (hostkind.Memory, func()
 	return hostkind.Pinned(l), func() error { return l.Release() }, nil
 }
 
-func explainAlloc(_ measure.Env, b *result.Bench) []string {
-	var answers []string
-	conclude := func(format string, args ...any) { answers = append(answers, sentence(fmt.Sprintf(format, args...))) }
-	rates := largest(b, pinRate)
-	// Memory that is populated already, or pinned, is none that was pinned from nothing.
-	for _, no := range []string{registerPopulated, poolFirst, powerOfTwo} {
-		delete(rates, no)
-	}
-	if best := bestOf(rates); best != nil && len(rates) > 1 {
-		size := sizeOf(best.Labels)
-		text := fmt.Sprintf("%s pins fastest here: %s in %s, %s", methodInWords(best), units.Bytes(size), units.Seconds(float64(size)/1e9/best.Median), units.Rate(best.Median))
-		for _, other := range []string{cudas, registerPlain, registerAligned, ours} {
-			if s := rates[other]; s != nil && s != best {
-				text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, s.Median), methodInWords(s), units.Rate(s.Median))
-			}
+func explainAlloc(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	none := func(*answers) *result.Series { return nil }
+	return explained(b, none, func(a *answers) {
+		at := a.largest(pinRate, result.Method, ours)
+		if at == nil {
+			at = a.largest(pinRate)
 		}
-		conclude("%s", text)
-	}
-	times := largest(b, pinTime)
-	if rounded, exact := times[powerOfTwo], times[cudas]; rounded != nil && exact != nil && sizeOf(rounded.Labels) == sizeOf(exact.Labels) {
-		n := sizeOf(rounded.Labels)
-		text := fmt.Sprintf("An allocator that rounds up to powers of two pins %s for %s, in %s where cudaHostAlloc of the exact size takes %s",
-			units.Bytes(roundedUp(n)), units.Bytes(n), units.Seconds(rounded.Median), units.Seconds(exact.Median))
-		if s := times[ours]; s != nil && sizeOf(s.Labels) == n {
-			text += fmt.Sprintf(" and hostmem.Alloc %s", units.Seconds(s.Median))
+		of := func(method string) *result.Series { return a.other(at, pinRate, result.Method, method) }
+		a.faster("%s pins %s as fast as %s.", named{"hostmem.Alloc", of(ours)}, named{"cudaHostAlloc", of(cudas)})
+		if at == nil {
+			return
 		}
-		conclude("%s", text)
-	}
-	if first, again := times[poolFirst], times[poolReuse]; first != nil && again != nil && sizeOf(first.Labels) == sizeOf(again.Labels) {
-		conclude("The first lease of %s from a pool takes %s, and its reuse %s", units.Bytes(sizeOf(first.Labels)), units.Seconds(first.Median), units.Seconds(again.Median))
-	}
-	if s := times[registerPopulated]; s != nil {
-		conclude("Registering %s that is resident already takes %s: the rest of the time to pin goes into making pages", units.Bytes(sizeOf(s.Labels)), units.Seconds(s.Median))
-	}
-	return answers
-}
-
-// largest returns the series of a name with the largest size that any has, by method.
-func largest(b *result.Bench, name string) map[string]*result.Series {
-	all := b.Select(result.View{Series: name})
-	largest := 0
-	for _, s := range all {
-		largest = max(largest, sizeOf(s.Labels))
-	}
-	found := map[string]*result.Series{}
-	for _, s := range all {
-		if sizeOf(s.Labels) == largest {
-			found[s.Labels.Get(result.Method)] = s
+		size := units.Bytes(sizeOf(at.Labels))
+		a.row("at "+size, named{"hostmem.Alloc", of(ours)}, named{"cudaHostAlloc", of(cudas)}, named{"power of two", of(powerOfTwo)}, named{"register", of(registerPlain)})
+		first := a.largest(pinTime, result.Method, poolFirst)
+		again := a.other(first, pinTime, result.Method, poolReuse)
+		if again != nil {
+			a.row("pool, "+units.Bytes(sizeOf(again.Labels)), named{"first lease", first}, named{"again", again})
 		}
-	}
-	return found
-}
-
-// bestOf returns the series with the highest median, or nil.
-func bestOf(series map[string]*result.Series) *result.Series {
-	var best *result.Series
-	for _, s := range series {
-		if best == nil || cmp.Or(cmp.Compare(s.Median, best.Median), cmp.Compare(best.Labels.Get(result.Method), s.Labels.Get(result.Method))) > 0 {
-			best = s
+		if rounded, exact := a.other(at, pinTime, result.Method, powerOfTwo), a.other(at, pinTime, result.Method, cudas); rounded != nil && exact != nil {
+			a.say("An allocator that rounds up to a power of two pins %s for %s, and takes %s instead of %s.", units.Bytes(roundedUp(sizeOf(at.Labels))), size, units.Seconds(rounded.Median), units.Seconds(exact.Median))
 		}
-	}
-	return best
-}
-
-// methodInWords returns the method of a series in words.
-func methodInWords(s *result.Series) string {
-	switch m := s.Labels.Get(result.Method); m {
-	case ours:
-		return "hostmem.Alloc"
-	case cudas:
-		return "cudaHostAlloc"
-	case registerPlain:
-		return "cudaHostRegister of memory that is not populated"
-	case registerAligned:
-		return "cudaHostRegister of posix_memalign"
-	default:
-		return m
-	}
+		if s := a.other(at, pinTime, result.Method, registerPopulated); s != nil {
+			a.say("Registering %s of resident memory takes %s. The rest of the time to pin is for populating the pages.", size, units.Seconds(s.Median))
+		}
+	}, nothingMore)
 }

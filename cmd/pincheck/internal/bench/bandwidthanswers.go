@@ -1,213 +1,159 @@
-// Conclusions of bandwidth: sentences from its series.
+// Conclusions of bandwidth.
 
 package bench
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
-	"strings"
+	"strconv"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// copiesOf returns the series of bandwidth of a device, a kind of memory and a direction.
-func copiesOf(b *result.Bench, device, memory, direction string) []*result.Series {
-	return b.Select(result.View{Series: seriesBandwidth, Where: result.Labels{
-		{Key: result.Device, Value: device}, {Key: result.Memory, Value: memory}, {Key: result.Direction, Value: direction}}})
+func explainBandwidth(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	return explained(b, func(a *answers) *result.Series { return a.pinned(result.HostToDevice) }, (*answers).reached, func(a *answers) {
+		a.kinds()
+		a.whereSizeMatters()
+		a.bothAtOnce()
+		a.allAtOnce()
+		a.deviceMemory()
+	})
 }
 
-// bothDirections are the directions one after the other.
-var bothDirections = []string{result.HostToDevice, result.DeviceToHost}
+// pinned returns the largest copies of registered memory in a direction.
+func (a *answers) pinned(direction string) *result.Series {
+	return a.largest(seriesBandwidth, result.Memory, memoryRegistered, result.Direction, direction)
+}
 
-func explainBandwidth(_ measure.Env, b *result.Bench) []string {
-	var out []string
-	conclude := func(sentence string) {
-		if sentence != "" {
-			out = append(out, sentence)
+// reached is the rate of registered memory, beside the reference if there is one.
+func (a *answers) reached() {
+	up, down := a.pinned(result.HostToDevice), a.pinned(result.DeviceToHost)
+	if up == nil || down == nil {
+		return
+	}
+	text := units.Rate(up.Median) + " to GPU and " + units.Number(down.Median, 3) + " from GPU"
+	least := 0.0
+	for _, s := range []*result.Series{up, down} {
+		if e := s.Expected; e != nil && e.Value > 0 && (least == 0 || s.Median/e.Value < least) {
+			least = s.Median / e.Value
 		}
 	}
-	devices := devicesOf(b, seriesBandwidth)
-	for _, d := range devices {
-		conclude(reached(b, d))
+	if least > 0 {
+		text += ", " + units.Share(least) + " of the reference"
 	}
-	for _, d := range devices {
-		conclude(pinnedGain(b, d))
-		conclude(stagedGain(b, d))
-		conclude(otherKinds(b, d))
-	}
-	if len(devices) > 0 {
-		conclude(whereSizeMatters(b, devices[0]))
-	}
-	for _, d := range devices {
-		conclude(bothAtOnce(b, d))
-	}
-	for _, direction := range append(slices.Clone(bothDirections), result.Both) {
-		conclude(sharedUplink(b, direction))
-	}
-	for _, d := range devicesOf(b, seriesDeviceMemory) {
-		conclude(notTheCardsMemory(b, d))
-	}
-	return out
+	a.say("Pinned copies reach %s.", text)
 }
 
-// reached says how fast registered memory is, and how near to the reference.
-func reached(b *result.Bench, device string) string {
-	var parts []string
-	for _, direction := range bothDirections {
-		all, ok := sameSize(copiesOf(b, device, memoryRegistered, direction))
-		if !ok {
-			continue
+// kindNames are the kinds of memory, in the order of a table.
+var kindNames = []struct{ memory, name string }{
+	{memoryHostAlloc, "cudaHostAlloc"}, {memoryRegistered, "registered"}, {memoryWriteCombined, "write-combined"},
+	{memoryManaged, "managed"}, {memoryStaged, "pageable, staged"}, {memoryPageable, "pageable"},
+}
+
+// kinds compares kinds of memory in copies of the largest size that pageable memory has.
+func (a *answers) kinds() {
+	pageable := a.largest(seriesBandwidth, result.Memory, memoryPageable, result.Direction, result.HostToDevice)
+	if pageable == nil {
+		pageable = a.pinned(result.HostToDevice)
+	}
+	if pageable == nil {
+		return
+	}
+	of := func(memory, direction string) *result.Series {
+		return a.other(pageable, seriesBandwidth, result.Memory, memory, result.Direction, direction)
+	}
+	a.faster("%s uploads %s as fast as %s.", named{"pinned memory", of(memoryRegistered, result.HostToDevice)}, named{"pageable memory", of(memoryPageable, result.HostToDevice)})
+	smallest := a.smallest(seriesBandwidth, result.Memory, memoryRegistered, result.Direction, result.HostToDevice)
+	size := units.Bytes(sizeOf(pageable.Labels))
+	brief := result.Table{Only: result.Summary, Title: "at " + size, Columns: []string{"pinned", "pageable", "staged"}}
+	if smallest != nil && sizeOf(smallest.Labels) < sizeOf(pageable.Labels) {
+		brief.Columns = append(brief.Columns, units.Bytes(sizeOf(smallest.Labels))+" pinned")
+	} else {
+		smallest = nil
+	}
+	for _, d := range allDirections {
+		cells := []*result.Quantity{of(memoryRegistered, d).Quantity(), of(memoryPageable, d).Quantity(), of(memoryStaged, d).Quantity()}
+		if smallest != nil {
+			cells = append(cells, a.other(smallest, seriesBandwidth, result.Direction, d).Quantity())
 		}
-		s := all[0]
-		part := fmt.Sprintf("%s %s in copies of %s", units.Rate(s.Median), directionText(direction), units.Bytes(sizeOf(s.Labels)))
-		if e := s.Expected; e != nil && e.Value > 0 {
-			part += fmt.Sprintf(" (%s of %s, %s)", units.Share(s.Median/e.Value), units.Rate(e.Value), e.Source)
-		}
-		parts = append(parts, part)
+		brief.Add(directionText(d), "", cells...)
 	}
-	if len(parts) == 0 {
-		return ""
+	a.table(brief)
+	all := result.Table{Title: size + " by kind of memory", Columns: []string{"to GPU", "from GPU"}, Only: result.Alone}
+	for _, k := range kindNames {
+		all.Add(k.name, "", of(k.memory, result.HostToDevice).Quantity(), of(k.memory, result.DeviceToHost).Quantity())
 	}
-	return fmt.Sprintf("GPU %s: registered memory reaches %s.", device, list(parts))
+	if len(all.Rows) > 1 {
+		a.table(all)
+	}
 }
 
-// against returns what registered memory reaches and what another kind does, in copies of
-// one size, as "55.4 GB/s against 9.30 GB/s", and how many times as fast registered memory is.
-func against(b *result.Bench, device, memory, direction string) (text string, size int, times float64, ok bool) {
-	pair, ok := sameSize(copiesOf(b, device, memoryRegistered, direction), copiesOf(b, device, memory, direction))
-	if !ok || pair[1].Median <= 0 {
-		return "", 0, 0, false
-	}
-	return fmt.Sprintf("%s against %s", units.Rate(pair[0].Median), units.Rate(pair[1].Median)), sizeOf(pair[0].Labels), pair[0].Median / pair[1].Median, true
-}
-
-func pinnedGain(b *result.Bench, device string) string {
-	var parts []string
-	for _, direction := range bothDirections {
-		if text, size, times, ok := against(b, device, memoryPageable, direction); ok {
-			parts = append(parts, fmt.Sprintf("%s as fast %s (%s, copies of %s)", units.Times(times), directionText(direction), text, units.Bytes(size)))
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return "Beside pageable memory and cudaMemcpy, pinned memory is " + list(parts) + "."
-}
-
-func stagedGain(b *result.Bench, device string) string {
-	var parts []string
-	for _, direction := range bothDirections {
-		pair, ok := sameSize(copiesOf(b, device, memoryStaged, direction), copiesOf(b, device, memoryRegistered, direction))
-		if ok && pair[1].Median > 0 {
-			parts = append(parts, fmt.Sprintf("%s %s (%s of registered memory)", units.Rate(pair[0].Median), directionText(direction), units.Share(pair[0].Median/pair[1].Median)))
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return "Pageable memory that package transfer stages through pinned memory reaches " + list(parts) + "."
-}
-
-func otherKinds(b *result.Bench, device string) string {
-	var parts []string
-	for _, memory := range []string{memoryHostAlloc, memoryWriteCombined, memoryManaged} {
-		for _, direction := range bothDirections {
-			pair, ok := sameSize(copiesOf(b, device, memory, direction), copiesOf(b, device, memoryRegistered, direction))
-			if ok && pair[1].Median > 0 {
-				parts = append(parts, fmt.Sprintf("%s %s %s", strings.ReplaceAll(memory, "_", " "), units.Share(pair[0].Median/pair[1].Median), directionText(direction)))
-			}
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return "Beside registered memory, other kinds reach: " + list(parts) + "."
-}
-
-func whereSizeMatters(b *result.Bench, device string) string {
-	all := copiesOf(b, device, memoryRegistered, result.HostToDevice)
+func (a *answers) whereSizeMatters() {
+	all := a.all(seriesBandwidth, result.Memory, memoryRegistered, result.Direction, result.HostToDevice)
 	if len(all) < 3 {
-		return ""
+		return
 	}
-	slices.SortFunc(all, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
 	best := 0.0
 	for _, s := range all {
 		best = max(best, s.Median)
 	}
-	from := func(share float64) *result.Series {
-		return all[slices.IndexFunc(all, func(s *result.Series) bool { return s.Median >= share*best })]
+	full := all[slices.IndexFunc(all, func(s *result.Series) bool { return s.Median >= 0.9*best })]
+	from := units.Bytes(sizeOf(full.Labels))
+	if full == all[0] {
+		a.say("Copies run at full speed from %s up, the smallest size measured.", from)
+		return
 	}
-	half, nearly := from(0.5), from(0.9)
-	if nearly == all[0] {
-		return fmt.Sprintf("Size does not matter from %s on: such copies reach 90%% of the highest rate.", units.Bytes(sizeOf(nearly.Labels)))
-	}
-	return fmt.Sprintf("Size matters below %s: of the sizes measured it is the first that reaches 90%% of the highest rate, and %s the first that reaches half; copies of %s reach %s. Join small copies.",
-		units.Bytes(sizeOf(nearly.Labels)), units.Bytes(sizeOf(half.Labels)), units.Bytes(sizeOf(all[0].Labels)), units.Rate(all[0].Median))
+	a.say("Copies run at full speed from %s up; those of %s reach %s of it. Batch smaller ones.", from, units.Bytes(sizeOf(all[0].Labels)), units.Share(all[0].Median/best))
 }
 
-// addUp is the share of a sum from which on things are said to add up.
+// addUp is the share of a sum from which on rates add up.
 const addUp = 0.95
 
-func bothAtOnce(b *result.Bench, device string) string {
-	three, ok := sameSize(copiesOf(b, device, memoryRegistered, result.Both),
-		copiesOf(b, device, memoryRegistered, result.HostToDevice), copiesOf(b, device, memoryRegistered, result.DeviceToHost))
-	if !ok || three[1].Median+three[2].Median <= 0 {
-		return ""
+func (a *answers) bothAtOnce() {
+	both := a.pinned(result.Both)
+	up, down := a.other(both, seriesBandwidth, result.Direction, result.HostToDevice), a.other(both, seriesBandwidth, result.Direction, result.DeviceToHost)
+	if up == nil || down == nil || up.Median+down.Median <= 0 {
+		return
 	}
-	share := three[0].Median / (three[1].Median + three[2].Median)
-	verdict := "the directions add up"
-	switch {
-	case share < 0.6:
-		verdict = "together they are hardly faster than one alone"
-	case share < addUp:
-		verdict = "they slow each other down"
+	if share := both.Median / (up.Median + down.Median); share < addUp {
+		a.say("Both ways at once copies reach %s, %s of the sum of each way alone.", units.Rate(both.Median), units.Share(share))
 	}
-	return fmt.Sprintf("GPU %s, both directions at once: %s together, %s of the sum of each alone: %s.", device, units.Rate(three[0].Median), units.Share(share), verdict)
 }
 
-func sharedUplink(b *result.Bench, direction string) string {
-	var sum *result.Series
-	alone, smallest, slowest := 0.0, 0.0, ""
-	count := 0
-	for _, s := range b.Select(result.View{Series: seriesTogether, Where: result.Labels{{Key: result.Direction, Value: direction}}}) {
-		d := s.Labels.Get(result.Device)
-		if d == allDevices {
-			sum = s
+// allAtOnce compares all devices at once with each alone.
+func (a *answers) allAtOnce() {
+	t := result.Table{Columns: []string{"together", "of each alone"}, Only: result.Alone}
+	for _, direction := range allDirections {
+		var sum *result.Series
+		alone, count := 0.0, 0
+		for _, s := range a.whole.Select(result.View{Series: seriesTogether, Where: labelled(result.Direction, direction)}) {
+			d := s.Labels.Get(result.Device)
+			if d == allDevices {
+				sum = s
+			} else if one := a.whole.Find(seriesBandwidth, labelled(result.Device, d, result.Memory, memoryRegistered, result.Direction, direction, result.Size, s.Labels.Get(result.Size))...); one != nil {
+				alone, count = alone+one.Median, count+1
+			}
+		}
+		if sum == nil || count < 2 || alone <= 0 {
 			continue
 		}
-		pair, ok := sameSize([]*result.Series{s}, copiesOf(b, d, memoryRegistered, direction))
-		if !ok || pair[1].Median <= 0 {
-			return ""
+		t.Title = "All " + strconv.Itoa(count) + " GPUs at once"
+		if count == 2 {
+			t.Title = "Both GPUs at once"
 		}
-		count++
-		alone += pair[1].Median
-		if share := s.Median / pair[1].Median; slowest == "" || share < smallest {
-			smallest, slowest = share, d
+		part, note := sum.Median/alone, ""
+		if part < addUp {
+			note = "a shared uplink or host memory limits them"
 		}
+		t.Add(directionText(direction), note, sum.Quantity(), &result.Quantity{Value: part, Unit: result.Share})
 	}
-	if sum == nil || count < 2 {
-		return ""
-	}
-	share := sum.Median / alone
-	verdict := "no shared uplink shows"
-	if share < addUp {
-		verdict = fmt.Sprintf("they share an uplink, or the host's memory is too slow for all (GPU %s keeps the least, %s)", slowest, units.Share(smallest))
-	}
-	return fmt.Sprintf("All %d devices at once, %s: %s, %s of the sum of each alone: %s.", count, directionText(direction), units.Rate(sum.Median), units.Share(share), verdict)
+	a.table(t)
 }
 
-func notTheCardsMemory(b *result.Bench, device string) string {
-	own := b.Find(seriesDeviceMemory, result.Label{Key: result.Device, Value: device})
-	all, ok := sameSize(copiesOf(b, device, memoryRegistered, result.HostToDevice))
-	if own == nil || !ok || all[0].Median <= 0 {
-		return ""
+func (a *answers) deviceMemory() {
+	own, link := a.largest(seriesDeviceMemory), a.pinned(result.HostToDevice)
+	if own != nil && link != nil && own.Median > 2*link.Median {
+		a.say("A copy within GPU %s reads and writes %s: the link limits copies, not GPU memory.", own.Labels.Get(result.Device), units.Rate(own.Median))
 	}
-	times := own.Median / all[0].Median
-	if times < 2 {
-		return fmt.Sprintf("A copy within GPU %s reads and writes %s of its memory.", device, units.Rate(own.Median))
-	}
-	return fmt.Sprintf("This is not the bandwidth of the card's memory: a copy within GPU %s reads and writes %s, %s as much. Copies from and to the host are bound by the link.", device, units.Rate(own.Median), units.Times(times))
 }

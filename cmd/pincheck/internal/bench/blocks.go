@@ -90,8 +90,8 @@ func blocks() measure.Experiment {
 by the copy engines in batches, by a kernel, and by the method that
 transfer/blocks chooses.`,
 		Related: "pincheck bench latency",
-		Views: []result.View{{Title: "Random blocks by the method that transfer/blocks chooses", Series: seriesBlocks,
-			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}}},
+		Views: []result.View{{Title: "Random blocks by the chosen method", Series: seriesBlocks,
+			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}, Main: true}},
 		Plan:    planBlocks,
 		Derive:  enginesFrom,
 		Explain: explainBlocks,
@@ -105,13 +105,13 @@ transfer/blocks chooses.`,
 			}
 		}
 	}
-	e.Views = append(e.Views, result.View{Title: "Both directions at once, sum", Series: seriesBlocks, Where: result.Labels{{Key: result.Direction, Value: result.Both}},
+	e.Views = append(e.Views, result.View{Title: "Both ways at once", Series: seriesBlocks, Where: result.Labels{{Key: result.Direction, Value: result.Both}},
 		X: result.Method, Lines: []string{result.Device, result.Size, result.Blocks}})
 	for _, direction := range bothDirections {
-		e.Views = append(e.Views, result.View{Title: "From the call to the end, " + directionText(direction), Series: seriesBlockLatency,
+		e.Views = append(e.Views, result.View{Title: "Latency " + directionText(direction), Series: seriesBlockLatency,
 			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Blocks, Lines: []string{result.Device, result.Size, result.Method}})
 	}
-	e.Views = append(e.Views, result.View{Title: "Smallest size from which on engines are quicker than the kernel", Series: seriesEnginesFrom,
+	e.Views = append(e.Views, result.View{Title: "Smallest size from which engines are faster than the kernel", Series: seriesEnginesFrom,
 		X: result.Blocks, Lines: []string{result.Device, result.Direction}})
 	return e
 }

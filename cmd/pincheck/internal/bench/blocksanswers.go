@@ -1,10 +1,9 @@
-// What the experiment blocks answers: from which size on engines are quicker, rates and latencies.
+// Conclusions of blocks, and the series that follows from its rates.
 
 package bench
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -15,8 +14,8 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// enginesFrom returns for each direction and number of blocks from which size on the engines are quicker, where
-// that is so of any.
+// enginesFrom returns for each direction and number of blocks the size from which on the engines are faster, if
+// there is one.
 func enginesFrom(b *result.Bench) (out []result.Series) {
 	for _, kernels := range rowsBySize(b) {
 		from := 0
@@ -63,120 +62,121 @@ func conditionsOf(s *result.Series) result.Labels {
 	return out
 }
 
-func explainBlocks(env measure.Env, b *result.Bench) []string {
-	return eachDevice(b, "", func(b *result.Bench) (out []string) {
-		all := []string{explainCrossovers(b), explainBlockRates(b, result.HostToDevice), explainBlockRates(b, result.DeviceToHost),
-			explainBlockRates(b, result.Both), explainBlockLatencies(b)}
-		if !isSimulated(env) { // of which NewBlocks measures the host's time
-			all = append(all, explainChoice(b))
+func explainBlocks(env measure.Env, b *result.Bench) ([]string, []result.Table) {
+	at := func(a *answers) *result.Series { return a.usualBlocks(result.HostToDevice) }
+	return explained(b, at, func(a *answers) {
+		s := at(a)
+		if s == nil {
+			return
 		}
-		return slices.DeleteFunc(all, func(text string) bool { return text == "" })
+		a.faster(blocksText(s)+" upload %[2]s as fast %[1]s as %[3]s.", named{"in one batch", s}, named{"singly", a.other(s, seriesBlocks, result.Method, byCopies)})
+	}, func(a *answers) {
+		a.blockRates()
+		a.crossovers()
+		if !isSimulated(env) { // whose times NewBlocks does not choose by
+			a.choice()
+		}
 	})
 }
 
-// explainCrossovers says from which size on engines are quicker, in one line.
-func explainCrossovers(b *result.Bench) string {
-	var parts []string
-	for _, direction := range bothDirections {
-		var counts []string
-		for _, row := range rowsBySize(b) {
-			if row[0].Labels.Get(result.Direction) != direction || other(b, row[0], seriesBlocks, result.Method, byEngine) == nil {
-				continue
-			}
-			text := "at no size up to " + units.Bytes(sizeOf(row[len(row)-1].Labels))
-			if s := b.Find(seriesEnginesFrom, conditionsOf(row[0])...); s != nil {
-				text = "from " + units.Bytes(int(s.Median)) + " on"
-			}
-			counts = append(counts, text+" ("+result.Label{Key: result.Blocks, Value: row[0].Labels.Get(result.Blocks)}.Text()+")")
-		}
-		if len(counts) > 0 {
-			parts = append(parts, directionText(direction)+" "+strings.Join(counts, ", "))
-		}
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return "Copy engines are quicker than the kernel: " + strings.Join(parts, "; ") + "."
+// blocksText names the blocks of a series: 10,000 blocks of 4 KiB.
+func blocksText(s *result.Series) string {
+	return result.Label{Key: result.Blocks, Value: s.Labels.Get(result.Blocks)}.Text() + " of " + units.Bytes(sizeOf(s.Labels))
 }
 
-// methodTexts are the methods in sentences, in their order.
-var methodTexts = []struct{ method, text string }{
-	{byQuickest, "by the method that is chosen"}, {byKernel, "by the kernel"}, {byEngine, "by engines"}, {engineKernel, "by engines up and the kernel down"},
-	{kernelEngine, "by the kernel up and engines down"}, {byCopies, "by a copy each"}, {byOneCopy, "in one copy"},
-}
-
-// explainBlockRates says how fast the largest number of blocks of the usual size is, or of the smallest one.
-func explainBlockRates(b *result.Bench, direction string) string {
-	var at *result.Series
+// usualBlocks returns the rate of the largest number of blocks whose size is closest to the usual one, by the method
+// that is chosen.
+func (a *answers) usualBlocks(direction string) (at *result.Series) {
 	distance := func(s *result.Series) float64 { return math.Abs(math.Log2(float64(sizeOf(s.Labels)) / usualBlock)) }
-	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: result.Labels{{Key: result.Direction, Value: direction}, {Key: result.Method, Value: byQuickest}}}) {
-		if at == nil || distance(s) < distance(at) || distance(s) == distance(at) && blocksOfSeries(s) > blocksOfSeries(at) {
+	count := func(s *result.Series) int {
+		n, _ := strconv.Atoi(s.Labels.Get(result.Blocks))
+		return n
+	}
+	for _, s := range a.all(seriesBlocks, result.Direction, direction, result.Method, byQuickest) {
+		if at == nil || cmp.Or(cmp.Compare(distance(at), distance(s)), cmp.Compare(count(s), count(at))) > 0 {
 			at = s
 		}
 	}
-	if at == nil {
-		return ""
+	return at
+}
+
+// blockMethods are the methods with their names in a table.
+var blockMethods = []struct{ method, name string }{
+	{byQuickest, "chosen"}, {byKernel, "kernel"}, {byEngine, "engines"}, {byCopies, "singly"}, {byOneCopy, "one copy"},
+}
+
+// blockRates are the rates and latencies of all methods.
+func (a *answers) blockRates() {
+	var rates, latencies result.Table
+	for _, m := range blockMethods {
+		rates.Columns = append(rates.Columns, m.name)
 	}
-	var parts []string
-	for _, m := range methodTexts {
-		s := other(b, at, seriesBlocks, result.Method, m.method)
-		if s == nil {
+	for _, direction := range allDirections {
+		at := a.usualBlocks(direction)
+		if at == nil {
 			continue
 		}
-		text := units.Rate(s.Median) + " " + m.text
-		if s.CPUSecondsPerGB != nil {
-			text += fmt.Sprintf(" (%s CPU s/GB)", units.Number(*s.CPUSecondsPerGB, 3))
+		var cells []*result.Quantity
+		for _, m := range blockMethods {
+			cells = append(cells, a.other(at, seriesBlocks, result.Method, m.method).Quantity())
 		}
-		parts = append(parts, text)
-	}
-	each := ""
-	if direction == result.Both {
-		each = " each way"
-	}
-	return fmt.Sprintf("%s of %s%s, %s: %s.", at.Labels[len(at.Labels)-1].Text(), units.Bytes(sizeOf(at.Labels)), each, directionText(direction), list(parts))
-}
-
-func blocksOfSeries(s *result.Series) int {
-	n, _ := strconv.Atoi(s.Labels.Get(result.Blocks))
-	return n
-}
-
-// explainBlockLatencies says how long few blocks and many take.
-func explainBlockLatencies(b *result.Bench) string {
-	var parts []string
-	size := 0
-	for _, s := range b.Select(result.View{Series: seriesBlockLatency, Where: result.Labels{{Key: result.Direction, Value: result.HostToDevice}, {Key: result.Method, Value: byQuickest}}}) {
-		size = sizeOf(s.Labels)
-		text := s.Labels[len(s.Labels)-1].Text() + " take " + units.Seconds(s.Median)
-		if each := other(b, s, seriesBlockLatency, result.Method, byCopies); each != nil {
-			text += " (a copy each " + units.Seconds(each.Median) + ")"
+		if rates.Title == "" {
+			rates.Title = "in " + blocksText(at)
 		}
-		parts = append(parts, text)
+		rates.Add(directionText(direction), "", cells...)
 	}
-	if len(parts) == 0 {
-		return ""
+	a.table(rates)
+	latencies.Columns, latencies.Only = rates.Columns, result.Alone
+	for _, s := range a.all(seriesBlockLatency, result.Direction, result.HostToDevice, result.Method, byQuickest) {
+		var cells []*result.Quantity
+		for _, m := range blockMethods {
+			cells = append(cells, a.other(s, seriesBlockLatency, result.Method, m.method).Quantity())
+		}
+		latencies.Title = "Time to GPU, blocks of " + units.Bytes(sizeOf(s.Labels))
+		latencies.Add(result.Label{Key: result.Blocks, Value: s.Labels.Get(result.Blocks)}.Text(), "", cells...)
 	}
-	return fmt.Sprintf("From the call to the end, blocks of %s host to device: %s.", units.Bytes(size), list(parts))
+	a.table(latencies)
 }
 
-// explainChoice compares the method that is chosen with the best of the others.
-func explainChoice(b *result.Bench) string {
+// crossovers says from which size on engines are faster than the kernel.
+func (a *answers) crossovers() {
+	for _, direction := range bothDirections {
+		var from []string
+		measured := false
+		for _, row := range rowsBySize(a.Bench) {
+			if row[0].Labels.Get(result.Direction) != direction || a.other(row[0], seriesBlocks, result.Method, byEngine) == nil {
+				continue
+			}
+			measured = true
+			if s := a.Find(seriesEnginesFrom, conditionsOf(row[0])...); s != nil {
+				from = append(from, units.Bytes(int(s.Median))+" ("+result.Label{Key: result.Blocks, Value: row[0].Labels.Get(result.Blocks)}.Text()+")")
+			}
+		}
+		switch {
+		case len(from) > 0:
+			a.say("Copies %s are faster by copy engines than by the kernel from these sizes of a block up: %s.", directionText(direction), strings.Join(from, ", "))
+		case measured:
+			a.say("Copies %s are faster by the kernel than by copy engines at every size.", directionText(direction))
+		}
+	}
+}
+
+// choice compares the chosen method with the best of the others.
+func (a *answers) choice() {
 	var worst *result.Series
-	share := math.Inf(1)
-	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: result.Labels{{Key: result.Method, Value: byQuickest}}}) {
+	least := math.Inf(1)
+	for _, s := range a.all(seriesBlocks, result.Method, byQuickest) {
 		best := 0.0
 		for _, method := range []string{byKernel, byEngine, byCopies} {
-			if o := other(b, s, seriesBlocks, result.Method, method); o != nil {
+			if o := a.other(s, seriesBlocks, result.Method, method); o != nil {
 				best = max(best, o.Median)
 			}
 		}
-		if best > 0 && s.Median/best < share && s.Labels.Get(result.Direction) != result.Both {
-			worst, share = s, s.Median/best
+		if best > 0 && s.Median/best < least && s.Labels.Get(result.Direction) != result.Both {
+			worst, least = s, s.Median/best
 		}
 	}
-	if worst == nil {
-		return ""
+	if worst != nil {
+		a.say("The chosen method reaches at least %s of the fastest one (%s %s).", units.Share(least), blocksText(worst), directionText(worst.Labels.Get(result.Direction)))
 	}
-	return fmt.Sprintf("The method that is chosen reaches %s of the best of kernel, engines and a copy each, or more: least with %s of %s, %s.",
-		units.Share(share), worst.Labels[len(worst.Labels)-1].Text(), units.Bytes(sizeOf(worst.Labels)), directionText(worst.Labels.Get(result.Direction)))
 }

@@ -47,7 +47,7 @@ func Calls() measure.Experiment {
 made through package cudart.`,
 		Related: "pincheck bench latency",
 		Views: []result.View{
-			{Title: "Time of a call", Series: seriesCallTime, X: callLabel, Lines: []string{result.Device}},
+			{Title: "Time of a call", Series: seriesCallTime, X: callLabel, Lines: []string{result.Device}, Main: true},
 			{Title: "Allocations of a call", Series: seriesCallAllocations, X: callLabel, Lines: []string{result.Device}},
 		},
 		Plan:    planCalls,
@@ -309,49 +309,40 @@ func repeat(ctx context.Context, c call, times int) error {
 	return nil
 }
 
-func explainCalls(env measure.Env, b *result.Bench) []string {
-	var out []string
-	simulated := slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
-	for _, device := range devicesOf(b, seriesCallTime) {
-		out = append(out, explainTimes(b, device)...)
-	}
-	if simulated {
-		if len(out) > 0 {
-			out = append(out, "The library is simulated: these are its own times and allocations, not CUDA's.")
+func explainCalls(env measure.Env, b *result.Bench) ([]string, []result.Table) {
+	queueing := func(a *answers) *result.Series { return a.largest(seriesCallTime, callLabel, copyCall) }
+	return explained(b, queueing, func(a *answers) {
+		all := a.all(seriesCallTime)
+		slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
+		if len(all) > 1 {
+			fastest, slowest := all[0], all[len(all)-1]
+			a.say("A call takes from %s (%s) to %s (%s).", units.Seconds(fastest.Median), fastest.Labels.Get(callLabel), units.Seconds(slowest.Median), slowest.Labels.Get(callLabel))
 		}
-		return out
-	}
-	for _, device := range devicesOf(b, seriesCallAllocations) {
-		out = append(out, explainAllocations(b, device))
-	}
-	return out
+	}, func(a *answers) {
+		if s := queueing(a); s != nil && s.Median > 0 {
+			t := result.Table{Title: "queueing a copy", Columns: []string{"time", "on one thread"}}
+			t.Add("", "", s.Quantity(), &result.Quantity{Value: 1 / s.Median, Unit: result.PerSecond})
+			a.table(t)
+		}
+		if !isSimulated(env) { // whose allocations are its own
+			a.allocations()
+		}
+	})
 }
 
-func explainTimes(b *result.Bench, device string) []string {
-	var out []string
-	all := b.Select(result.View{Series: seriesCallTime, Where: result.Labels{{Key: result.Device, Value: device}}})
-	slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Median, y.Median) })
-	if len(all) > 1 {
-		cheap, dear := all[0], all[len(all)-1]
-		out = append(out, fmt.Sprintf("GPU %s: a call takes from %s (%s) to %s (%s).", device,
-			units.Seconds(cheap.Median), cheap.Labels.Get(callLabel), units.Seconds(dear.Median), dear.Labels.Get(callLabel)))
-	}
-	copies := b.Find(seriesCallTime, result.Label{Key: result.Device, Value: device}, result.Label{Key: callLabel, Value: copyCall})
-	if copies != nil && copies.Median > 0 {
-		out = append(out, fmt.Sprintf("GPU %s: queueing a copy takes %s, so one thread queues %.0f thousand a second at most.", device, units.Seconds(copies.Median), 1/copies.Median/1000))
-	}
-	return out
-}
-
-func explainAllocations(b *result.Bench, device string) string {
+// allocations says which calls allocate Go memory.
+func (a *answers) allocations() {
+	all := a.all(seriesCallAllocations)
 	var allocate []string
-	for _, s := range b.Select(result.View{Series: seriesCallAllocations, Where: result.Labels{{Key: result.Device, Value: device}}}) {
+	for _, s := range all {
 		if s.Min >= 0.5 { // the sample that others disturbed least
 			allocate = append(allocate, fmt.Sprintf("%s (%.0f)", s.Labels.Get(callLabel), s.Min))
 		}
 	}
-	if len(allocate) == 0 {
-		return fmt.Sprintf("GPU %s: no call allocates Go memory.", device)
+	switch {
+	case len(allocate) > 0:
+		a.say("These calls allocate Go memory, so many times each: %s.", strings.Join(allocate, "; "))
+	case len(all) > 0:
+		a.say("No call allocates Go memory.")
 	}
-	return fmt.Sprintf("GPU %s: calls that allocate Go memory, and how often: %s.", device, strings.Join(allocate, "; "))
 }

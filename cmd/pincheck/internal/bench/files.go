@@ -58,9 +58,9 @@ read and staging, mmap, O_DIRECT and a registered mapping, beside the rate of
 the link.`,
 	Related: "pincheck explain weights_mapped",
 	Views: []result.View{
-		{Title: "File to GPU, in the page cache", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: inCache}},
+		{Title: "Cached file to GPU", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: inCache}},
 			X: result.Method, Lines: []string{result.Size, result.Device}},
-		{Title: "File to GPU, not in the page cache", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: outOfCache}},
+		{Title: "Uncached file to GPU", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: outOfCache}},
 			X: result.Method, Lines: []string{result.Size, result.Device}},
 	},
 	Plan:    planFiles,
@@ -385,47 +385,52 @@ func (f *fileFixture) verify(ctx context.Context, device string) error {
 	return nil
 }
 
-// fileWords are the ways in words.
-var fileWords = map[string]string{
-	fileMapped:     "mmap and cudaMemcpy",
-	fileRead:       "reading into pinned memory and copying that",
-	fileStaged:     "staging (transfer.Copier.UploadFrom)",
-	fileDirect:     "staging past the page cache (DirectIO)",
-	fileRegistered: "registering the page cache (hostmem.MapFile)",
+// fileWays are the methods with their names in a table.
+var fileWays = []struct{ method, name string }{
+	{fileStaged, "staged"}, {fileRead, "read"}, {fileMapped, "mmap"}, {fileDirect, "O_DIRECT"}, {fileRegistered, "registered"}, {filePinned, "link"},
 }
 
-func explainFiles(_ measure.Env, b *result.Bench) []string {
-	n := 0
-	for _, s := range b.Select(result.View{Series: fileRate}) {
-		n = max(n, sizeOf(s.Labels))
-	}
-	of := func(cache, method string) *result.Series {
-		return b.Find(fileRate, result.Label{Key: cacheLabel, Value: cache}, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
-	}
-	link := of(inCache, filePinned)
-	var answers []string
-	for _, c := range []struct{ cache, text string }{{inCache, "in the page cache"}, {outOfCache, "that is not in the page cache"}} {
-		directionsOf := map[string]*result.Series{}
-		for method := range fileWords {
-			if s := of(c.cache, method); s != nil {
-				directionsOf[method] = s
+func explainFiles(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	none := func(*answers) *result.Series { return nil }
+	return explained(b, none, func(a *answers) {
+		at := a.largest(fileRate, cacheLabel, inCache)
+		if at == nil {
+			at = a.largest(fileRate)
+		}
+		of := func(cache, method string) *result.Series {
+			return a.other(at, fileRate, result.Device, a.device, cacheLabel, cache, result.Method, method)
+		}
+		a.faster("A cached file uploads %[2]s as fast %[1]s as %[3]s.", named{"staged", of(inCache, fileStaged)}, named{"through mmap", of(inCache, fileMapped)})
+		if at == nil {
+			return
+		}
+		t := result.Table{Title: "at " + units.Bytes(sizeOf(at.Labels))}
+		for _, w := range fileWays {
+			t.Columns = append(t.Columns, w.name)
+		}
+		var fastest [2]float64
+		for i, c := range []struct{ cache, name string }{{inCache, "cached"}, {outOfCache, "uncached"}} {
+			var cells []*result.Quantity
+			for _, w := range fileWays {
+				s := of(c.cache, w.method)
+				if cells = append(cells, s.Quantity()); s != nil && w.method != filePinned {
+					fastest[i] = max(fastest[i], s.Median)
+				}
+			}
+			note := ""
+			if i == 1 && fastest[1] < fastest[0]/2 {
+				note = "the disk limits"
+			}
+			t.Add(c.name, note, cells...)
+		}
+		a.table(t)
+		if link := of(inCache, filePinned); link != nil && fastest[0] > 0 {
+			a.say("From the page cache a file reaches %s of the rate of pinned memory.", units.Share(fastest[0]/link.Median))
+		}
+		for _, c := range []struct{ cache, name string }{{inCache, "cached"}, {outOfCache, "uncached"}} {
+			if s := a.Find(fileRate, labelled(result.Device, allDevices, cacheLabel, c.cache, result.Method, fileFanout, result.Size, at.Labels.Get(result.Size))...); s != nil {
+				a.say("All GPUs together receive one %s file at %s, read once (transfer.Fanout).", c.name, units.Rate(s.Median))
 			}
 		}
-		best := bestOf(directionsOf)
-		if best == nil || len(directionsOf) < 2 {
-			continue
-		}
-		text := fmt.Sprintf("For a file of %s %s, %s is best: %s", units.Bytes(n), c.text, fileWords[best.Labels.Get(result.Method)], units.Rate(best.Median))
-		if mapped := directionsOf[fileMapped]; mapped != nil && mapped != best {
-			text += fmt.Sprintf(", %s what %s does (%s)", factor(best.Median, mapped.Median), fileWords[fileMapped], units.Rate(mapped.Median))
-		}
-		if link != nil {
-			text += fmt.Sprintf("; it is %s of what the link does from pinned memory (%s)", units.Share(best.Median/link.Median), units.Rate(link.Median))
-		}
-		answers = append(answers, sentence(text))
-		if s := of(c.cache, fileFanout); s != nil {
-			answers = append(answers, sentence(fmt.Sprintf("All devices get such a file at %s, read once (transfer.Fanout), %s what %s does for one", units.Rate(s.Median), factor(s.Median, best.Median), fileWords[best.Labels.Get(result.Method)])))
-		}
-	}
-	return answers
+	}, nothingMore)
 }

@@ -58,9 +58,10 @@ func TestFilesArrive(t *testing.T) {
 		}
 	}
 	require.NotEmpty(t, b.Answers)
-	assert.Contains(t, b.Answers[0], "For a file of 1 MiB + 7 B in the page cache, ")
-	assert.Contains(t, b.Answers[0], "of what the link does from pinned memory")
-	assert.Contains(t, b.Answers[1], "All devices get such a file at ")
+	assert.Contains(t, b.Answers[0], "A cached file uploads ")
+	assert.Contains(t, b.Answers[1], " of the rate of pinned memory.")
+	assert.Contains(t, b.Answers[2], "All GPUs together receive one cached file at ")
+	assert.Equal(t, []string{"at 1 MiB + 7 B"}, titles(b))
 }
 
 // The rate from pinned memory is the link's, by the device.
@@ -101,7 +102,7 @@ func TestFilesInMemory(t *testing.T) {
 	assert.NotNil(t, fileSeries(b, inCache, fileStaged))
 	assert.Nil(t, fileSeries(b, outOfCache, fileStaged))
 	assert.Contains(t, strings.Join(b.Notes, "\n"), "the files of /dev/shm are in memory (name a directory on a disk by TMPDIR)")
-	assert.Len(t, b.Answers, 1)
+	assert.Len(t, b.Answers, 2)
 }
 
 func TestFilesInterrupted(t *testing.T) {
@@ -168,23 +169,4 @@ func TestFilesPlans(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir()+"/none")
 	_, err = planFiles(measure.Env{Devices: devices})
 	require.ErrorIs(t, err, os.ErrNotExist)
-}
-
-func TestFileAnswersSayWhatIsThere(t *testing.T) {
-	t.Parallel()
-	assert.Empty(t, explainFiles(measure.Env{}, &result.Bench{}))
-	series := func(cache, method string, median float64) result.Series {
-		return result.Series{Name: fileRate, Labels: result.Labels{{Key: result.Method, Value: method}, {Key: cacheLabel, Value: cache}, {Key: result.Size, Value: "1073741824"}}, Stats: result.Stats{Median: median}}
-	}
-	b := &result.Bench{Series: []result.Series{
-		series(inCache, filePinned, 55.4), series(inCache, fileMapped, 7.5), series(inCache, fileStaged, 50.8), series(inCache, fileFanout, 97),
-		series(outOfCache, fileMapped, 1.5), series(outOfCache, fileDirect, 2.1),
-	}}
-	assert.Equal(t, []string{
-		"For a file of 1 GiB in the page cache, staging (transfer.Copier.UploadFrom) is best: 50.8 GB/s, 6.8 times what mmap and cudaMemcpy does (7.50 GB/s); it is 92% of what the link does from pinned memory (55.4 GB/s).",
-		"All devices get such a file at 97.0 GB/s, read once (transfer.Fanout), 1.9 times what staging (transfer.Copier.UploadFrom) does for one.",
-		"For a file of 1 GiB that is not in the page cache, staging past the page cache (DirectIO) is best: 2.10 GB/s, 1.4 times what mmap and cudaMemcpy does (1.50 GB/s); it is 3.8% of what the link does from pinned memory (55.4 GB/s).",
-	}, explainFiles(measure.Env{}, b))
-	b.Series = b.Series[:1]
-	assert.Empty(t, explainFiles(measure.Env{}, b), "one way is no best one")
 }

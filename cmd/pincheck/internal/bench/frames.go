@@ -439,78 +439,51 @@ func batchText(n, frame int) string {
 	return units.Bytes(n)
 }
 
-// explainFrames explains each gain, for the largest batch of each device.
-func explainFrames(env measure.Env, b *result.Bench) []string {
-	return eachDevice(b, roundTrip, func(b *result.Bench) []string { return explainGains(b, frameOf(env)) })
+// framesNames are the methods with their names in a table.
+var framesNames = []struct{ method, name string }{
+	{framesAnew, "new"}, {framesPinned, "pinned source"}, {framesPageable, "reused pageable"}, {framesMlock, "mlock"},
+	{framesMapLocked, "MAP_LOCKED"}, {framesReused, "reused pinned"}, {framesOverlapped, "overlapped"},
 }
 
-func explainGains(b *result.Bench, frame int) (out []string) {
-	one := largestOf(b, roundTrip)
-	if one == nil {
-		return nil
-	}
-	by := make(map[string]*result.Series)
-	for _, method := range framesMethods {
-		by[method] = other(b, one, roundTrip, result.Method, method)
-	}
-	rate := func(s *result.Series) string { return units.Rate(s.Median) }
-	// gain returns the gain over a step before, if both were measured.
-	gain := func(s, before *result.Series) string {
-		if before == nil || before.Median <= 0 {
-			return ""
+func explainFrames(env measure.Env, b *result.Bench) ([]string, []result.Table) {
+	of := func(a *answers, method string) *result.Series { return a.largest(roundTrip, result.Method, method) }
+	return explained(b, func(a *answers) *result.Series { return of(a, framesReused) }, func(a *answers) {
+		a.faster("%s are %s as fast as %s.", named{"reused pinned buffers", of(a, framesReused)}, named{"new pageable ones", of(a, framesAnew)})
+	}, func(a *answers) {
+		var cells []named
+		at := a.largest(roundTrip)
+		for _, n := range framesNames {
+			cells = append(cells, named{n.name, a.other(at, roundTrip, result.Method, n.method)})
 		}
-		return fmt.Sprintf(", %s as fast as %s", units.Times(s.Median/before.Median), strings.ReplaceAll(before.Labels.Get(result.Method), "_", " "))
-	}
-	// share is that of a part in the time of all.
-	share := func(s *result.Series, stage string) float64 {
-		var part, all float64
-		for _, p := range b.Select(result.View{Series: stageTime, Where: s.Labels}) {
-			all += p.Median
-			if p.Labels.Get(framesStage) == stage {
-				part = p.Median
+		if at == nil {
+			return
+		}
+		a.row("both ways, "+batchText(sizeOf(at.Labels), frameOf(env)), cells...)
+		if s := of(a, framesAnew); s != nil {
+			if down, up := a.stageShare(s, stageDownload), a.stageShare(s, stageUpload); down > 0 && up > 0 {
+				a.say("With new buffers %s of the time is the download, whose target has no pages yet, and %s the upload.", units.Share(down), units.Share(up))
 			}
 		}
-		return part / max(all, 1e-9)
-	}
-	if s := by[framesAnew]; s != nil {
-		text := fmt.Sprintf("A batch of %s gets to the GPU and back at %s, both ways counted, if all memory is pageable and allocated anew.", batchText(sizeOf(s.Labels), frame), rate(s))
-		if down, up := share(s, stageDownload), share(s, stageUpload); down > 0 && up > 0 {
-			text += fmt.Sprintf(" %s of the time is the download, whose target has no pages yet, %s the upload; CUDA stages both.", units.Share(down), units.Share(up))
-		}
-		out = append(out, text)
-	}
-	if s := by[framesPinned]; s != nil {
-		text := fmt.Sprintf("With a pinned source alone it is %s%s.", rate(s), gain(s, by[framesAnew]))
-		if down, copied := share(s, stageDownload), share(s, stageHostCopy); down > 0 && copied > 0 {
-			text += fmt.Sprintf(" The download still goes to new pageable memory (%s of the time), and from there the CPU copies it to the pinned one (%s).", units.Share(down), units.Share(copied))
-		}
-		out = append(out, text)
-	}
-	if s := by[framesPageable]; s != nil {
-		out = append(out, fmt.Sprintf("With pageable buffers at both ends that are used again it is %s%s: CUDA still stages every copy.", rate(s), gain(s, by[framesAnew])))
-	}
-	for _, locked := range []struct{ method, name string }{{framesMlock, "mlock"}, {framesMapLocked, "MAP_LOCKED"}} {
-		if s := by[locked.method]; s != nil {
-			out = append(out, fmt.Sprintf("With memory of %s in their place it is %s%s: it stays resident, but it is not pinned for CUDA, which stages its copies.", locked.name, rate(s), gain(s, by[framesPageable])))
-		}
-	}
-	if s := by[framesReused]; s != nil {
-		out = append(out, fmt.Sprintf("With pinned buffers at both ends that are used again, and so the device memory, it is %s%s: nothing is allocated, and nothing is staged.", rate(s), gain(s, by[framesPinned])))
-	}
-	if s := by[framesOverlapped]; s != nil {
-		text := fmt.Sprintf("With one half on its way there while the other comes back it is %s%s", rate(s), gain(s, by[framesReused]))
-		const some = 1.1
-		if before := by[framesReused]; before != nil {
-			if s.Median > some*before.Median {
-				text += ": the link carries both directions at once"
-			} else {
-				text += ": the two directions gain little from running at once here"
+		if s := of(a, framesPinned); s != nil {
+			if down, copied := a.stageShare(s, stageDownload), a.stageShare(s, stageHostCopy); down > 0 && copied > 0 {
+				a.say("With a pinned source alone, the download to new pageable memory takes %s of the time and the copy from there %s.", units.Share(down), units.Share(copied))
 			}
 		}
-		out = append(out, text+".")
+		if of(a, framesMlock) != nil || of(a, framesMapLocked) != nil {
+			a.say("Memory that mlock or MAP_LOCKED keeps resident is not pinned for CUDA, which stages its copies.")
+		}
+		a.faster("%s are %s as fast as %s.", named{"copies both ways at once", of(a, framesOverlapped)}, named{"one way after the other", of(a, framesReused)})
+	})
+}
+
+// stageShare returns the share of a part of a step in the time of all parts.
+func (a *answers) stageShare(s *result.Series, stage string) float64 {
+	var part, all float64
+	for _, p := range a.Select(result.View{Series: stageTime, Where: s.Labels}) {
+		all += p.Median
+		if p.Labels.Get(framesStage) == stage {
+			part = p.Median
+		}
 	}
-	if s, best := by[framesAnew], by[framesOverlapped]; s != nil && best != nil && s.Median > 0 {
-		out = append(out, fmt.Sprintf("From the first to the last that is %s as fast.", units.Times(best.Median/s.Median)))
-	}
-	return out
+	return part / max(all, 1e-9)
 }

@@ -10,7 +10,6 @@ package bench
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -45,10 +44,10 @@ the GPU, by size, with percentiles.`,
 		Explain: explainLatency,
 	}
 	for _, direction := range bothDirections {
-		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(direction) + ", by size", Series: seriesLatency,
-			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Size, Lines: []string{result.Device, result.Method}})
+		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(direction), Series: seriesLatency,
+			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Size, Lines: []string{result.Device, result.Method}, Main: direction == result.HostToDevice})
 	}
-	e.Views = append(e.Views, result.View{Title: "One load by a thread of the device, each after the one before", Series: seriesLoad, X: result.Device, Lines: []string{result.Memory}})
+	e.Views = append(e.Views, result.View{Title: "One load by a GPU thread, each after the one before", Series: seriesLoad, X: result.Device, Lines: []string{result.Memory}})
 	return e
 }
 
@@ -154,63 +153,31 @@ func (r *copyFixture) one(ctx context.Context, direction, method string, n int) 
 	return took.Seconds(), cmp.Or(err, bounded.Ended(ctx))
 }
 
-func explainLatency(_ measure.Env, b *result.Bench) []string {
-	var out []string
-	for _, device := range devicesOf(b, seriesLatency) {
+func explainLatency(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	at := func(a *answers, direction, method string) *result.Series {
+		return a.smallest(seriesLatency, result.Direction, direction, result.Method, method)
+	}
+	return explained(b, func(a *answers) *result.Series { return at(a, result.HostToDevice, awaited) }, func(a *answers) {
+		queued, done := at(a, result.HostToDevice, issued), at(a, result.HostToDevice, awaited)
+		if queued != nil && done != nil {
+			a.say("A copy of %s takes %s to issue and %s until it is done.", units.Bytes(sizeOf(done.Labels)), units.Seconds(queued.Median), units.Seconds(done.Median))
+		}
+	}, func(a *answers) {
+		t := result.Table{Columns: []string{"issued", "done", "99% done", "blocking", "GPU time"}}
 		for _, direction := range bothDirections {
-			out = append(out, explainCopies(b, device, direction)...)
-		}
-	}
-	return out
-}
-
-func explainCopies(b *result.Bench, device, direction string) []string {
-	of := func(method string) []*result.Series {
-		all := b.Select(result.View{Series: seriesLatency, Where: result.Labels{{Key: result.Device, Value: device}, {Key: result.Direction, Value: direction}, {Key: result.Method, Value: method}}})
-		slices.SortFunc(all, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
-		return all
-	}
-	smallest := func(method string) *result.Series {
-		if all := of(method); len(all) > 0 {
-			return all[0]
-		}
-		return nil
-	}
-	var parts []string
-	add := func(s *result.Series, text string) {
-		if s != nil {
-			parts = append(parts, fmt.Sprintf(text, units.Seconds(s.Median), units.Seconds(s.P99)))
-		}
-	}
-	add(smallest(issued), "%s to issue (99%% within %s)")
-	add(smallest(awaited), "%s with Synchronize (99%% within %s)")
-	add(smallest(awaitedBlocked), "%s with SynchronizeBlocking (99%% within %s)")
-	if s := smallest(byDevice); s != nil {
-		parts = append(parts, units.Seconds(s.Median)+" of the device's time if many are queued in a row")
-	}
-	if len(parts) == 0 {
-		return nil
-	}
-	var size int
-	for _, method := range []string{issued, awaited, awaitedBlocked, byDevice} {
-		if s := smallest(method); s != nil {
-			size = sizeOf(s.Labels)
-			break
-		}
-	}
-	out := []string{fmt.Sprintf("GPU %s: a copy of %s %s takes %s.", device, units.Bytes(size), directionText(direction), list(parts))}
-	if all := of(byDevice); len(all) > 1 && all[0].Median > 0 {
-		last := all[0]
-		for _, s := range all {
-			if s.Median > 1.25*all[0].Median {
-				break
+			done := at(a, direction, awaited)
+			if done == nil {
+				continue
 			}
-			last = s
+			t.Title = units.Bytes(sizeOf(done.Labels))
+			t.Add(directionText(direction), "", at(a, direction, issued).Quantity(), done.Quantity(), &result.Quantity{Value: done.P99, Unit: result.Seconds},
+				at(a, direction, awaitedBlocked).Quantity(), at(a, direction, byDevice).Quantity())
 		}
-		largest := all[len(all)-1]
-		if last != all[0] {
-			out = append(out, fmt.Sprintf("Up to %s the size hardly matters to the device; a copy of %s takes %s.", units.Bytes(sizeOf(last.Labels)), units.Bytes(sizeOf(largest.Labels)), units.Seconds(largest.Median)))
+		a.table(t)
+		all := a.all(seriesLatency, result.Direction, result.HostToDevice, result.Method, byDevice)
+		last := slices.IndexFunc(all, func(s *result.Series) bool { return s.Median > 1.25*all[0].Median }) - 1
+		if last > 0 {
+			a.say("Up to %s the size hardly matters to the GPU.", units.Bytes(sizeOf(all[last].Labels)))
 		}
-	}
-	return out
+	})
 }

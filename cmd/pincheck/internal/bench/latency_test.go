@@ -39,11 +39,9 @@ func TestLatencyOfAKnownLink(t *testing.T) {
 		}
 	}
 	text := strings.Join(b.Answers, "\n")
-	assert.Contains(t, text, "GPU 0: a copy of 1 B host to device takes ")
-	assert.Contains(t, text, " with Synchronize (99% within ")
-	assert.Contains(t, text, "8.01 µs of the device's time if many are queued in a row.")
-	assert.Contains(t, text, "Up to 4 KiB the size hardly matters to the device; a copy of 64 KiB takes 10.6 µs.")
-	assert.Empty(t, explainLatency(measure.Env{}, &result.Bench{}))
+	assert.Contains(t, text, "A copy of 1 B takes ")
+	assert.Contains(t, text, "Up to 4 KiB the size hardly matters to the GPU.")
+	assert.InDelta(t, 8.01e-6, b.Figures[0].Rows[0].Cells[4].Value, 1e-8)
 }
 
 func TestLatencyInterrupted(t *testing.T) {

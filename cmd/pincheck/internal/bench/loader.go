@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -108,8 +107,8 @@ func (s setting) kind() hostKind {
 func loading(full, quick grid) measure.Experiment {
 	var views []result.View
 	for _, q := range []struct{ title, series string }{
-		{"Samples a second", samplesRate}, {"Share of the time that the loop waits", waitedShare},
-		{"CPU seconds a million samples", cpuPerMillion}, {"What bounds, and its share of the time", boundBy},
+		{"Samples a second", samplesRate}, {"Share of the time for which the loop waits", waitedShare},
+		{"CPU seconds a million samples", cpuPerMillion}, {"What limits, and its share of the time", boundBy},
 	} {
 		for _, source := range full.sources {
 			v := result.View{Title: q.title + ", " + sourceTexts[source], Series: q.series, Where: result.Labels{{Key: sourceKey, Value: source}},
@@ -482,74 +481,64 @@ func (l *loop) prefetches() (cases []measure.Case) {
 	return cases
 }
 
-// explainLoading compares settings that differ in one thing.
-func explainLoading(_ measure.Env, b *result.Bench) (out []string) {
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	is := func(key, value string) result.Label { return result.Label{Key: key, Value: value} }
-	sources := []string{fromMemory, fromCPU, fromBoth}
-	for _, source := range sources {
-		best := fastest(b, func(l result.Labels) bool { return l.Get(sourceKey) == source && l.Get(copiesKey) != noCopies })
+// limits are the stages that can bound, in words.
+var limits = map[string]string{
+	string(loader.StageSource): "the source limits", string(loader.StageTransform): "computing limits",
+	string(loader.StageCopy): "copying limits", string(loader.StageConsumer): "GPU work limits",
+}
+
+// sourceNames are the sources in a table.
+var sourceNames = []struct{ source, name string }{{fromMemory, "in memory"}, {fromCPU, "computed"}, {fromBoth, "with I/O"}}
+
+func explainLoading(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	none := func(*answers) *result.Series { return nil }
+	return explained(b, none, (*answers).loaded, func(a *answers) {
+		is := func(key, value string) result.Label { return result.Label{Key: key, Value: value} }
+		inMemory := is(sourceKey, fromMemory)
+		compare := func(format, one, other, name, key, before, after string, where ...result.Label) {
+			if gain, n := gainOf(a.Bench, name, key, before, after, where...); n > 0 && before != after && gain > 0 {
+				a.ratio(format, one, other, gain)
+			}
+		}
+		compare("A plain reader is %[2]s as fast %[1]s as %[3]s.", "with pinned memory", "with pageable memory", samplesRate, result.Memory, inPageable, inPinned, inMemory, is(readerKey, byPlain))
+		compare("With pinned memory %[1]s is %[2]s as fast as %[3]s.", "package loader", "a plain reader", samplesRate, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned))
+		compare("From pinned memory, %s are %s as fast as %s.", "non-blocking copies", "blocking copies", samplesRate, copiesKey, blockingText, nonBlocking, inMemory, is(result.Memory, inPinned))
+		first, last := endsOf(a.Bench, samplesRate, workersKey)
+		for _, s := range sourceNames {
+			compare("Samples "+s.name+" load %[2]s as fast with %[1]s as with %[3]s.", workersText(last), workersText(first), samplesRate, workersKey, first, last, is(sourceKey, s.source))
+		}
+		first, last = endsOf(a.Bench, prefetchRate, prefetchKey)
+		compare("Samples in memory load %[2]s as fast with %[1]s ahead as with %[3]s.", last+" batches", first, prefetchRate, prefetchKey, first, last)
+	})
+}
+
+func workersText(count string) string {
+	if count == "1" {
+		return "1 worker"
+	}
+	return count + " workers"
+}
+
+// loaded is the fastest setting for each source.
+func (a *answers) loaded() {
+	t := result.Table{Columns: []string{"samples", "workers", "loop waits"}}
+	for _, s := range sourceNames {
+		best := fastest(a.Bench, func(l result.Labels) bool { return l.Get(sourceKey) == s.source && l.Get(copiesKey) != noCopies })
 		if best == nil {
 			continue
 		}
-		text := fmt.Sprintf("Of %s at most %s a second reach the GPU (%s)", sourceTexts[source], units.Number(best.Median, 3), settingText(best.Labels))
-		if stage := boundOf(b, best); stage != "" {
-			text += ": " + stage + " bounds"
-		}
-		if s := also(b, best, waitedShare); s != nil {
-			text += fmt.Sprintf("; the loop waits %s of the time", units.Share(s.Median))
-		}
-		out = append(out, text+".")
-	}
-	first, last := endsOf(b, samplesRate, workersKey)
-	for _, source := range sources {
-		if gain, n := gainOf(b, samplesRate, workersKey, first, last, is(sourceKey, source)); n > 0 && first != last {
-			fewest := first
-			if first == "0" {
-				fewest = "0, with which the loop reads for itself,"
+		limit := limits[boundOf(a.Bench, best)]
+		if len(a.said) == 0 {
+			text := fmt.Sprintf("%s samples a second reach the GPU with %s and %s memory", units.Number(best.Median, 3), workersText(best.Labels.Get(workersKey)), best.Labels.Get(result.Memory))
+			if limit != "" {
+				text += ": " + limit
 			}
-			add("%s workers instead of %s bring %s the rate of %s.", last, fewest, units.Times(gain), sourceTexts[source])
+			a.say("%s.", text)
 		}
+		workers, _ := strconv.ParseFloat(best.Labels.Get(workersKey), 64)
+		t.Add(s.name, limit, best.Quantity(), &result.Quantity{Value: workers, Unit: result.Count}, share(a.other(best, waitedShare)))
 	}
-	inMemory := is(sourceKey, fromMemory)
-	if gain, n := gainOf(b, samplesRate, result.Memory, inPageable, inPinned, inMemory, is(readerKey, byPlain)); n > 0 {
-		add("Pinned memory instead of pageable memory, and nothing else changed, brings a plain reader %s the samples in memory.", units.Times(gain))
-	}
-	if gain, n := gainOf(b, samplesRate, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned)); n > 0 {
-		text := fmt.Sprintf("Package loader instead of a plain reader, both with pinned memory, brings %s as many samples in memory", units.Times(gain))
-		if cpu, n := gainOf(b, cpuPerMillion, readerKey, byPlain, byLoader, inMemory, is(result.Memory, inPinned)); n > 0 {
-			text += fmt.Sprintf(", for %s the CPU time a sample", units.Times(cpu))
-		}
-		out = append(out, text+".")
-	}
-	for _, work := range []string{"no", "yes"} {
-		var parts []string
-		for _, memory := range []string{inPinned, inPageable} {
-			if gain, n := gainOf(b, samplesRate, copiesKey, blockingText, nonBlocking, inMemory, is(gpuWorkKey, work), is(result.Memory, memory)); n > 0 {
-				parts = append(parts, fmt.Sprintf("%s with %s memory", units.Number(gain, 2), memory))
-			}
-		}
-		if len(parts) > 0 {
-			with := map[string]string{"no": "Without", "yes": "With"}[work]
-			add("%s GPU work, copies that do not block bring this many times the samples of those that do: %s.", with, strings.Join(parts, ", "))
-		}
-	}
-	if gain, n := gainOf(b, samplesRate, copiesKey, nonBlocking, noCopies, inMemory); n > 0 {
-		text := fmt.Sprintf("With the CPU as the target, so without a copy to the GPU, a plain reader with pageable memory brings %s the samples in memory", units.Times(gain))
-		host := fastest(b, func(l result.Labels) bool {
-			return l.Get(sourceKey) == fromMemory && l.Get(copiesKey) == noCopies && l.Get(readerKey) == byLoader
-		})
-		if host != nil {
-			text += fmt.Sprintf("; package loader then brings %s a second", units.Number(host.Median, 3))
-		}
-		out = append(out, text+".")
-	}
-	if first, last := endsOf(b, prefetchRate, prefetchKey); first != last {
-		if gain, n := gainOf(b, prefetchRate, prefetchKey, first, last); n > 0 {
-			add("%s batches ahead of the loop instead of %s bring %s the samples in memory.", last, first, units.Times(gain))
-		}
-	}
-	return out
+	a.table(t)
 }
 
 // fastest returns the series of samples with the highest median of those that are chosen, or nil.
@@ -596,13 +585,4 @@ func boundOf(b *result.Bench, s *result.Series) string {
 		}
 	}
 	return stage
-}
-
-func settingText(l result.Labels) string {
-	reader := map[string]string{byLoader: "package loader", byPlain: "a plain reader"}[l.Get(readerKey)]
-	work := "without GPU work"
-	if l.Get(gpuWorkKey) == "yes" {
-		work = "with GPU work"
-	}
-	return fmt.Sprintf("%s workers, %s, %s memory, %s copies, %s", l.Get(workersKey), reader, l.Get(result.Memory), strings.ReplaceAll(l.Get(copiesKey), "_", "-"), work)
 }

@@ -83,11 +83,11 @@ var managedMemory = measure.Experiment{
 advice changes, and work over more memory than a budget allows on the GPU.`,
 	Related: "pincheck bench bandwidth",
 	Views: []result.View{
-		{Title: "Managed memory, by size", Series: seriesManaged, Where: result.Labels{{Key: adviceLabel, Value: noAdvice}}, X: result.Size, Lines: []string{result.Device, result.Method}},
-		{Title: "The GPU reads the same managed memory twice, by size", Series: seriesManaged, Where: result.Labels{{Key: result.Method, Value: gpuReads}},
+		{Title: "Managed memory", Series: seriesManaged, Where: result.Labels{{Key: adviceLabel, Value: noAdvice}}, X: result.Size, Lines: []string{result.Device, result.Method}},
+		{Title: "The GPU reads managed memory twice", Series: seriesManaged, Where: result.Labels{{Key: result.Method, Value: gpuReads}},
 			X: result.Size, Lines: []string{result.Device, adviceLabel}},
-		{Title: "Time of a page that moves by a fault", Series: seriesManagedPages, X: result.Method, Lines: []string{result.Device, orderLabel}},
-		{Title: "CPU and GPU write the same page in turn", Series: seriesManagedPingPong, X: adviceLabel, Lines: []string{result.Device}},
+		{Title: "Time to move a page by a fault", Series: seriesManagedPages, X: result.Method, Lines: []string{result.Device, orderLabel}},
+		{Title: "CPU and GPU write one page in turn", Series: seriesManagedPingPong, X: adviceLabel, Lines: []string{result.Device}},
 		{Title: "Work over eight times its budget", Series: seriesManagedBudget, X: result.Method, Lines: []string{result.Device, accessLabel}},
 	},
 	Plan:    planManaged,
@@ -723,33 +723,39 @@ func (r *managedFixture) explicit(ctx context.Context, _, chunk int, write bool)
 	return r.watch.Stop(), nil
 }
 
-func explainManaged(_ measure.Env, b *result.Bench) []string {
-	var answers []string
-	for _, device := range devicesOf(b, seriesManaged) {
-		on := result.Label{Key: result.Device, Value: device}
-		up := largestOf(b, seriesManaged, on, result.Label{Key: result.Method, Value: prefetchToDevice})
-		faults := other(b, up, seriesManaged, result.Method, gpuFaults)
-		down := other(b, up, seriesManaged, result.Method, prefetchToHost)
-		cpu := other(b, up, seriesManaged, result.Method, cpuFaults)
-		moved := other(b, up, seriesManaged, result.Method, moveToHost)
-		if faults != nil && down != nil && cpu != nil && moved != nil {
-			answers = append(answers, fmt.Sprintf("GPU %s: %s of managed memory move to the card at %s when prefetched and %s by page faults, and back at %s and %s, or %s when several threads prefetch.", device,
-				units.Bytes(sizeOf(up.Labels)), units.Rate(up.Median), units.Rate(faults.Median), units.Rate(down.Median), units.Rate(cpu.Median), units.Rate(moved.Median)))
+func explainManaged(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	prefetched := func(a *answers) *result.Series { return a.largest(seriesManaged, result.Method, prefetchToDevice) }
+	return explained(b, prefetched, func(a *answers) {
+		up := prefetched(a)
+		a.faster("Managed memory moves %[2]s as fast %[1]s as %[3]s.", named{"by prefetch", up}, named{"by page faults", a.other(up, seriesManaged, result.Method, gpuFaults)})
+	}, func(a *answers) {
+		up := prefetched(a)
+		of := func(method string) *result.Quantity {
+			return a.other(up, seriesManaged, result.Method, method).Quantity()
 		}
-	}
-	for _, device := range devicesOf(b, seriesManagedBudget) {
-		for _, access := range []string{"read", "write"} {
-			plan := b.Find(seriesManagedBudget, result.Label{Key: result.Device, Value: device}, result.Label{Key: result.Method, Value: byPlan}, result.Label{Key: accessLabel, Value: access})
-			explicit := other(b, plan, seriesManagedBudget, result.Method, byExplicit)
-			inPlace := other(b, plan, seriesManagedBudget, result.Method, byPlanInPlace)
-			faults := other(b, plan, seriesManagedBudget, result.Method, byFaults)
-			if plan == nil || explicit == nil || inPlace == nil || faults == nil {
-				continue
-			}
-			answers = append(answers, fmt.Sprintf("GPU %s: work that %ss %s with an eighth of them on the card runs at %s by a plan that moves them, %s of what explicit copies of pinned memory reach, at %s, %s, by one that leaves them on the host, and at %s by page faults.",
-				device, access, units.Bytes(sizeOf(plan.Labels)), units.Rate(plan.Median), units.Share(plan.Median/explicit.Median),
-				units.Rate(inPlace.Median), units.Share(inPlace.Median/explicit.Median), units.Rate(faults.Median)))
+		if up != nil {
+			t := result.Table{Title: "at " + units.Bytes(sizeOf(up.Labels)), Columns: []string{"prefetched", "by threads", "faults", "first touch"}}
+			t.Add("to GPU", "", of(prefetchToDevice), of(moveToDevice), of(gpuFaults), of(gpuFirstTouch))
+			t.Add("from GPU", "", of(prefetchToHost), of(moveToHost), of(cpuFaults), of(cpuFirstTouch))
+			a.table(t)
 		}
+		a.overBudget()
+	})
+}
+
+// overBudget compares ways of working on more managed memory than the GPU may hold.
+func (a *answers) overBudget() {
+	t := result.Table{Columns: []string{"moved by a plan", "left on the host", "page faults", "explicit copies"}, Only: result.Alone}
+	for _, access := range []struct{ label, name string }{{"read", "read"}, {"write", "written"}} {
+		plan := a.largest(seriesManagedBudget, result.Method, byPlan, accessLabel, access.label)
+		of := func(method string) *result.Quantity {
+			return a.other(plan, seriesManagedBudget, result.Method, method).Quantity()
+		}
+		if plan == nil {
+			continue
+		}
+		t.Title = fmt.Sprintf("%s, an eighth of it on the GPU", units.Bytes(sizeOf(plan.Labels)))
+		t.Add(access.name, "", of(byPlan), of(byPlanInPlace), of(byFaults), of(byExplicit))
 	}
-	return answers
+	a.table(t)
 }

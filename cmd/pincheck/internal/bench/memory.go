@@ -55,7 +55,7 @@ allocator: exact, pooled, rounded up to a power of two, cudaHostAlloc and, with
 --python, PyTorch. With --pid it reads a running process instead.`,
 	Related: "pincheck bench alloc, pincheck explain rounded_pins",
 	Views: []result.View{
-		{Title: "Bytes kept for each byte asked", Series: retainedName, X: result.Size, Lines: []string{result.Method}},
+		{Title: "Bytes kept for each byte requested", Series: retainedName, X: result.Size, Lines: []string{result.Method}, Main: true},
 	},
 	Plan:    planMemory,
 	Explain: explainMemory,
@@ -339,31 +339,40 @@ func resident() (int, error) {
 	return s.Rss + s.Hugetlb, err
 }
 
-func explainMemory(_ measure.Env, b *result.Bench) []string {
-	var conclusions []string
-	for _, a := range []struct{ method, text string }{
-		{ours, "hostmem.Alloc"},
-		{pooled, "A pool (hostmem/pool)"},
-		{cudas, "cudaHostAlloc"},
-		{powerOfTwo, "An allocator that rounds up to powers of two, as PyTorch's does by default,"},
-		{byTorch, "PyTorch (Tensor.pin_memory)"},
-		{byDeepSpeed, "DeepSpeed (its accelerator's pin_memory)"},
-	} {
-		worst := maxMedianOf(b, retainedName, a.method)
+// allocatorNames are the names of allocators in sentences and tables.
+var allocatorNames = []struct{ method, name string }{
+	{ours, "hostmem.Alloc"}, {pooled, "pool"}, {cudas, "cudaHostAlloc"}, {powerOfTwo, "power of two"}, {byTorch, "PyTorch"}, {byDeepSpeed, "DeepSpeed"},
+}
+
+func explainMemory(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	none := func(*answers) *result.Series { return nil }
+	return explained(b, none, func(a *answers) {
+		var worst *result.Series // of the allocator that keeps the most
+		for _, n := range allocatorNames {
+			s := maxMedianOf(a.Bench, retainedName, n.method)
+			if s == nil {
+				continue
+			}
+			if len(a.said) == 0 { // of the first, which is hostmem.Alloc unless it failed
+				a.say("%s keeps at most %s bytes for each byte requested.", n.name, units.Number(s.Median, 3))
+			}
+			if worst == nil || s.Median > worst.Median {
+				worst = s
+			}
+		}
 		if worst == nil {
-			continue
+			return
 		}
-		n := sizeOf(worst.Labels)
-		text := fmt.Sprintf("%s keeps at most %s bytes for each byte asked, at %s", a.text, units.Number(worst.Median, 3), units.Bytes(n))
-		if extra := int((worst.Median - 1) * float64(n)); worst.Median >= 1.05 {
-			text += fmt.Sprintf(": %s more than asked", units.Bytes(extra))
+		var cells []named
+		for _, n := range allocatorNames {
+			cells = append(cells, named{n.name, a.other(worst, retainedName, result.Method, n.method)})
 		}
-		conclusions = append(conclusions, sentence(text))
-		if a.method == powerOfTwo && worst.Median >= 1.25 {
-			conclusions = append(conclusions, sentence("In PyTorch this ends it: "+procmem.PyTorchSetting))
+		a.row("at "+units.Bytes(sizeOf(worst.Labels)), cells...)
+		if s := maxMedianOf(a.Bench, retainedName, powerOfTwo); s != nil && s.Median >= 1.25 {
+			a.say("An allocator that rounds up to powers of two, as PyTorch does by default, wastes %s at %s. To avoid this in PyTorch: %s",
+				units.Bytes(int((s.Median-1)*float64(sizeOf(s.Labels)))), units.Bytes(sizeOf(s.Labels)), procmem.PyTorchSetting)
 		}
-	}
-	return conclusions
+	}, nothingMore)
 }
 
 // maxMedianOf returns the series of a name and a method with the largest median, or nil.

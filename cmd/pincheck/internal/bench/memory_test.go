@@ -71,7 +71,7 @@ func TestMemoryKept(t *testing.T) {
 		}
 	}
 	text := strings.Join(b.Answers, "\n")
-	assert.Contains(t, text, "rounds up to powers of two, as PyTorch's does by default, keeps at most 2.0")
+	assert.Contains(t, text, "rounds up to powers of two, as PyTorch does by default, wastes ")
 	assert.Contains(t, text, "pinned_max_round_threshold_mb")
 	notes := strings.Join(b.Notes, "\n")
 	assert.Contains(t, notes, "smaps_rollup")
@@ -130,19 +130,6 @@ func TestKeepFails(t *testing.T) {
 	}
 }
 
-func TestMemoryAnswersSayWhatIsThere(t *testing.T) {
-	t.Parallel()
-	assert.Empty(t, explainMemory(measure.Env{}, &result.Bench{}))
-	b := &result.Bench{Series: []result.Series{
-		{Name: retainedName, Labels: result.Labels{{Key: result.Method, Value: cudas}, {Key: result.Size, Value: "65536"}}, Stats: result.Stats{Median: 32}},
-		{Name: retainedName, Labels: result.Labels{{Key: result.Method, Value: powerOfTwo}, {Key: result.Size, Value: "1048576"}}, Stats: result.Stats{Median: 1.001}},
-	}}
-	assert.Equal(t, []string{
-		"cudaHostAlloc keeps at most 32.0 bytes for each byte asked, at 64 KiB: 1.94 MiB more than asked.",
-		"An allocator that rounds up to powers of two, as PyTorch's does by default, keeps at most 1.00 bytes for each byte asked, at 1 MiB.",
-	}, explainMemory(measure.Env{}, b))
-}
-
 const running = `7e0000000000-7e0000400000 r-xp 00000000 00:01 9 /site-packages/torch/lib/libtorch_cuda.so
 Rss:                1024 kB
 7e1000000000-7e1000400000 r-xp 00000000 00:01 9 /usr/lib/libcuda.so.580.159.04
@@ -170,8 +157,8 @@ func TestReadMemory(t *testing.T) {
 	assert.Nil(t, b.Find(processName, result.Label{Key: kindLabel, Value: "mlock"}), "there is none")
 	require.Len(t, b.Answers, 3)
 	assert.Equal(t, "Process 7 (python3), which has libraries of PyTorch, seems to pin between 2 GiB and 2.25 GiB of its 2.25 GiB of resident memory.", b.Answers[0])
-	assert.Contains(t, b.Answers[1], "rounded up to powers of two (a guess): 1 of 1 blocks of more than 2 MiB, 2 GiB together, have such sizes. What was asked for does not show: up to nearly half of it, 1 GiB, may be unused")
-	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, it has the setting that ends this already")
+	assert.Contains(t, b.Answers[1], "rounded up to powers of two (a guess): 1 of 1 blocks above 2 MiB, 2 GiB in total. Up to nearly half of it, 1 GiB, may be unused.")
+	assert.Contains(t, b.Answers[2], "If PyTorch pins this memory, it was started with the setting that avoids rounding already")
 	for _, v := range b.Views {
 		assert.NotEmpty(t, b.Select(v), v.Title)
 	}
@@ -179,18 +166,18 @@ func TestReadMemory(t *testing.T) {
 	fsys["proc/7/environ"].Data = []byte("HOME=/\x00")
 	b, err = ReadMemory(fsys, 7)
 	require.NoError(t, err)
-	assert.Contains(t, b.Answers[2], "If it is PyTorch that pins, this ends it: PYTORCH_ALLOC_CONF=")
+	assert.Contains(t, b.Answers[2], "If PyTorch pins this memory, to avoid rounding: PYTORCH_ALLOC_CONF=")
 
 	fsys["proc/7/smaps"].Data = []byte(strings.ReplaceAll(running, "libtorch_cuda", "libother"))
 	b, err = ReadMemory(fsys, 7)
 	require.NoError(t, err)
-	assert.Contains(t, b.Answers[1], "It does not look rounded up to powers of two (a guess): 1 of 1 blocks", "one block proves nothing")
+	assert.Contains(t, b.Answers[1], "The sizes do not look rounded up to powers of two (a guess): 1 of 1 blocks", "one block proves nothing")
 
 	delete(fsys, "proc/7/environ")
 	fsys["proc/7/smaps"].Data = []byte("7f0000000000-7f0080000000 rw-p 00000000 00:00 0\nRss: 4 kB\n")
 	b, err = ReadMemory(fsys, 7)
 	require.NoError(t, err)
-	assert.Equal(t, []string{"Process 7 (python3) has no CUDA driver mapped and no locked memory: it pins nothing that shows."}, b.Answers)
+	assert.Equal(t, []string{"Process 7 (python3) pins no memory that shows: it has no CUDA driver mapped and no locked memory."}, b.Answers)
 	assert.Contains(t, strings.Join(b.Notes, "\n"), "the environment of the process could not be read")
 
 	_, err = ReadMemory(fsys, 8)
@@ -237,7 +224,7 @@ func TestWatchMemory(t *testing.T) {
 			assert.InDelta(t, 5, value(b, changesName, change), 0)
 			assert.InDelta(t, 20<<20, value(b, changedName, change), 0)
 		}
-		assert.Contains(t, b.Answers, "In 2.0 s (21 looks) it pinned 5 blocks (20 MiB) and unpinned 5 blocks (20 MiB), 5.0 a second.")
+		assert.Contains(t, b.Answers, "In 2.0 s (21 looks) the process pinned 5 blocks (20 MiB) and unpinned 5 blocks (20 MiB), 5.0 a second.")
 		assert.Contains(t, strings.Join(b.Notes, "\n"), "mappings are compared every 100ms")
 		for _, v := range b.Views {
 			assert.NotEmpty(t, b.Select(v), v.Title)
@@ -250,7 +237,7 @@ func TestWatchMemory(t *testing.T) {
 		b, err := WatchMemory(ctx, process(), 7, time.Hour, time.After)
 		require.ErrorIs(t, err, stop)
 		assert.False(t, b.Complete)
-		assert.Contains(t, b.Answers, "In 0.6 s (6 looks) it pinned and unpinned nothing that shows: it uses its pinned memory again, or registers memory of its own.")
+		assert.Contains(t, b.Answers, "In 0.6 s (6 looks) the process pinned and unpinned nothing that shows: it reuses pinned memory, or registers memory of its own.")
 	})
 	synctest.Test(t, func(t *testing.T) { // it ends
 		root := process()
@@ -265,11 +252,4 @@ func TestWatchMemory(t *testing.T) {
 	})
 	_, err := WatchMemory(t.Context(), process(), 8, time.Hour, time.After)
 	require.ErrorContains(t, err, "memory of process 8: ")
-}
-
-func TestFactors(t *testing.T) {
-	t.Parallel()
-	for f, want := range map[float64]string{1: "about", 0.5: "0.50 times", 1.3: "1.3 times", 12.3: "12 times"} {
-		assert.Equal(t, want, factor(f, 1))
-	}
 }

@@ -11,7 +11,6 @@ package bench
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,12 +62,12 @@ memory; how much of a copy hides behind GPU work, uncut and in pieces on 1 to 8
 streams; and what a read finds that does not wait for the copy.`,
 		Related: "pincheck bench latency, pincheck explain slow_pageable",
 		Views: []result.View{
-			{Title: "Time in the call, as share of the time until the copy is done", Series: blockedShare, X: result.Size, Lines: []string{result.Memory, result.Direction}},
+			{Title: "Time in the call, as a share of the time until the copy is done", Series: blockedShare, X: result.Size, Lines: []string{result.Memory, result.Direction}},
 			{Title: "Time in the call", Series: callTime, X: result.Size, Lines: []string{result.Memory, result.Direction}},
 			{Title: "Time until the copy is done, as the caller sees it", Series: copyTime, X: result.Size, Lines: []string{result.Memory, result.Direction}},
 			{Title: "Share of a copy that hides behind work of about its length", Series: hiddenShare, X: result.Size, Lines: []string{result.Memory, result.Direction, first}},
 			{Title: "Copies with work after each piece", Series: pipedRate, X: streamsKey, Lines: []string{result.Direction, piecesKey}},
-			{Title: "Old bytes seen by reads that do not wait for the copy", Series: oldShare, X: reader, Lines: []string{result.Memory, result.Direction, result.Method, result.Size}},
+			{Title: "Old bytes that reads without synchronizing find", Series: oldShare, X: reader, Lines: []string{result.Memory, result.Direction, result.Method, result.Size}},
 		},
 		Plan: func(env measure.Env) ([]measure.Group, error) {
 			if len(env.Devices) == 0 {
@@ -424,121 +423,80 @@ func orderGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 	return g
 }
 
-// explainOverlap answers from the largest sizes that were measured.
-func explainOverlap(_ measure.Env, b *result.Bench) []string {
-	return eachDevice(b, "", explainAsynchrony)
-}
-
-func explainAsynchrony(b *result.Bench) []string {
-	var out []string
-	for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
-		for _, f := range []func(*result.Bench, string) string{explainBlocked, explainHidden} {
-			if text := f(b, direction); text != "" {
-				out = append(out, text)
+func explainOverlap(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
+	whole := func(a *answers) *result.Series {
+		return a.largest(pipedRate, result.Direction, result.HostToDevice, piecesKey, piecesText(1))
+	}
+	return explained(b, whole, (*answers).piped, func(a *answers) {
+		a.blocking()
+		a.hiding()
+		if s := a.Find(oldShare, result.Label{Key: reader, Value: readerHost}); s != nil {
+			if s.Max > 0 {
+				a.say("A read of pinned memory that does not synchronize finds old bytes, %s of those sampled, and no call fails.", units.Share(s.Median))
+			} else {
+				a.say("In %s no read without synchronizing was early enough to find old bytes. It is wrong nevertheless.", units.Things(len(s.Samples), "try", "tries"))
 			}
 		}
-	}
-	if text := explainPiped(b); text != "" {
-		out = append(out, text)
-	}
-	if s := b.Find(oldShare, result.Label{Key: reader, Value: readerHost}); s != nil {
-		if s.Max > 0 {
-			out = append(out, fmt.Sprintf("A read of pinned memory before synchronising finds old bytes: %s of those looked at (median of %d), without an error from any call. Afterwards all were right.", units.Share(s.Median), len(s.Samples)))
-		} else {
-			out = append(out, "In "+units.Things(len(s.Samples), "try", "tries")+" no read before synchronising was early enough to find old bytes, which does not make such reads right.")
-		}
-	}
-	for _, r := range []string{readerOther, readerSame} {
-		out = append(out, explainOrder(b, r)...)
-	}
-	return out
+		a.order(readerOther, "")
+		a.order(readerSame, " on the same stream")
+	})
 }
 
-func explainBlocked(b *result.Bench, direction string) string {
-	text := ""
-	conclude := func(s *result.Series) {
-		call, done := also(b, s, callTime), also(b, s, copyTime)
-		if call == nil || done == nil {
-			return
-		}
-		if text != "" {
-			text += ", "
-		}
-		text += fmt.Sprintf("%s memory for %s of the copy's time (%s of %s)", s.Labels.Get(result.Memory), units.Share(s.Median), units.Seconds(call.Median), units.Seconds(done.Median))
-	}
-	slow := largestOf(b, blockedShare, result.Label{Key: result.Memory, Value: inPageable}, result.Label{Key: result.Direction, Value: direction})
-	fast := other(b, slow, blockedShare, result.Memory, inPinned)
-	if slow == nil || fast == nil {
-		slow, fast = nil, largestOf(b, blockedShare, result.Label{Key: result.Direction, Value: direction})
-	}
-	either := cmp.Or(slow, fast)
-	if either == nil {
-		return ""
-	}
-	for _, s := range []*result.Series{slow, fast} {
-		if s != nil {
-			conclude(s)
-		}
-	}
-	text = fmt.Sprintf("An asynchronous copy of %s %s blocks its caller: %s.", units.Bytes(sizeOf(either.Labels)), directionText(direction), text)
-	if slow == nil {
-		return text
-	}
-	const mostly = 0.5
-	switch {
-	case slow.Median >= mostly && fast.Median < mostly:
-		text += " So only the copy of pinned memory is asynchronous here."
-	case slow.Median < mostly:
-		text += " So copies of pageable memory do not block here, as they are said to."
-	default:
-		text += " So pinned memory alone does not make a copy asynchronous here."
-	}
-	if s, f := also(b, slow, copyTime), also(b, fast, copyTime); s != nil && f != nil && f.Median > 0 {
-		text += fmt.Sprintf(" From call to end the one of pageable memory takes %s as long.", units.Times(s.Median/f.Median))
-	}
-	return text
-}
-
-func explainHidden(b *result.Bench, direction string) string {
-	at := largestOf(b, hiddenShare, result.Label{Key: result.Direction, Value: direction})
-	if at == nil {
-		return ""
-	}
-	text := ""
-	for _, memory := range []string{inPinned, inPageable} {
-		for _, order := range []string{firstWork, firstCopy} {
-			s := b.Find(hiddenShare, result.Label{Key: result.Device, Value: at.Labels.Get(result.Device)}, result.Label{Key: result.Direction, Value: direction},
-				result.Label{Key: result.Size, Value: at.Labels.Get(result.Size)}, result.Label{Key: result.Memory, Value: memory}, result.Label{Key: first, Value: order})
-			if s == nil {
-				continue
+// blocking is the share of a copy for which it blocks its caller.
+func (a *answers) blocking() {
+	t := result.Table{Columns: []string{"pageable", "pinned"}}
+	for _, direction := range bothDirections {
+		pinned := a.largest(blockedShare, result.Memory, inPinned, result.Direction, direction)
+		pageable := a.largest(blockedShare, result.Memory, inPageable, result.Direction, direction)
+		for _, s := range []*result.Series{pinned, pageable} {
+			if s != nil {
+				t.Title = "time in the call, " + units.Bytes(sizeOf(s.Labels))
 			}
-			if text != "" {
-				text += ", "
-			}
-			text += fmt.Sprintf("%s with %s memory if the %s is queued first", units.Share(s.Median), memory, order)
+		}
+		t.Add(directionText(direction), "", share(pageable), share(pinned))
+		const mostly = 0.5
+		if pinned != nil && pinned.Median >= mostly {
+			a.say("Copies %s of pinned memory block their caller as well.", directionText(direction))
+		}
+		if pageable != nil && pageable.Median < mostly {
+			a.say("Copies %s of pageable memory do not block their caller.", directionText(direction))
 		}
 	}
-	return fmt.Sprintf("Of a copy of %s %s this much hides behind work on another stream that takes about as long: %s.", units.Bytes(sizeOf(at.Labels)), directionText(direction), text)
+	a.table(t)
 }
 
-func explainOrder(b *result.Bench, r string) []string {
+// hiding is the share of a copy that hides behind work.
+func (a *answers) hiding() {
+	t := result.Table{Columns: []string{"work queued first", "copy queued first"}, Only: result.Alone}
+	for _, direction := range bothDirections {
+		for _, memory := range []string{inPinned, inPageable} {
+			s := a.largest(hiddenShare, result.Direction, direction, result.Memory, memory)
+			if s != nil {
+				t.Title = "Share of a copy of " + units.Bytes(sizeOf(s.Labels)) + " that hides behind work of its length"
+			}
+			t.Add(directionText(direction)+", "+memory, "", share(a.other(s, hiddenShare, first, firstWork)), share(a.other(s, hiddenShare, first, firstCopy)))
+		}
+	}
+	a.table(t)
+}
+
+// order says whether work after an upload from pageable memory found its bytes.
+func (a *answers) order(by, where string) {
 	var worst *result.Series
 	tries := 0
-	for _, s := range b.Select(result.View{Series: oldShare, Where: result.Labels{{Key: reader, Value: r}}}) {
+	for _, s := range a.all(oldShare, reader, by) {
 		tries += orderTries * len(s.Samples)
 		if worst == nil || s.Max > worst.Max {
 			worst = s
 		}
 	}
 	if worst == nil {
-		return nil
+		return
 	}
-	what := fmt.Sprintf("Work on a non-blocking stream after an upload from pageable memory by %s", worst.Labels.Get(result.Method))
-	if r == readerSame {
-		what += " on the same stream"
-	}
+	what := "Work on a non-blocking stream after " + worst.Labels.Get(result.Method) + " of pageable memory" + where
 	if worst.Max == 0 {
-		return []string{fmt.Sprintf("%s found all bytes in place, in %s.", what, units.Things(tries, "try", "tries"))}
+		a.say("%s found all bytes in %s.", what, units.Things(tries, "try", "tries"))
+		return
 	}
-	return []string{fmt.Sprintf("%s read old bytes: up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, units.Share(worst.Max), units.Bytes(sizeOf(worst.Labels)))}
+	a.say("%s read old bytes, up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, units.Share(worst.Max), units.Bytes(sizeOf(worst.Labels)))
 }

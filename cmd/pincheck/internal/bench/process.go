@@ -105,9 +105,9 @@ func WatchMemory(ctx context.Context, root fs.FS, pid int, duration time.Duratio
 func changesAnswer(c *procmem.Changes, watched time.Duration, looks int) string {
 	within := fmt.Sprintf("In %.1f s (%s)", watched.Seconds(), units.Things(looks, "look", "looks"))
 	if c.Appeared.Count+c.Vanished.Count == 0 {
-		return within + " it pinned and unpinned nothing that shows: it uses its pinned memory again, or registers memory of its own."
+		return within + " the process pinned and unpinned nothing that shows: it reuses pinned memory, or registers memory of its own."
 	}
-	return fmt.Sprintf("%s it pinned %s (%s) and unpinned %s (%s), %s a second.", within,
+	return fmt.Sprintf("%s the process pinned %s (%s) and unpinned %s (%s), %s a second.", within,
 		units.Things(c.Appeared.Count, "block", "blocks"), units.Bytes(c.Appeared.Bytes),
 		units.Things(c.Vanished.Count, "block", "blocks"), units.Bytes(c.Vanished.Bytes),
 		units.Number(float64(c.Appeared.Count+c.Vanished.Count)/max(watched, lookEvery).Seconds(), 2))
@@ -160,34 +160,26 @@ func processAnswers(p *procmem.Process) []string {
 	}
 	smallest, largest := p.Pinned()
 	if !p.Driver && smallest == 0 {
-		return sentences([]string{who + " has no CUDA driver mapped and no locked memory: it pins nothing that shows"})
+		return []string{who + " pins no memory that shows: it has no CUDA driver mapped and no locked memory."}
 	}
 	amount := "at least " + units.Bytes(smallest)
 	if largest > smallest {
 		amount = fmt.Sprintf("between %s and %s", units.Bytes(smallest), units.Bytes(largest))
 	}
-	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory", who, amount, units.Bytes(p.Resident))}
+	answers := []string{fmt.Sprintf("%s seems to pin %s of its %s of resident memory.", who, amount, units.Bytes(p.Resident))}
 	if !p.Driver {
-		return sentences(answers)
+		return answers
 	}
 	bytes, blocks, likely := p.Rounded()
 	switch {
 	case likely:
-		answers = append(answers, fmt.Sprintf("It looks rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB, %s together, have such sizes. What was asked for does not show: up to nearly half of it, %s, may be unused",
+		answers = append(answers, fmt.Sprintf("The sizes look rounded up to powers of two (a guess): %d of %d blocks above 2 MiB, %s in total. Up to nearly half of it, %s, may be unused.",
 			blocks, len(p.Blocks), units.Bytes(bytes), units.Bytes(bytes/2)))
 		answers = append(answers, roundingEnds(p)...)
 	case len(p.Blocks) > 0:
-		answers = append(answers, fmt.Sprintf("It does not look rounded up to powers of two (a guess): %d of %d blocks of more than 2 MiB have such sizes", blocks, len(p.Blocks)))
+		answers = append(answers, fmt.Sprintf("The sizes do not look rounded up to powers of two (a guess): %d of %d blocks above 2 MiB are.", blocks, len(p.Blocks)))
 	}
-	return sentences(answers)
-}
-
-// sentences ends each text with a full stop.
-func sentences(texts []string) []string {
-	for i := range texts {
-		texts[i] = sentence(texts[i])
-	}
-	return texts
+	return answers
 }
 
 // roundingEnds says which settings would end the rounding, and which are there already.
@@ -197,13 +189,13 @@ func roundingEnds(p *procmem.Process) []string {
 		switch {
 		case f.Setting == "":
 		case f.Set:
-			answers = append(answers, fmt.Sprintf("If it is %s that pins, it has the setting that ends this already, as it was started: its version does not know it, or these sizes are below its limit, or they were asked for", f.Name))
+			answers = append(answers, fmt.Sprintf("If %s pins this memory, it was started with the setting that avoids rounding already: its version ignores the setting, or the sizes are below its limit, or they were requested.", f.Name))
 		default:
-			answers = append(answers, fmt.Sprintf("If it is %s that pins, this ends it: %s", f.Name, f.Setting))
+			answers = append(answers, fmt.Sprintf("If %s pins this memory, to avoid rounding: %s", f.Name, f.Setting))
 		}
 	}
 	if len(answers) == 0 {
-		answers = append(answers, "Which software pins this memory does not show by its libraries, so no setting is known that would end it")
+		answers = append(answers, "The libraries of the process do not show which software pins this memory, so no setting is known that avoids rounding.")
 	}
 	return answers
 }

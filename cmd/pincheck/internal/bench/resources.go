@@ -242,33 +242,3 @@ func isSimulated(env measure.Env) bool {
 
 // errDevices is the error of a plan for no device.
 var errDevices = errNoDevice
-
-// largestOf returns the series of a name with the labels and the largest size, or nil.
-func largestOf(b *result.Bench, name string, where ...result.Label) (largest *result.Series) {
-	for _, s := range b.Select(result.View{Series: name, Where: where}) {
-		if largest == nil || sizeOf(s.Labels) > sizeOf(largest.Labels) {
-			largest = s
-		}
-	}
-	return largest
-}
-
-// other returns the series of a name under the conditions of s, but with another value
-// of one of them; nil if there is none, or if s is nil.
-func other(b *result.Bench, s *result.Series, name, key, value string) *result.Series {
-	if s == nil {
-		return nil
-	}
-	where := slices.Clone(s.Labels)
-	for i := range where {
-		if where[i].Key == key {
-			where[i].Value = value
-		}
-	}
-	return b.Find(name, where...)
-}
-
-// also returns the series of another quantity under the conditions of s, or nil.
-func also(b *result.Bench, s *result.Series, name string) *result.Series {
-	return other(b, s, name, "", "")
-}

@@ -8,7 +8,6 @@ package bench
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -154,32 +153,36 @@ func pipedGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 	return g
 }
 
-// explainPiped says what several streams bring.
-func explainPiped(b *result.Bench) string {
-	at := largestOf(b, pipedRate)
-	if at == nil {
-		return ""
+// piped compares copies in pieces on several streams with an uncut one.
+func (a *answers) piped() {
+	of := func(direction string, pieces, streams int) *result.Series {
+		return a.largest(pipedRate, result.Direction, direction, piecesKey, piecesText(pieces), streamsKey, strconv.Itoa(streams))
 	}
-	text := ""
+	t := result.Table{Title: "with work", Columns: []string{"uncut"}}
+	for i, streams := range streamCounts {
+		name := strconv.Itoa(streams)
+		if i == 0 {
+			name += " stream"
+		}
+		t.Columns = append(t.Columns, name)
+	}
 	for _, direction := range []string{result.HostToDevice, result.Both} {
-		find := func(pieces, streams int) *result.Series {
-			return b.Find(pipedRate, result.Label{Key: result.Device, Value: at.Labels.Get(result.Device)}, result.Label{Key: result.Direction, Value: direction},
-				result.Label{Key: piecesKey, Value: piecesText(pieces)}, result.Label{Key: streamsKey, Value: strconv.Itoa(streams)})
+		cells := []*result.Quantity{of(direction, 1, 1).Quantity()}
+		for _, streams := range streamCounts {
+			cells = append(cells, of(direction, maxPieces, streams).Quantity())
 		}
-		whole, one := find(1, 1), find(maxPieces, 1)
-		if whole == nil || one == nil || whole.Median <= 0 {
-			continue
-		}
-		text += fmt.Sprintf(" %s: %s uncut, %s in %d pieces on one stream", directionText(direction), units.Rate(whole.Median), units.Rate(one.Median), maxPieces)
-		for _, streams := range streamCounts[1:] {
-			if s := find(maxPieces, streams); s != nil {
-				text += fmt.Sprintf(", %s on %d", units.Rate(s.Median), streams)
-			}
-		}
-		text += "."
+		t.Add(directionText(direction), "", cells...)
 	}
-	if text == "" {
-		return ""
+	whole := of(result.HostToDevice, 1, 1)
+	best, count := of(result.HostToDevice, maxPieces, 1), 1
+	for _, streams := range streamCounts[1:] {
+		if s := of(result.HostToDevice, maxPieces, streams); s != nil && best != nil && s.Median > 1.05*best.Median {
+			best, count = s, streams
+		}
 	}
-	return fmt.Sprintf("Copies of %s of pinned memory with work of about their length:%s Pieces on one stream overlap with nothing: each waits for the work before it.", units.Bytes(sizeOf(at.Labels)), text)
+	if whole != nil && best != nil && whole.Median > 0 {
+		on := "in pieces on " + units.Things(count, "stream", "streams")
+		a.faster("Beside work, a copy is %[2]s as fast %[1]s as %[3]s.", named{on, best}, named{"uncut", whole})
+	}
+	a.table(t)
 }

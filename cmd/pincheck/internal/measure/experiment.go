@@ -23,9 +23,9 @@ type Experiment struct {
 	// Derive returns series that follow from those that were measured, of which it may find any missing.
 	// nil for none.
 	Derive func(*result.Bench) []result.Series
-	// Explain returns the answers. The Bench may lack series, as some cases fail or are not
+	// Explain returns the answers and the key figures. The Bench may lack series, as some cases fail or are not
 	// reached. nil for no answers.
-	Explain func(Env, *result.Bench) (answers []string)
+	Explain func(Env, *result.Bench) (answers []string, figures []result.Table)
 }
 
 // Env has the devices, the host and the options of a run.

@@ -57,7 +57,8 @@ func Run(ctx context.Context, e Experiment, env Env, progress func(Progress)) (*
 		}
 	}
 	if e.Explain != nil {
-		r.Answers = append(r.Answers, e.Explain(env, r.Bench)...)
+		answers, figures := e.Explain(env, r.Bench)
+		r.Answers, r.Figures = append(r.Answers, answers...), figures
 	}
 	return r.Bench, err
 }

@@ -33,8 +33,8 @@ func experiment(groups ...Group) Experiment {
 			g.Close = func() error { return nil }
 		}
 	}
-	return Experiment{Name: "test", Plan: func(Env) ([]Group, error) { return groups, nil }, Explain: func(_ Env, b *result.Bench) []string {
-		return []string{fmt.Sprintf("%d series", len(b.Series))}
+	return Experiment{Name: "test", Plan: func(Env) ([]Group, error) { return groups, nil }, Explain: func(_ Env, b *result.Bench) ([]string, []result.Table) {
+		return []string{fmt.Sprintf("%d series", len(b.Series))}, []result.Table{{Title: "t", Columns: []string{"n"}, Rows: []result.Row{{Name: "r", Cells: []*result.Quantity{{Value: float64(len(b.Series)), Unit: result.Count}}}}}}
 	}}
 }
 
@@ -57,6 +57,7 @@ func TestRunTakesTheSamplesOfAllCases(t *testing.T) {
 	assert.Equal(t, &result.Expected{Value: 7, Source: "verified"}, b.Series[1].Expected)
 	assert.True(t, b.Complete)
 	assert.Equal(t, []string{"2 series"}, b.Answers)
+	assert.InDelta(t, 2, b.Figures[0].Rows[0].Cells[0].Value, 0)
 	assert.Empty(t, b.Errors)
 	last := shown[len(shown)-1]
 	assert.Equal(t, 2, last.Done)
@@ -69,7 +70,7 @@ func TestCasesAreNamedInWords(t *testing.T) {
 	c := Case{Series: result.Series{Name: "copy_rate", Labels: result.Labels{{Key: result.Device, Value: "0"}, {Key: result.Memory, Value: "registered"},
 		{Key: result.Direction, Value: result.HostToDevice}, {Key: result.Size, Value: "65536"}, {Key: "cpu_workers", Value: "2"},
 		{Key: "gpu_work", Value: "no"}, {Key: "mode", Value: "O_DIRECT"}}}}
-	assert.Equal(t, "GPU 0, registered memory: copy rate, host to device, 64 KiB, CPU workers 2, no GPU work, O_DIRECT",
+	assert.Equal(t, "GPU 0, registered memory: copy rate, to GPU, 64 KiB, CPU workers 2, no GPU work, O_DIRECT",
 		caseName(&Group{Name: "GPU 0, registered memory"}, &c))
 	var shown []string
 	_, err := Run(t.Context(), experiment(Group{Name: "pool_first_use", Cases: []Case{counted("pin_time"), counted("pin_time")}}), Env{}, func(p Progress) { shown = append(shown, p.What) })
@@ -168,6 +169,7 @@ func TestRunThatIsInterruptedKeepsWhatItHas(t *testing.T) {
 	assert.True(t, closed)
 	assert.Empty(t, b.Errors)
 	assert.Equal(t, []string{"2 series"}, b.Answers)
+	assert.InDelta(t, 2, b.Figures[0].Rows[0].Cells[0].Value, 0)
 }
 
 func TestPlansThatCannotBe(t *testing.T) {

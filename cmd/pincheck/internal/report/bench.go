@@ -3,16 +3,249 @@ package report
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// bench writes the result of an experiment: the answers first, then its views, then the
-// series that no view shows.
+// benchPage writes what experiments found: the verdict, the answers with their key figures, and on what they are based.
+func (p *page) benchPage(r *Result) {
+	if r.Verdict != doctor.Measured {
+		p.verdict(r)
+	}
+	alone := len(r.Benches) == 1
+	first := &r.Benches[0]
+	if len(first.Answers) > 0 {
+		p.colored(bold, first.Answers[0])
+	}
+	if r.Facts != nil && r.Simulated {
+		p.colored(yellow, "Simulated GPU: nothing below was measured on hardware.")
+	}
+	if alone {
+		p.experiment(first)
+	} else {
+		p.flow(0, measuredText(r))
+		p.experiments(r, first)
+	}
+	if p.style.Verbose {
+		if r.Facts != nil {
+			p.gap()
+			p.machine(r)
+		}
+		for i := range r.Benches {
+			p.bench(&r.Benches[i])
+		}
+	}
+	if len(r.Errors) > 0 {
+		p.gap()
+	}
+	for _, e := range r.Errors {
+		p.painted("Error", red, plain(e), "")
+	}
+	p.gap()
+	if alone {
+		p.flow(0, measuredText(r))
+	}
+	p.references(r)
+	p.more(r, alone)
+}
+
+// more says how to see the rest.
+func (p *page) more(r *Result, alone bool) {
+	notes := 0
+	for i := range r.Benches {
+		notes += len(r.Benches[i].Notes)
+	}
+	rest := "All series and their spread"
+	if notes > 0 {
+		rest = "All series, their spread and " + units.Things(notes, "note", "notes")
+	}
+	switch {
+	case p.style.Verbose:
+	case alone:
+		p.flow(0, rest+": --verbose. As a page with plots: --format html")
+	default:
+		p.flow(0, "One experiment in full: pincheck bench NAME. As a page: --format html")
+		p.flow(0, rest+": --verbose")
+	}
+}
+
+// experiments writes for each experiment its answer and its key figures. The first answer of one has been written.
+func (p *page) experiments(r *Result, written *result.Bench) {
+	p.gap()
+	for i := range r.Benches {
+		b := &r.Benches[i]
+		answer := ""
+		switch {
+		case b == written && len(b.Answers) > 1:
+			answer = b.Answers[1]
+		case len(b.Answers) > 0:
+			answer = b.Answers[0]
+		case len(b.Errors) == 0:
+			answer = "Nothing was measured."
+		}
+		name := plain(b.Name)
+		if len([]rune(name)) >= labelWidth {
+			p.colored(bold, name)
+			name = ""
+		}
+		p.painted(name, bold, answer, "")
+		for j := range b.Figures {
+			if t := &b.Figures[j]; t.Only != result.Alone {
+				p.figure(t, labelWidth+2, false)
+			}
+		}
+		p.ended(b)
+	}
+}
+
+// experiment writes the answers after the first one, and the figures of one experiment.
+func (p *page) experiment(b *result.Bench) {
+	for i, a := range b.Answers {
+		if i > 0 {
+			p.flow(0, a)
+		}
+	}
+	main := slices.DeleteFunc(slices.Clone(b.Views), func(v result.View) bool { return !v.Main })
+	if len(main) == 0 && len(b.Figures) == 0 { // an older pincheck measured
+		main = b.Views[:min(1, len(b.Views))]
+	}
+	shown := map[*result.Series]bool{}
+	if !p.style.Verbose { // which has all views below
+		for _, v := range main {
+			p.view(b, v, 0, shown)
+		}
+	}
+	for i := range b.Figures {
+		if t := &b.Figures[i]; t.Only != result.Summary {
+			p.gap()
+			p.figure(t, 0, true)
+		}
+	}
+	if !p.style.Verbose && len(shown) == 0 && len(b.Figures) == 0 {
+		p.unseen(b, shown)
+	}
+	p.ended(b)
+}
+
+// ended writes what failed, and whether an experiment was stopped.
+func (p *page) ended(b *result.Bench) {
+	for _, e := range b.Errors {
+		p.painted("Error", red, plain(e), "")
+	}
+	if !b.Complete {
+		p.painted("Stopped", yellow, "before its end: what is shown was measured", "")
+	}
+}
+
+// measuredText names the GPUs, and says how much was measured.
+func measuredText(r *Result) string {
+	var all []*result.Series
+	for i := range r.Benches {
+		for j := range r.Benches[i].Series {
+			all = append(all, &r.Benches[i].Series[j])
+		}
+	}
+	var parts []string
+	if len(r.Benches) > 1 {
+		parts = append(parts, units.Things(len(r.Benches), "experiment", "experiments"))
+	}
+	parts = append(parts, units.Count(len(all))+" series")
+	if len(r.Benches) == 1 && len(all) > 0 {
+		parts = append(parts, samplesText(all), comparedText(all))
+	}
+	return joinedWith(" ", gpuLines(r), joined(parts...)+". "+units.Seconds(r.Seconds)+".")
+}
+
+// gpuLines names the GPUs with their links, those that are the same together.
+func gpuLines(r *Result) string {
+	if r.Facts == nil {
+		return ""
+	}
+	var texts []string
+	gpus := map[string][]int{}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		text := d.Name
+		if d.Link != nil && d.Link.Rate > 0 {
+			text += ", " + d.Link.Now().String()
+		}
+		if gpus[text] == nil {
+			texts = append(texts, text)
+		}
+		gpus[text] = append(gpus[text], d.Ordinal)
+	}
+	for i, text := range texts {
+		texts[i] = subject(gpus[text]) + text + "."
+	}
+	return strings.Join(texts, " ")
+}
+
+// samplesText is of how many samples the medians are.
+func samplesText(all []*result.Series) string {
+	fewest, most := math.MaxInt, 0
+	for _, s := range all {
+		fewest, most = min(fewest, len(s.Samples)), max(most, len(s.Samples))
+	}
+	switch {
+	case most <= 1:
+		return "one sample each"
+	case fewest == most:
+		return "medians of " + units.Count(most) + " samples"
+	}
+	return "medians of " + units.Count(fewest) + " to " + units.Count(most) + " samples"
+}
+
+// comparedText is of how many series the bytes were compared, "" if none copies any.
+func comparedText(all []*result.Series) string {
+	verified, copied := 0, 0
+	for _, s := range all {
+		if s.Verified {
+			verified++
+		}
+		if s.BytesPerSample > 0 || s.Verified {
+			copied++
+		}
+	}
+	switch {
+	case copied == 0:
+		return ""
+	case verified == copied:
+		return "all bytes compared"
+	}
+	return "bytes compared in " + units.Count(verified) + " of " + units.Things(copied, "series", "series")
+}
+
+// rowOf matches what differs between the rows of one source: direction, size and rate.
+var rowOf = regexp.MustCompile(`, (host to device|device to host|both)|, [0-9.]+ [KMG]iB|: (median of [0-9]+, )?[0-9.]+( to [0-9.]+)? GB/s( reported)?`)
+
+// references writes the sources of all references, once each.
+func (p *page) references(r *Result) {
+	var sources []string
+	for i := range r.Benches {
+		for _, s := range r.Benches[i].Series {
+			if e := s.Expected; e != nil {
+				if source := rowOf.ReplaceAllString(e.Source, ""); !slices.Contains(sources, source) {
+					sources = append(sources, source)
+				}
+			}
+		}
+	}
+	switch {
+	case len(sources) > 0:
+		p.flow(0, "Reference: "+strings.Join(sources, "; "))
+	case (r.Facts == nil || !r.Simulated) && slices.ContainsFunc(r.Benches, func(b result.Bench) bool { return b.Name == "bandwidth" }):
+		p.flow(0, "No reference for this GPU and link.")
+	}
+}
+
+// bench writes all of an experiment: question and answers, views with plots, the series in no view, how all were
+// measured, and notes.
 func (p *page) bench(b *result.Bench) {
 	p.gap()
 	p.WriteString(p.style.paint(bold, strings.Join(wrap(plain(b.Name), p.style.width()), "\n")) + "\n")
@@ -26,89 +259,58 @@ func (p *page) bench(b *result.Bench) {
 	}
 	shown := map[*result.Series]bool{}
 	for _, v := range b.Views {
-		if p.view(b, v, shown); !p.style.Verbose && len(shown) > 0 {
-			break
-		}
+		p.view(b, v, labelWidth, shown)
 	}
-	p.rest(b, shown)
-	for _, e := range b.Errors {
-		p.painted("Error", red, plain(e), "")
-	}
-	if !b.Complete {
-		p.painted("Stopped", yellow, "before its end: what is above was measured", "")
-	}
-}
-
-// rest writes the series that are not shown, unless a table was the answer, and how all were measured.
-func (p *page) rest(b *result.Bench, shown map[*result.Series]bool) {
-	if !p.style.Verbose && len(shown) > 0 {
-		if len(b.Errors) > 0 || !b.Complete {
-			p.gap()
-		}
-		return
-	}
-	var rest []*result.Series
-	for i := range b.Series {
-		if s := &b.Series[i]; !shown[s] {
-			rest = append(rest, s)
-		}
-	}
-	if len(rest) > 0 {
-		p.gap()
-	}
-	for _, s := range rest {
-		p.row("", "%s", seriesText(s))
-	}
+	p.unseen(b, shown)
 	if len(b.Series) > 0 {
 		p.gap()
+		p.method(b)
 	}
-	p.method(b)
 	for _, n := range b.Notes {
 		p.note("Note", "%s", n)
+	}
+	p.ended(b)
+}
+
+// unseen writes the series that no view shows.
+func (p *page) unseen(b *result.Bench, shown map[*result.Series]bool) {
+	first := true
+	for i := range b.Series {
+		if s := &b.Series[i]; !shown[s] {
+			if first {
+				p.gap()
+			}
+			first = false
+			p.row("", "%s", seriesText(s))
+		}
 	}
 }
 
 // method writes how the series were measured.
 func (p *page) method(b *result.Bench) {
-	if len(b.Series) == 0 {
-		return
-	}
-	minimum, largest, verified, copied := math.MaxInt, 0, 0, 0
 	cpuLow, cpuHigh := math.Inf(1), math.Inf(-1)
 	var nodes []string
-	var unsteady *result.Series
+	var all []*result.Series
+	unsteady := &b.Series[0]
 	for i := range b.Series {
 		s := &b.Series[i]
-		minimum, largest = min(minimum, len(s.Samples)), max(largest, len(s.Samples))
-		if s.Verified {
-			verified++
-		}
-		if s.BytesPerSample > 0 {
-			copied++
-		}
+		all = append(all, s)
 		if c := s.CPUSecondsPerGB; c != nil {
 			cpuLow, cpuHigh = min(cpuLow, *c), max(cpuHigh, *c)
 		}
 		if s.NUMANode != nil && !slices.Contains(nodes, strconv.Itoa(*s.NUMANode)) {
 			nodes = append(nodes, strconv.Itoa(*s.NUMANode))
 		}
-		if unsteady == nil || s.Spread > unsteady.Spread {
+		if s.Spread > unsteady.Spread {
 			unsteady = s
 		}
 	}
-	samples := units.Count(minimum)
-	if largest > minimum {
-		samples += " to " + units.Count(largest)
-	}
-	parts := []string{fmt.Sprintf("medians of %s samples, taken in %s", samples, units.Seconds(b.Seconds))}
-	if minimum == 1 && largest == 1 {
-		parts[0] = "one sample each, taken in " + units.Seconds(b.Seconds)
-	}
+	parts := []string{samplesText(all) + ", taken in " + units.Seconds(b.Seconds)}
 	if unsteady.Spread > 0 {
 		parts = append(parts, fmt.Sprintf("widest spread %s of the median (%s)", units.Share(unsteady.Spread), nameText(unsteady)))
 	}
-	if copied > 0 || verified > 0 {
-		parts = append(parts, fmt.Sprintf("bytes compared afterwards in %s of %s series", units.Count(verified), units.Count(max(copied, verified))))
+	if text := comparedText(all); text != "" {
+		parts = append(parts, text)
 	}
 	if cpuHigh >= cpuLow {
 		text := units.Number(cpuLow, 3)
@@ -138,213 +340,8 @@ func seriesText(s *result.Series) string {
 	if n := len(s.Samples); n > 1 {
 		text += fmt.Sprintf(" (median of %s, %s to %s)", units.Count(n), value(s.Unit, s.Min), value(s.Unit, s.Max))
 	}
-	return text + ", " + expectedText(s)
-}
-
-// expectedText compares the median with the reference.
-func expectedText(s *result.Series) string {
-	e := s.Expected
-	if e == nil {
-		return "no reference known"
+	if e := s.Expected; e != nil {
+		text += fmt.Sprintf(", reference %s", measured(s.Unit, e.Value))
 	}
-	return fmt.Sprintf("expected %s, from %s", measured(s.Unit, e.Value), e.Source)
-}
-
-// A grid is the series of a view in rows by X and columns by Lines.
-type grid struct {
-	rows, columns []string
-	row           []result.Label // of each row
-	cells         map[[2]int]*result.Series
-}
-
-// newGrid sorts series into rows and columns, in the order in which their values occur.
-func newGrid(series []*result.Series, v result.View) grid {
-	g := grid{cells: map[[2]int]*result.Series{}}
-	at := [2]map[string]int{{}, {}} // of rows and columns
-	index := func(known map[string]int, list *[]string, name string) int {
-		i, ok := known[name]
-		if !ok {
-			i = len(*list)
-			known[name], *list = i, append(*list, name)
-		}
-		return i
-	}
-	for _, s := range series {
-		var parts []string
-		for _, key := range v.Lines {
-			parts = append(parts, labelText(result.Label{Key: key, Value: s.Labels.Get(key)}))
-		}
-		x := result.Label{Key: v.X, Value: s.Labels.Get(v.X)}
-		row := index(at[0], &g.rows, labelText(x))
-		if row == len(g.row) {
-			g.row = append(g.row, x)
-		}
-		if at := [2]int{row, index(at[1], &g.columns, joined(parts...))}; g.cells[at] == nil {
-			g.cells[at] = s
-		}
-	}
-	return g
-}
-
-// numeric reports whether the rows are three or more numbers, in their order.
-func (g grid) numeric() bool {
-	last := math.Inf(-1)
-	for _, l := range g.row {
-		v, err := strconv.ParseFloat(l.Value, 64)
-		if err != nil || v <= last {
-			return false
-		}
-		last = v
-	}
-	return len(g.row) >= 3
-}
-
-// sparse is the number of cells of a table for each series in it from which on there is no table.
-const sparse = 16
-
-// view writes a table and a plot, and adds the series to shown.
-func (p *page) view(b *result.Bench, v result.View, shown map[*result.Series]bool) {
-	series := b.Select(v)
-	if len(series) == 0 {
-		return
-	}
-	g := newGrid(series, v)
-	if len(g.rows)*len(g.columns) > sparse*len(series) {
-		return // hardly a cell has anything: a line a series is shorter
-	}
-	unit := series[0].Unit
-	p.gap()
-	title := v.Title
-	if u := unitText(unit); u != "" {
-		title += ", " + u
-	}
-	for i, line := range wrap(plain(title), p.width()) {
-		label := ""
-		if i == 0 {
-			label = "Measured"
-		}
-		p.painted(label, bold, line, bold)
-	}
-	t := table{headers: []string{labelKey(v.X)}, with: map[int]bool{}}
-	expected := map[int]bool{} // columns with a reference
-	var sources []string
-	named := map[string]bool{} // sources
-	known, greatest := 0, 0.0
-	for at, s := range g.cells {
-		greatest = max(greatest, s.Median)
-		shown[s] = true
-		if s.Expected != nil {
-			expected[at[1]] = true
-			known++
-		}
-	}
-	for i, name := range g.columns {
-		t.headers = append(t.headers, name)
-		if expected[i] {
-			t.with[len(t.headers)] = true
-			t.headers = append(t.headers, "expected")
-		}
-	}
-	for i, name := range g.rows {
-		row := []string{name}
-		for j := range g.columns {
-			s := g.cells[[2]int{i, j}]
-			cell, e := "", ""
-			if s != nil {
-				cell, e = value(s.Unit, s.Median), "?"
-				if s.Expected != nil {
-					e = value(s.Unit, s.Expected.Value)
-					if !named[s.Expected.Source] {
-						named[s.Expected.Source] = true
-						sources = append(sources, s.Expected.Source)
-					}
-				}
-			}
-			row = append(row, cell)
-			if expected[j] {
-				row = append(row, e)
-			}
-		}
-		t.rows = append(t.rows, row)
-	}
-	p.table(t)
-	switch {
-	case known == 0:
-		p.note("", "no reference known")
-	case known < len(g.cells):
-		p.note("", "expected: from %s; ? where no reference is known", strings.Join(sources, "; "))
-	default:
-		p.note("", "expected: from %s", strings.Join(sources, "; "))
-	}
-	if p.style.Verbose {
-		p.plot(g, unit, greatest)
-	}
-}
-
-// plot draws the columns of a grid over its rows where those are numbers, and bars
-// otherwise. A plot of one value is none.
-func (p *page) plot(g grid, unit result.Unit, greatest float64) {
-	if greatest <= 0 || len(g.cells) < 2 {
-		return
-	}
-	type line struct{ name, chart, value string }
-	var lines []line
-	columns := p.width()
-	if g.numeric() && len(g.rows) <= columns {
-		wide := min(max(columns/2/len(g.rows), 1), 3) // blocks a value
-		for j, name := range g.columns {
-			var values []float64
-			highest := math.Inf(-1)
-			for i := range g.rows {
-				v := 0.0
-				if s := g.cells[[2]int{i, j}]; s != nil {
-					v = s.Median
-					highest = max(highest, v)
-				}
-				for range wide {
-					values = append(values, v)
-				}
-			}
-			lines = append(lines, line{name, columnChart(values, greatest), "up to " + measured(unit, highest)})
-		}
-	} else {
-		for i, name := range g.rows {
-			for j, column := range g.columns {
-				if s := g.cells[[2]int{i, j}]; s != nil {
-					lines = append(lines, line{joined(name, column), rowChart(s.Median, greatest, max(min(columns/3, 24), 6)), measured(unit, s.Median)})
-				}
-			}
-		}
-	}
-	names, charts, values := 0, 0, 0
-	for _, l := range lines {
-		names, charts, values = max(names, len([]rune(l.name))), max(charts, len([]rune(l.chart))), max(values, len([]rune(l.value)))
-	}
-	p.gap()
-	beside := names+2+charts+2+values <= columns
-	for _, l := range lines {
-		if beside {
-			p.indented(pad(l.name, names) + "  " + pad(l.chart, charts) + "  " + l.value)
-			continue
-		}
-		for _, text := range wrap(l.name, columns) {
-			p.indented(text)
-		}
-		if charts+2+values <= columns {
-			p.indented(pad(l.chart, charts) + "  " + l.value)
-		} else {
-			p.indented(l.chart)
-			p.indented(clip(l.value, columns))
-		}
-	}
-}
-
-// indented writes a line to the right of the labels.
-func (p *page) indented(text string) {
-	p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+text, " ") + "\n")
-}
-
-// pad appends spaces up to a width in runes.
-func pad(text string, width int) string {
-	return text + strings.Repeat(" ", max(0, width-len([]rune(text))))
+	return text
 }

@@ -444,10 +444,10 @@ func viewTable(v result.View, all []*result.Series) sheet {
 	}
 	t.Head = []string{labelKey(v.X)}
 	for _, name := range g.columns {
-		t.Head = append(t.Head, prose(cmp.Or(clip(name, 80), "value")))
+		t.Head = append(t.Head, prose(cmp.Or(clip(joined(name...), 80), "value")))
 	}
-	for i, name := range g.rows {
-		row := []cell{{Text: prose(clip(name, 80))}}
+	for i, label := range g.rows {
+		row := []cell{{Text: prose(clip(labelText(label), 80))}}
 		for j := range g.columns {
 			row = append(row, seriesCell(g.cells[[2]int{i, j}], value))
 		}

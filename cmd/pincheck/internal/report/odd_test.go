@@ -73,9 +73,24 @@ func (o oddities) bench() result.Bench {
 	o.list(3, func() {
 		v := result.View{Title: o.text(), Series: "bandwidth", X: []string{result.Size, result.Direction, o.text()}[o.IntN(3)]}
 		o.list(2, func() { v.Lines = append(v.Lines, []string{result.Device, o.text()}[o.IntN(2)]) })
+		v.Main = o.IntN(2) == 0
 		b.Views = append(b.Views, v)
 	})
+	o.list(3, func() { b.Figures = append(b.Figures, o.table()) })
 	return b
+}
+
+func (o oddities) table() result.Table {
+	t := result.Table{Title: o.text(), Only: []string{"", result.Summary, result.Alone}[o.IntN(3)]}
+	o.list(4, func() { t.Columns = append(t.Columns, o.text()) })
+	o.list(5, func() {
+		r := result.Row{Name: o.text(), Note: o.text()}
+		for range o.IntN(5) { // a file may have another number than of columns
+			r.Cells = append(r.Cells, []*result.Quantity{nil, {Value: o.number(), Unit: []result.Unit{result.GBPerSecond, result.Share, result.Seconds}[o.IntN(3)]}}[o.IntN(2)])
+		}
+		t.Rows = append(t.Rows, r)
+	})
+	return t
 }
 
 func (o oddities) result() *Result {

@@ -61,8 +61,12 @@ func (p *page) gap() { p.WriteByte('\n') }
 // search, plots, samples.
 func writeText(b *bytes.Buffer, r *Result, s Style) {
 	p := &page{b, s, labelWidth}
-	if r.Command == "version" {
+	switch {
+	case r.Command == "version":
 		p.tool(r)
+		return
+	case r.Command == "bench" && len(r.Benches) > 0:
+		p.benchPage(r)
 		return
 	}
 	if r.Facts != nil && r.Simulated {
@@ -74,8 +78,13 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if r.Facts != nil {
 		p.devices(r)
 	}
+	if len(r.Benches) > 0 && !s.Verbose {
+		p.experiments(r, nil)
+	}
 	for i := range r.Benches {
-		p.bench(&r.Benches[i])
+		if s.Verbose {
+			p.bench(&r.Benches[i])
+		}
 	}
 	if s.Verbose {
 		p.findings(notes)
@@ -526,7 +535,7 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 	case doctor.Healthy:
 		label, text = "Healthy", healthyText(r)
 	case doctor.Measured:
-		label, text = "Measured", measuredText(r)
+		label, text = "Measured", unratedText(r)
 	case doctor.Unknown:
 		label, text, c = "Inconclusive", unknownText(r), yellow
 	case doctor.Warnings:
@@ -650,8 +659,8 @@ func unknownText(r *Result) string {
 	return "no findings, and nothing was measured"
 }
 
-// measuredText says what was measured without a verdict on it.
-func measuredText(r *Result) string {
+// unratedText says what there is, and that it was not judged.
+func unratedText(r *Result) string {
 	if len(r.Benches) == 0 {
 		if slices.ContainsFunc(r.Devices, func(d doctor.Device) bool { return d.Bandwidth != nil }) {
 			return intactText(r) + "; speed not rated: no reference data"

@@ -131,7 +131,7 @@ func TestTextOfAnExperimentHasOneTable(t *testing.T) {
 	}
 	r := &Result{Command: "bench", Complete: true, Facts: &doctor.Facts{Host: &hostinfo.Host{}}, Benches: []result.Bench{b}}
 	text, verbose := render(t, r, Text, Style{}), render(t, r, Text, Style{Verbose: true})
-	for _, part := range []string{"Answer     fast", "View s0", "Error      one failed"} {
+	for _, part := range []string{"fast\n", "View s0", "Error      one failed"} {
 		assert.Contains(t, text, part)
 		assert.Contains(t, verbose, part)
 	}

@@ -15,6 +15,12 @@ func value(u result.Unit, v float64) string {
 	switch u {
 	case result.Seconds:
 		return units.Seconds(v)
+	case result.Share:
+		return units.Share(v)
+	case result.PerSecond:
+		if v >= 1e6 {
+			return units.Number(v/1e6, 3) + " M"
+		}
 	case result.Bytes:
 		if math.Abs(v) < math.MaxInt64/2 {
 			return units.Bytes(int(math.Round(v)))
@@ -33,8 +39,8 @@ func unitText(u result.Unit) string {
 	case result.GBPerSecond:
 		return "GB/s"
 	case result.PerSecond:
-		return "per second"
-	case result.Ratio:
+		return "/s"
+	case result.Ratio, result.Share:
 		return "ratio"
 	case result.Seconds, result.Bytes, result.Count:
 		return ""
@@ -44,7 +50,10 @@ func unitText(u result.Unit) string {
 
 // measured formats a value with its unit.
 func measured(u result.Unit, v float64) string {
-	if unit := unitText(u); unit != "" && u != result.Ratio {
+	switch unit := unitText(u); {
+	case u == result.PerSecond:
+		return value(u, v) + unit
+	case unit != "" && u != result.Ratio && u != result.Share:
 		return value(u, v) + " " + unit
 	}
 	return value(u, v)

@@ -9,9 +9,10 @@ import (
 type Bench struct {
 	Name     string   `json:"bench"`
 	Question string   `json:"question"`
-	Answers  []string `json:"answers"` // sentences, the most important first
-	Notes    []string `json:"notes"`   // what was left out and why, and what disturbed
-	Errors   []string `json:"errors"`  // of cases that failed
+	Answers  []string `json:"answers"`           // sentences: the headline first
+	Figures  []Table  `json:"figures,omitempty"` // behind the answers: the key figures
+	Notes    []string `json:"notes"`             // what was left out and why, and what disturbed
+	Errors   []string `json:"errors"`            // of cases that failed
 	Series   []Series `json:"series"`
 	// Unmeasured are series that the host, the driver or the GPU does not allow to measure.
 	// Notes say the same in words.
@@ -34,6 +35,7 @@ const (
 	Ratio       Unit = "ratio"
 	PerSecond   Unit = "per_s" // of what the series is named after
 	Count       Unit = "count"
+	Share       Unit = "share" // of a whole, 1 for all of it; figures only
 )
 
 // Better is the direction in which values of a series are better.
@@ -128,10 +130,11 @@ func (l Labels) With(key, value string) Labels {
 // values of X are numbers.
 type View struct {
 	Title  string   `json:"title"`
-	Series string   `json:"series"` // their Name
-	Where  Labels   `json:"where"`  // conditions that all have
-	X      string   `json:"x"`      // key of the label along the axis, or down the table
-	Lines  []string `json:"lines"`  // keys of the labels that tell lines, or columns, apart
+	Series string   `json:"series"`         // their Name
+	Where  Labels   `json:"where"`          // conditions that all have
+	X      string   `json:"x"`              // key of the label along the axis, or down the table
+	Lines  []string `json:"lines"`          // keys of the labels that tell lines, or columns, apart
+	Main   bool     `json:"main,omitempty"` // one to show with the answers, also in short texts
 }
 
 // Select returns the series that a view shows, in their order.

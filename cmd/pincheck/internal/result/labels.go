@@ -33,8 +33,17 @@ func (l Label) Text() string {
 	return Words(l.Value)
 }
 
+// texts are values that are not their own words.
+var texts = map[string]string{
+	HostToDevice: "to GPU", DeviceToHost: "from GPU", Both: "both ways", "on_device": "within the GPU",
+	"cuda_host_alloc": "cudaHostAlloc", "hostmem": "hostmem.Alloc", "write_combined": "write-combined", "non_blocking": "non-blocking",
+}
+
 // Words makes a text of a name in snake_case. O_DIRECT is none.
 func Words(name string) string {
+	if text := texts[name]; text != "" {
+		return text
+	}
 	if strings.ToLower(name) != name {
 		return name
 	}

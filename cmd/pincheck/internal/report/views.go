@@ -1,0 +1,488 @@
+package report
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+)
+
+// A grid is the series of a view in rows by X and columns by Lines.
+type grid struct {
+	rows    []result.Label
+	columns [][]string // the values of Lines in words
+	cells   map[[2]int]*result.Series
+}
+
+// newGrid sorts series into rows and columns, in the order in which their values occur.
+func newGrid(series []*result.Series, v result.View) grid {
+	g := grid{cells: map[[2]int]*result.Series{}}
+	rows, columns := map[result.Label]int{}, map[string]int{}
+	for _, s := range series {
+		var parts []string
+		for _, key := range v.Lines {
+			parts = append(parts, labelText(result.Label{Key: key, Value: s.Labels.Get(key)}))
+		}
+		x := result.Label{Key: v.X, Value: s.Labels.Get(v.X)}
+		row, known := rows[x]
+		if !known {
+			row = len(g.rows)
+			rows[x], g.rows = row, append(g.rows, x)
+		}
+		name := strings.Join(parts, "\x00")
+		column, known := columns[name]
+		if !known {
+			column = len(g.columns)
+			columns[name], g.columns = column, append(g.columns, parts)
+		}
+		if at := [2]int{row, column}; g.cells[at] == nil {
+			g.cells[at] = s
+		}
+	}
+	g.arrange()
+	return g
+}
+
+// arrange puts columns of one first part next to each other.
+func (g *grid) arrange() {
+	if len(g.columns) == 0 || len(g.columns[0]) == 0 {
+		return
+	}
+	order := make([]int, len(g.columns)) // old places of the columns
+	firstOf := map[string]int{}
+	for i, c := range g.columns {
+		if order[i] = i; firstOf[c[0]] == 0 {
+			firstOf[c[0]] = i + 1
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(firstOf[g.columns[a][0]], firstOf[g.columns[b][0]]) })
+	columns, place := make([][]string, len(order)), make([]int, len(order))
+	for to, from := range order {
+		columns[to], place[from] = g.columns[from], to
+	}
+	cells := make(map[[2]int]*result.Series, len(g.cells))
+	for at, s := range g.cells {
+		cells[[2]int{at[0], place[at[1]]}] = s
+	}
+	g.columns, g.cells = columns, cells
+}
+
+// names returns the names of the columns without the parts that all have, and groups of columns above them if two
+// parts differ.
+func (g grid) names() (groups, names []string) {
+	var differ []int
+	for k := range g.columns[0] {
+		if slices.ContainsFunc(g.columns, func(c []string) bool { return c[k] != g.columns[0][k] }) {
+			differ = append(differ, k)
+		}
+	}
+	for _, c := range g.columns {
+		var parts []string
+		for _, k := range differ {
+			parts = append(parts, c[k])
+		}
+		if len(parts) == 2 {
+			groups, parts = append(groups, parts[0]), parts[1:]
+		}
+		names = append(names, joined(parts...))
+	}
+	if len(groups) > 0 { // of several columns each, or there is no use
+		if len(slices.Compact(slices.Clone(groups))) == len(groups) {
+			for i := range names {
+				names[i] = joined(groups[i], names[i])
+			}
+			return nil, names
+		}
+	}
+	return groups, names
+}
+
+// numeric reports whether the rows are three or more numbers, in their order.
+func (g grid) numeric() bool {
+	last := math.Inf(-1)
+	for _, l := range g.rows {
+		v, err := strconv.ParseFloat(l.Value, 64)
+		if err != nil || v <= last {
+			return false
+		}
+		last = v
+	}
+	return len(g.rows) >= 3
+}
+
+// textTable returns the grid as a table, with a row for the references of the last row that has any.
+func (g grid) textTable(title string) textTable {
+	s := textTable{title: title}
+	s.groups, s.columns = g.names()
+	reference := textRow{}
+	for i, l := range g.rows {
+		row := textRow{name: labelText(l)}
+		expected := textRow{name: "reference, " + row.name}
+		known := false
+		for j := range g.columns {
+			cell, e := "", ""
+			if c := g.cells[[2]int{i, j}]; c != nil {
+				cell = value(c.Unit, c.Median)
+				if c.Expected != nil {
+					e, known = value(c.Unit, c.Expected.Value), true
+				}
+			}
+			row.cells, expected.cells = append(row.cells, cell), append(expected.cells, e)
+		}
+		s.rows = append(s.rows, row)
+		if known {
+			reference = expected
+		}
+	}
+	if reference.name != "" {
+		s.rows = append(s.rows, reference)
+	}
+	return s
+}
+
+// title returns the title of a table with the unit of its values.
+func tableTitle(title string, u result.Unit) string {
+	if unit := unitText(u); unit != "" && u != result.Ratio && u != result.Share {
+		return joined(title, unit)
+	}
+	return title
+}
+
+// sparse is the number of cells of a table for each series in it from which on there is no table.
+const sparse = 16
+
+// view writes a table behind an indent, and adds the series to shown. Verbose styles have a plot as well.
+func (p *page) view(b *result.Bench, v result.View, indent int, shown map[*result.Series]bool) {
+	series := b.Select(v)
+	if len(series) == 0 {
+		return
+	}
+	g := newGrid(series, v)
+	if len(g.rows)*len(g.columns) > sparse*len(series) {
+		return // hardly a cell has anything: a line a series is shorter
+	}
+	greatest := 0.0
+	for _, s := range g.cells {
+		shown[s] = true
+		greatest = max(greatest, s.Median)
+	}
+	p.gap()
+	s := g.textTable(tableTitle(plain(v.Title), series[0].Unit))
+	s.indent = indent
+	p.textTable(s)
+	if p.style.Verbose {
+		p.plot(g, series[0].Unit, greatest)
+	}
+}
+
+// plot draws the columns of a grid over its rows where those are numbers, and bars
+// otherwise. One value has no plot.
+func (p *page) plot(g grid, unit result.Unit, greatest float64) {
+	if greatest <= 0 || len(g.cells) < 2 {
+		return
+	}
+	type line struct{ name, chart, value string }
+	var lines []line
+	columns := p.width()
+	if g.numeric() && len(g.rows) <= columns {
+		wide := min(max(columns/2/len(g.rows), 1), 3) // blocks a value
+		for j, parts := range g.columns {
+			var values []float64
+			highest := math.Inf(-1)
+			for i := range g.rows {
+				v := 0.0
+				if s := g.cells[[2]int{i, j}]; s != nil {
+					v = s.Median
+					highest = max(highest, v)
+				}
+				for range wide {
+					values = append(values, v)
+				}
+			}
+			lines = append(lines, line{joined(parts...), columnChart(values, greatest), "up to " + measured(unit, highest)})
+		}
+	} else {
+		for i, row := range g.rows {
+			for j, parts := range g.columns {
+				if s := g.cells[[2]int{i, j}]; s != nil {
+					lines = append(lines, line{joined(append([]string{labelText(row)}, parts...)...), rowChart(s.Median, greatest, max(min(columns/3, 24), 6)), measured(unit, s.Median)})
+				}
+			}
+		}
+	}
+	names, charts, values := 0, 0, 0
+	for _, l := range lines {
+		names, charts, values = max(names, len([]rune(l.name))), max(charts, len([]rune(l.chart))), max(values, len([]rune(l.value)))
+	}
+	p.gap()
+	beside := names+2+charts+2+values <= columns
+	for _, l := range lines {
+		if beside {
+			p.indented(pad(l.name, names) + "  " + pad(l.chart, charts) + "  " + l.value)
+			continue
+		}
+		for _, text := range wrap(l.name, columns) {
+			p.indented(text)
+		}
+		if charts+2+values <= columns {
+			p.indented(pad(l.chart, charts) + "  " + l.value)
+		} else {
+			p.indented(l.chart)
+			p.indented(clip(l.value, columns))
+		}
+	}
+}
+
+// indented writes a line to the right of the labels.
+func (p *page) indented(text string) {
+	p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+text, " ") + "\n")
+}
+
+// pad appends spaces up to a width in runes.
+func pad(text string, width int) string {
+	return text + strings.Repeat(" ", max(0, width-len([]rune(text))))
+}
+
+// figure writes a table of key figures: a line for one row, bars for many where there is room, or a table.
+func (p *page) figure(t *result.Table, indent int, bars bool) {
+	columns := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		columns[i] = plain(c)
+	}
+	unit := t.Unit()
+	text := func(q *result.Quantity) string {
+		switch {
+		case q == nil:
+			return ""
+		case unit == "" || unit == result.PerSecond:
+			return measured(q.Unit, q.Value)
+		}
+		return value(q.Unit, q.Value)
+	}
+	title := plain(t.Title)
+	if unit == result.GBPerSecond {
+		title = joinedWith(" ", "GB/s", title)
+		if t.Only == result.Alone {
+			title = joined(plain(t.Title), "GB/s")
+		}
+	}
+	if len(t.Rows) == 0 || len(columns) == 0 {
+		return
+	}
+	if len(t.Rows) == 1 && !(bars && len(t.Columns) > 3) {
+		var parts []string
+		for i, c := range t.Rows[0].Cells {
+			if c != nil && i < len(columns) {
+				parts = append(parts, joinedWith(" ", columns[i], text(c)))
+			}
+		}
+		line := joined(parts...)
+		if name := joined(title, plain(t.Rows[0].Name)); name != "" {
+			line = name + ": " + line
+		}
+		p.flow(indent, joined(line, plain(t.Rows[0].Note)))
+		return
+	}
+	s := textTable{title: title, columns: columns, indent: indent}
+	var values [][]float64
+	for _, r := range t.Rows {
+		row := textRow{name: plain(r.Name), note: plain(r.Note), cells: make([]string, len(columns))}
+		v := make([]float64, len(columns))
+		for i, c := range r.Cells[:min(len(r.Cells), len(columns))] {
+			if row.cells[i] = text(c); c != nil {
+				v[i] = c.Value
+			}
+		}
+		s.rows, values = append(s.rows, row), append(values, v)
+	}
+	if bars && len(s.rows) == 1 { // a bar for each column
+		flipped := textTable{title: title, columns: []string{plain(t.Rows[0].Name)}, indent: indent}
+		var v [][]float64
+		for i, name := range columns {
+			flipped.rows, v = append(flipped.rows, textRow{name: name, cells: []string{s.rows[0].cells[i]}}), append(v, []float64{values[0][i]})
+		}
+		s, values = flipped, v
+	}
+	if bars && unit != "" && len(s.rows) > 3 && len(s.columns) <= 2 {
+		p.bars(s, values)
+		return
+	}
+	p.textTable(s)
+}
+
+// A textTable is a table with its title at the head of the first column.
+type textTable struct {
+	title   string
+	groups  []string // above the columns, the same for neighbours; none without groups
+	columns []string
+	rows    []textRow
+	indent  int
+}
+
+type textRow struct {
+	name  string
+	cells []string
+	note  string // behind the cells
+}
+
+// flow writes text wrapped to the width, each line behind an indent. Commands in code quotes stay whole.
+func (p *page) flow(indent int, text string) {
+	for _, line := range wrapCode(plain(text), p.style.width()-indent) {
+		p.WriteString(strings.Repeat(" ", indent) + line + "\n")
+	}
+}
+
+// colored is flow in a color.
+func (p *page) colored(c ansiColor, text string) {
+	for _, line := range wrapCode(plain(text), p.style.width()) {
+		p.WriteString(p.style.paint(c, line) + "\n")
+	}
+}
+
+// textTable writes a table. Columns that do not fit go below, with the names of the rows again.
+func (p *page) textTable(s textTable) {
+	const inset = 2 // of the names of rows
+	room := p.style.width() - s.indent
+	first := inset
+	for _, r := range s.rows {
+		first = max(first, inset+len([]rune(r.name)))
+	}
+	first = min(first, room/2)
+	widths := make([]int, len(s.columns))
+	for i := range widths {
+		widths[i] = len([]rune(s.columns[i]))
+		for _, r := range s.rows {
+			widths[i] = max(widths[i], len([]rune(r.cells[i])))
+		}
+		if len(s.groups) > 0 && (i == 0 || s.groups[i] != s.groups[i-1]) {
+			same := 1
+			for i+same < len(s.groups) && s.groups[i+same] == s.groups[i] {
+				same++
+			}
+			widths[i] = max(widths[i], len([]rune(s.groups[i]))/same)
+		}
+		widths[i] = min(widths[i], room-first-2)
+	}
+	if title := len([]rune(s.title)); title > first { // beside the columns, if all fit
+		total := title
+		for _, w := range widths {
+			total += 2 + w
+		}
+		if total <= room {
+			first = title
+		}
+	}
+	title := s.title
+	if len([]rune(title)) > first {
+		p.flowDim(s.indent, title)
+		title = ""
+	}
+	for from := 0; from < len(s.columns); {
+		to, used := from, first
+		for to < len(s.columns) && (to == from || used+2+widths[to] <= room) {
+			used += 2 + widths[to]
+			to++
+		}
+		p.textPart(s, title, first, widths, from, to)
+		from, title = to, ""
+	}
+}
+
+// flowDim is flow for headings.
+func (p *page) flowDim(indent int, text string) {
+	for _, line := range wrap(text, p.style.width()-indent) {
+		p.WriteString(strings.Repeat(" ", indent) + p.style.paint(dim, line) + "\n")
+	}
+}
+
+// textPart writes the columns in [from, to).
+func (p *page) textPart(s textTable, title string, first int, widths []int, from, to int) {
+	write := func(c ansiColor, name string, cell func(i int) string, note string) {
+		var b strings.Builder
+		b.WriteString(pad(clip(name, first), first))
+		for i := from; i < to; i++ {
+			text := clip(cell(i), widths[i])
+			b.WriteString("  " + strings.Repeat(" ", widths[i]-len([]rune(text))) + text)
+		}
+		text := strings.TrimRight(b.String(), " ")
+		if c != "" {
+			text = p.style.paint(c, text)
+		}
+		if note != "" && to == len(s.columns) {
+			if s.indent+len([]rune(b.String()))+2+len([]rune(note)) <= p.style.width() {
+				text = b.String() + "  " + note
+			} else {
+				for _, line := range wrap(note, p.style.width()-s.indent-2) {
+					text += "\n" + strings.Repeat(" ", s.indent+2) + line
+				}
+			}
+		}
+		p.WriteString(strings.Repeat(" ", s.indent) + text + "\n")
+	}
+	if len(s.groups) > 0 {
+		var b strings.Builder
+		b.WriteString(strings.Repeat(" ", s.indent) + pad(title, first))
+		for i := from; i < to; {
+			end, width := i, -2
+			for end < to && s.groups[end] == s.groups[i] {
+				width += 2 + widths[end]
+				end++
+			}
+			text := clip(s.groups[i], width)
+			b.WriteString("  " + strings.Repeat(" ", width-len([]rune(text))) + text)
+			i = end
+		}
+		p.WriteString(p.style.paint(dim, b.String()) + "\n")
+		title = ""
+	}
+	if title != "" || slices.ContainsFunc(s.columns[from:to], func(c string) bool { return c != "" }) {
+		write(dim, title, func(i int) string { return s.columns[i] }, "")
+	}
+	for _, r := range s.rows {
+		write("", "  "+r.name, func(i int) string { return r.cells[i] }, r.note)
+	}
+}
+
+// bars writes a table of one or two columns as bars.
+func (p *page) bars(s textTable, values [][]float64) {
+	greatest, names, figures := 0.0, 0, 0
+	for i, r := range s.rows {
+		names = max(names, len([]rune(r.name)))
+		for j, c := range r.cells {
+			figures, greatest = max(figures, len([]rune(c))), max(greatest, values[i][j])
+		}
+	}
+	columns := len(s.columns)
+	room := (p.style.width()-s.indent-2-names)/columns - figures - 4
+	if room < 6 || greatest <= 0 {
+		p.textTable(s)
+		return
+	}
+	room = min(room, 24)
+	line := func(c ansiColor, name string, cell func(j int) (bar, value string)) {
+		text := pad(name, 2+names)
+		for j := range columns {
+			bar, v := cell(j)
+			text += "  " + pad(bar, room) + "  " + strings.Repeat(" ", figures-min(figures, len([]rune(v)))) + v
+		}
+		text = strings.TrimRight(text, " ")
+		if c != "" {
+			text = p.style.paint(c, text)
+		}
+		p.WriteString(strings.Repeat(" ", s.indent) + text + "\n")
+	}
+	title := s.title
+	if len([]rune(title)) > 2+names {
+		p.flowDim(s.indent, title)
+		title = ""
+	}
+	if title != "" || cmp.Or(s.columns...) != "" {
+		line(dim, title, func(j int) (string, string) { return s.columns[j], "" })
+	}
+	for i, r := range s.rows {
+		line("", "  "+r.name, func(j int) (string, string) { return rowChart(values[i][j], greatest, room), r.cells[j] })
+	}
+}
