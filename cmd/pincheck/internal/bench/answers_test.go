@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"math/rand/v2"
@@ -10,10 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -123,7 +126,7 @@ func TestAnswersAreOfWhatIsThere(t *testing.T) {
 			[]string{"Beside work, a copy is 1.7 times as fast in pieces on 4 streams as uncut."},
 			[]string{"with work\nto GPU uncut=25 1 stream=20 2=38 4=43 8=44"}},
 		"frames": {explainFrames, []string{"round_trip method=reused n=99532800 55", "round_trip method=allocated_anew n=99532800 2.98", "round_trip method=overlapped n=99532800 56"},
-			[]string{"Reused pinned buffers are 18 times as fast as new pageable ones.", "Copies both ways at once are about as fast as one way after the other."},
+			[]string{"Reused pinned buffers are 18 times as fast as new pageable buffers.", "Copies both ways at once are about as fast as one way after the other."},
 			[]string{"both ways, 1 frame (99.5 MB)\n new=2.98 reused pinned=55 overlapped=56"}},
 		"stages of a pinned source": {explainFrames, []string{"round_trip method=pinned_source n=64 3", "stage_time method=pinned_source n=64 stage=upload 1",
 			"stage_time method=pinned_source n=64 stage=download 6", "stage_time method=pinned_source n=64 stage=copy_on_host 3"},
@@ -151,7 +154,7 @@ func TestAnswersAreOfWhatIsThere(t *testing.T) {
 			[]string{"16 blocks of 4 KiB upload 18 times as fast in one batch as singly.", "Copies to GPU are faster by the kernel than by copy engines at every size.",
 				"Copies from GPU are faster by copy engines than by the kernel from these sizes of a block up: 4 KiB (10,000 blocks).",
 				"The chosen method reaches at least 90% of the fastest one (16 blocks of 4 KiB to GPU)."},
-			[]string{"in 16 blocks of 4 KiB\nto GPU chosen=9 kernel=9 engines=10 singly=0.5"}},
+			[]string{"in blocks of 4 KiB\nto GPU chosen=9 kernel=9 engines=10 singly=0.5"}},
 		"managed memory": {explainManaged, []string{"managed_bandwidth device=0 method=prefetch_to_device n=1048576 46", "managed_bandwidth device=0 method=gpu_faults n=1048576 11.5"},
 			[]string{"Managed memory moves 4.0 times as fast by prefetch as by page faults."}, []string{"at 1 MiB\nto GPU prefetched=46 faults=11.5"}},
 		"calls": {explainCalls, []string{"call_time device=0 call=cudaStreamQuery 1e-6", "call_time device=0 call=cudaFree 1e-3", "call_allocations device=0 call=cudaFree 2"},
@@ -170,25 +173,36 @@ func TestAnswersAreOfWhatIsThere(t *testing.T) {
 // sentence matches what answers look like: an end, no gap, and no verb that fmt did not understand.
 var sentence = regexp.MustCompile(`^[A-Za-z0-9][^\n]*[.)]$`)
 
-// A run of two GPUs that is kept gives these answers. Without any of its series, and without many of them, answers are
-// still sentences, and tables are complete.
-func TestAnswersOfAKeptRun(t *testing.T) {
-	t.Parallel()
+// keptRun is a run of nine experiments on two GPUs.
+func keptRun(t *testing.T) *report.Result {
+	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "testdata", "results", "report-two-h200-2026-11-22.json"))
 	require.NoError(t, err)
 	kept, err := report.Read(data)
 	require.NoError(t, err)
-	explain := map[string]explanation{}
+	return kept
+}
+
+func explanations() map[string]explanation {
+	all := map[string]explanation{}
 	for _, e := range All() {
-		explain[e.Name] = e.Explain
+		all[e.Name] = e.Explain
 	}
+	return all
+}
+
+// A run of two GPUs that is kept gives these answers. Without any of its series, and without many of them, answers are
+// still sentences, and tables are complete.
+func TestAnswersOfAKeptRun(t *testing.T) {
+	t.Parallel()
+	kept, explain := keptRun(t), explanations()
 	headlines := map[string]string{
 		"bandwidth": "Pinned copies reach 55.1 GB/s to GPU and 55.0 from GPU, 99% of the reference.",
 		"latency":   "A copy of 1 B takes 1.86 µs to issue and 9.16 µs until it is done.",
 		"memory":    "hostmem.Alloc keeps at most 1.02 bytes for each byte requested.",
 		"alloc":     "hostmem.Alloc pins 7.0 times as fast as cudaHostAlloc.",
 		"overlap":   "A read of pinned memory that does not synchronize finds old bytes, 99% of those sampled, and no call fails.",
-		"frames":    "Reused pinned buffers are 26 times as fast as new pageable ones.",
+		"frames":    "Reused pinned buffers are 26 times as fast as new pageable buffers.",
 		"loader":    "3,181,919 samples a second reach the GPU with 4 workers and pinned memory: the source limits.",
 		"files":     "A cached file uploads 6.9 times as fast staged as through mmap.",
 		"calls":     "A call takes from 145 ns (cudaDeviceGetAttribute) to 1.56 ms (cudaHostAlloc + FreeHost, 4 KiB).",
@@ -221,6 +235,26 @@ func TestAnswersOfAKeptRun(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The text of many experiments fits a screen or two.
+func TestTextOfAKeptRunIsShort(t *testing.T) {
+	t.Parallel()
+	kept := keptRun(t)
+	kept.Command, kept.Verdict = "bench", doctor.Measured
+	explain := explanations()
+	for i := range kept.Benches {
+		b := &kept.Benches[i]
+		b.Answers, b.Figures = explain[b.Name](measure.Env{}, b)
+	}
+	var text bytes.Buffer
+	require.NoError(t, report.Write(&text, kept, report.Text, report.Style{}))
+	lines := strings.Split(text.String(), "\n")
+	assert.LessOrEqual(t, len(lines), 50, text.String())
+	for _, l := range lines {
+		assert.LessOrEqual(t, utf8.RuneCountInString(l), 80, l)
+	}
+	assert.Equal(t, "Pinned copies reach 55.1 GB/s to GPU and 55.0 from GPU, 99% of the reference.", lines[0])
 }
 
 // Nothing follows from nothing.

@@ -121,7 +121,7 @@ func (a *answers) blockRates() {
 			cells = append(cells, a.other(at, seriesBlocks, result.Method, m.method).Quantity())
 		}
 		if rates.Title == "" {
-			rates.Title = "in " + blocksText(at)
+			rates.Title = "in blocks of " + units.Bytes(sizeOf(at.Labels))
 		}
 		rates.Add(directionText(direction), "", cells...)
 	}

@@ -448,7 +448,7 @@ var framesNames = []struct{ method, name string }{
 func explainFrames(env measure.Env, b *result.Bench) ([]string, []result.Table) {
 	of := func(a *answers, method string) *result.Series { return a.largest(roundTrip, result.Method, method) }
 	return explained(b, func(a *answers) *result.Series { return of(a, framesReused) }, func(a *answers) {
-		a.faster("%s are %s as fast as %s.", named{"reused pinned buffers", of(a, framesReused)}, named{"new pageable ones", of(a, framesAnew)})
+		a.faster("%s are %s as fast as %s.", named{"reused pinned buffers", of(a, framesReused)}, named{"new pageable buffers", of(a, framesAnew)})
 	}, func(a *answers) {
 		var cells []named
 		at := a.largest(roundTrip)
