@@ -295,7 +295,7 @@ func TestBenchWrongUsage(t *testing.T) {
 	sys.experiments = append(sys.experiments, large)
 	got = call(t, sys, "bench", "all")
 	assert.Equal(t, exitProblems, got.code)
-	assert.Regexp(t, `(?s)^Problems: 1 error .*\nbandwidth  3 series\n.*\nmemory     3 series\n.*Error +large: it takes`, got.stdout)
+	assert.Regexp(t, `(?s)^Problems: 1 error.*\nbandwidth  3 series\n.*\nmemory     3 series\n.*Error +large: it takes`, got.stdout)
 }
 
 // The flags of frames reach the experiment; those that are not given leave it its own.
