@@ -55,7 +55,7 @@ func littleHeadroom(f *Facts) []Finding {
 	}
 	out := Finding{
 		Summary:  fmt.Sprintf("only %s can be pinned", units.Bytes(left)),
-		Evidence: []string{source},
+		Evidence: []string{source + ": " + units.Bytes(left)},
 	}
 	if limit, limited := f.Host.Cgroup.MemoryLimit.Finite(); limited && source == f.limitFile() {
 		used, _ := f.Host.Cgroup.MemoryUsed.Finite()
@@ -232,7 +232,7 @@ func cgroupBelowHost(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("this container may use %s more, but /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
-		Evidence: []string{f.limitFile(), "/proc/meminfo shows the memory of the host"},
+		Evidence: []string{fmt.Sprintf("%s leaves %s", f.limitFile(), units.Bytes(left)), "/proc/meminfo shows the memory of the host"},
 	})
 }
 
@@ -249,6 +249,6 @@ func memlockRDMA(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s, which limits RDMA but not CUDA", units.Bytes(limit)),
-		Evidence: []string{"/proc/self/limits Max locked memory", units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
+		Evidence: []string{fmt.Sprintf("/proc/self/limits: Max locked memory is %d", limit), units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
 	})
 }

@@ -123,7 +123,7 @@ func TestAnEmptyHostHasPassedNothing(t *testing.T) {
 	verdict, found := Evaluate(&Facts{Host: &hostinfo.Host{}, Devices: []Device{{}}})
 	assert.Equal(t, Unknown, verdict)
 	assert.Empty(t, found)
-	assert.Equal(t, []string{"access to the GPU", "GPUs that are visible"}, Passed(&Facts{Host: &hostinfo.Host{}, Devices: []Device{{}}}, found))
+	assert.Equal(t, []string{"GPU access", "visible GPUs"}, Passed(&Facts{Host: &hostinfo.Host{}, Devices: []Device{{}}}, found))
 	assert.Contains(t, Passed(well(t), nil), "memory budget")
 }
 

@@ -236,7 +236,7 @@ func failedTogether(f *Facts) []Finding {
 	if len(errs) == 0 || alone {
 		return nil
 	}
-	one := Finding{Severity: Warning, Summary: "copies of all GPUs at once failed, and those of each alone did not", Evidence: errs[:min(len(errs), 3)], because: "together"}
+	one := Finding{Severity: Warning, Summary: "copies of all GPUs at once failed; those of each alone did not", Evidence: errs[:min(len(errs), 3)], because: "together"}
 	if f.hostShort() {
 		one.Severity = Note
 	}
@@ -303,7 +303,7 @@ func hostMemoryShort(f *Facts, d *Device) []Finding {
 	left, source, _ := f.headroom()
 	return finding(Finding{
 		Summary:  fmt.Sprintf("only %s of host memory is available, too little for the whole examination", units.Bytes(left)),
-		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source),
+		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source+": "+units.Bytes(left)),
 	})
 }
 
@@ -319,7 +319,7 @@ func memoryToStart(f *Facts) []Finding {
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("only %s of host memory is available, too little to start CUDA on %s", units.Bytes(left), units.Things(gpus, "GPU", "GPUs")),
-		Evidence: []string{f.Opening.Error, source},
+		Evidence: []string{f.Opening.Error, source + ": " + units.Bytes(left)},
 		because:  "start",
 	})
 }
@@ -353,9 +353,9 @@ func computeMode(mode int) func(*Facts, *Device) []Finding {
 		if d.Attributes == nil || d.Attributes.ComputeMode != mode {
 			return nil
 		}
-		out := Finding{Summary: "only one process at a time may use this GPU", Evidence: []string{"The compute mode is exclusive process"}}
+		out := Finding{Summary: "only one process at a time may use this GPU", Evidence: []string{"The attribute ComputeMode is 3 (exclusive process)"}}
 		if mode == 2 {
-			out.Summary, out.Evidence = "the compute mode allows no process on this GPU", []string{"The compute mode is prohibited"}
+			out.Summary, out.Evidence = "the compute mode allows no process on this GPU", []string{"The attribute ComputeMode is 2 (prohibited)"}
 			out.values = findings.Values{"N": strconv.Itoa(d.Ordinal)}
 		}
 		return finding(out)

@@ -46,23 +46,23 @@ func groups() []group {
 	}
 	copied := devices((*Device).measured)
 	return []group{
-		{"access to the GPU", accessChecks, devices(func(*Device) bool { return true })},
+		{"GPU access", accessChecks, devices(func(*Device) bool { return true })},
 		{"libraries", libraryChecks, func(f *Facts) bool { return f.Library != nil }},
-		{"start of CUDA", startChecks, func(f *Facts) bool { return f.Library != nil }},
-		{"GPUs that are visible", visibilityChecks, devices(func(*Device) bool { return true })},
-		{"bytes", byteChecks, devices(func(d *Device) bool { return d.proved() && d.Verify.FailureCount == 0 })},
+		{"starting CUDA", startChecks, func(f *Facts) bool { return f.Library != nil }},
+		{"visible GPUs", visibilityChecks, devices(func(*Device) bool { return true })},
+		{"data integrity", byteChecks, devices(func(d *Device) bool { return d.proved() && d.Verify.FailureCount == 0 })},
 		{"calls", callChecks, copied},
-		{"limits of pinning", refusedChecks, host(func(h *hostinfo.Host) bool { return h.Kernel.Release != "" && h.Memory.MaxMappings.Known })},
-		{"health", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
+		{"pinning limits", refusedChecks, host(func(h *hostinfo.Host) bool { return h.Kernel.Release != "" && h.Memory.MaxMappings.Known })},
+		{"GPU state", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
 		{"link", linkChecks, func(f *Facts) bool {
 			return copied(f) && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !f.compared(&d) })
 		}},
 		{"small and pageable copies", copyChecks, devices(func(d *Device) bool { return d.Trials != nil })},
-		{"NUMA and CPUs", numaChecks, host(func(h *hostinfo.Host) bool { return len(h.NUMA) > 0 && h.CPU.Allowed != "" })},
-		{"speed of pinning", pinningChecks, devices(func(d *Device) bool { return d.Trials != nil })},
+		{"CPUs and NUMA", numaChecks, host(func(h *hostinfo.Host) bool { return len(h.NUMA) > 0 && h.CPU.Allowed != "" })},
+		{"pinning speed", pinningChecks, devices(func(d *Device) bool { return d.Trials != nil })},
 		{"files", loadChecks, host(func(h *hostinfo.Host) bool { return len(h.Mounts) > 0 })},
 		{"memory budget", budgetChecks, host(func(h *hostinfo.Host) bool { return h.Memory.Total > 0 && h.Memory.Available > 0 })},
-		{"memory of programs", wasteChecks, func(f *Facts) bool { return len(f.Processes) > 0 }},
+		{"programs' memory", wasteChecks, func(f *Facts) bool { return len(f.Processes) > 0 }},
 	}
 }
 

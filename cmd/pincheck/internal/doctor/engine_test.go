@@ -639,7 +639,7 @@ var troubles = []trouble{
 		trial(f, byNode("1", result.DeviceToHost, 55.1))
 		trial(f, byNode("0", result.HostToDevice, 54.9))
 		trial(f, byNode("0", result.DeviceToHost, 22.0))
-	}, says: "reach 40% of the rate"},
+	}, says: "reach 40% of the local rate"},
 	{id: "far_node_not_measured", change: func(f *Facts) {
 		twoNodes(f)
 		refused(f)

@@ -60,7 +60,7 @@ func confidentialNotReady(f *Facts) []Finding {
 		return nil
 	}
 	out := f.start()
-	out.Summary = "the confidential GPU is not in the ready state"
+	out.Summary = "the confidential GPU is not set to ready"
 	if f.confidential() {
 		out.Evidence = append(out.Evidence, "NVML: confidential computing is on")
 	} else {

@@ -26,7 +26,7 @@ func remapFailed(_ *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  "GPU memory has a broken row and no spare one",
+		Summary:  "GPU memory has no spare rows left",
 		Evidence: []string{"NVML: a row remapping failed"},
 	})
 }
@@ -61,7 +61,7 @@ func throttled(_ *Facts, d *Device) []Finding {
 		return capped(d.Health)
 	}
 	out := Finding{
-		Summary:  "the GPU reduces its clocks",
+		Summary:  "the GPU's clocks are reduced",
 		Evidence: []string{"NVML: " + strings.Join(reasons, ", ")},
 	}
 	if t := d.Health.TemperatureC; t > 0 {

@@ -286,7 +286,7 @@ func upstream(_ *Facts, d *Device) []Finding {
 	}
 	b := d.Link.Bottleneck
 	out := Finding{
-		Summary:  fmt.Sprintf("the bridge above the GPU, %s, carries %s, less than the GPU's own link", b.Address, units.Rate(b.Rate)),
+		Summary:  fmt.Sprintf("bridge %s above the GPU carries %s, less than the GPU's link", b.Address, units.Rate(b.Rate)),
 		Evidence: []string{fmt.Sprintf("It runs at %v", b.Now())},
 		values:   findings.Values{"rate": units.Rate(b.Rate)},
 	}

@@ -195,7 +195,7 @@ func remoteNodeSlow(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("copies with memory of another NUMA node than the GPU's, %d, reach %s of the rate", node.ID, units.Share(smallest)),
+		Summary:  fmt.Sprintf("copies with memory of a remote NUMA node reach %s of the local rate", units.Share(smallest)),
 		Evidence: texts,
 		values:   findings.Values{"N": strconv.Itoa(node.ID), "several times": units.Times(1 / smallest)},
 	})
@@ -218,7 +218,7 @@ func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the cost of memory of another NUMA node than the GPU's, %d, was not measured", node.ID),
+		Summary:  "the cost of memory on a remote NUMA node was not measured",
 		Evidence: notes,
 		values:   findings.Values{"N": strconv.Itoa(node.ID)},
 	})

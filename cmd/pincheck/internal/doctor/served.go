@@ -253,7 +253,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	case g.Driver == "" && len(h.NVIDIA.AssignedGPUs) > 0 && !slices.ContainsFunc(h.NVIDIA.AssignedGPUs, func(a string) bool { return hostinfo.SamePCI(a, g.Address) }):
 		return by("assigned", "NVreg_AssignGpus is "+strings.Join(h.NVIDIA.AssignedGPUs, ","))
 	case slices.ContainsFunc(f.NotChosen, func(a string) bool { return hostinfo.SamePCI(a, g.Address) }):
-		return by("device_option", "--device names others")
+		return by("device_option", "--device names other GPUs")
 	case (at == nodeGone || at == nodeUnlisted) && own != "":
 		return by(own, why+"; its device node is missing")
 	}
@@ -425,7 +425,7 @@ var excludedBy = map[string]string{
 	"control_group":    "denied by the device control group",
 	"mig":              "CUDA shows one MIG instance per process",
 	"visible_devices":  "hidden by CUDA_VISIBLE_DEVICES",
-	"expected":         "--expect-gpus is reached without",
+	"expected":         "not needed to reach --expect-gpus",
 }
 
 // migBeside are GPUs in MIG mode without an instance, beside others that CUDA shows.

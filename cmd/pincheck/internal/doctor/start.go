@@ -102,7 +102,7 @@ func mismatch(f *Facts) []Finding {
 		return finding(out)
 	}
 	for _, l := range f.Host.NVIDIA.Libraries {
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s, with kernel module %s", l.Path, module))
+		out.Evidence = append(out.Evidence, fmt.Sprintf("Found %s; the kernel module is %s", l.Path, module))
 	}
 	switch lib, ok := f.loaded(); {
 	case ok && lib.Version == module:

@@ -130,7 +130,11 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	}
 	switch c.why {
 	case "missing":
-		out.Evidence = append(out.Evidence, fmt.Sprintf("%s matches none of %s", c.bad, units.Things(reachable(f.Host), "GPU", "GPUs")))
+		n := reachable(f.Host)
+		out.Evidence = append(out.Evidence, fmt.Sprintf("%s matches none of %s", c.bad, units.Things(n, "GPU", "GPUs")))
+		if _, err := strconv.Atoi(c.bad); err == nil && n > 0 {
+			out.Summary = fmt.Sprintf("CUDA_VISIBLE_DEVICES names GPU %s; there %s %d", c.bad, oneOrMany(n, "is", "are"), n)
+		}
 	case "twice":
 		out.Summary = "CUDA_VISIBLE_DEVICES names a GPU twice"
 	case "no_name":

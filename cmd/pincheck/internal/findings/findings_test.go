@@ -90,6 +90,10 @@ func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 					}
 					commands++
 					assert.Equal(t, strings.TrimSpace(part), part, id)
+					if strings.Contains(part, " ") { // it gets a line of its own
+						assert.True(t, strings.HasSuffix(parts[i-1], ": "), "%s: %s: a command follows a colon", id, part)
+						assert.Regexp(t, `^($|\.$|\. )`, parts[i+1], "%s: %s: a command ends its sentence", id, part)
+					}
 				}
 			}
 		}
