@@ -34,7 +34,7 @@ func TestReport(t *testing.T) {
 	assert.Equal(t, exitOK, got.code, got.stderr)
 	assert.Empty(t, got.stdout)
 	assert.Contains(t, got.stderr, "written: ")
-	for _, want := range []string{"<b>host-7</b>", "Healthy: the GPU copies at full speed", ">Verification</h3>", ">Copies</h3>", ">Memory kept</h3>", "1 series"} {
+	for _, want := range []string{"<b>host-7</b>", "Healthy: GPU 0 copies at full speed", ">Verification</h3>", ">Copies</h3>", ">Memory kept</h3>", "1 series"} {
 		assert.Contains(t, page, want)
 	}
 	page, got = reportTo(t, benches(t, none), "--full", "--quiet")

@@ -177,7 +177,7 @@ func (p *page) devices(r *Result) {
 	}
 	p.margin = 0
 	defer func() { p.margin = labelWidth }()
-	t := table{headers: []string{"GPU", "Link", "To GPU", "From GPU", "Of reference", "Of link", "Verified"}}
+	t := table{headers: gpuHeaders}
 	var paths []verify.PathReport
 	for i := range r.Devices {
 		row, v := deviceRow(r.Facts, &r.Devices[i], max(p.width()-figuresWidth, longName)), r.Devices[i].Verify
@@ -212,6 +212,9 @@ func (p *page) devices(r *Result) {
 
 // longName is the length of a GPU's name that is printed without "NVIDIA", which all have.
 const longName = len("NVIDIA H200 NVL")
+
+// gpuHeaders are those of the table of GPUs.
+var gpuHeaders = []string{"GPU", "Link", "To GPU", "From GPU", "Of reference", "Of link", "Verified"}
 
 // figuresWidth is the width of the columns beside the name.
 const figuresWidth = len("  PCIe 5.0 x16  55.1 GB/s  55.1 GB/s  Of reference  Verified")

@@ -100,7 +100,7 @@ func TestPagesOfEverything(t *testing.T) {
 		checkPage(t, page)
 		assert.Less(t, len(page), 150<<10, name)
 		for i := range r.Devices {
-			assert.Contains(t, page, strconv.Itoa(r.Devices[i].Ordinal)+"\u00a0\u00a0", "%s: each GPU has a row", name)
+			assert.Contains(t, page, fmt.Sprintf(`<th scope="row">%d `, r.Devices[i].Ordinal), "%s: each GPU has a row", name)
 		}
 		all = append(all, r)
 	}
@@ -230,12 +230,12 @@ func TestPageOfACheck(t *testing.T) {
 	t.Parallel()
 	all := results(t)
 	for name, wants := range map[string][]string{
-		"healthy": {"<b>host-7</b>", "Healthy: the GPU copies at full speed", "Every byte of 318.9 MB came back intact. 33 round trips were skipped.", ">To GPU<", "55.4 <small>", "88% of 63.0 GB/s",
+		"healthy": {"<b>host-7</b>", "Healthy: GPU 0 copies at full speed, and 318.9 MB came back intact (33 round trips skipped)", "Pinned copies reach 101% of the reference.", ">To GPU<", "55.4 <small>",
 			">Machine<", "NVIDIA H200", "PCIe 5.0 x16", ">Verification<"},
-		"unhealthy": {"<title>host-7: Problem", "#i-bad", "Problem on GPU 0: ", "3 round trips came back wrong and 1 failed.", "<h2 id=\"findings\">", `class="finding f-bad`, ">Seen<", ">Why<", ">Do<", ">Machine<"},
+		"unhealthy": {"<title>host-7: Problem", "#i-bad", "Problem on GPU 0: ", "3 round trips came back wrong. 1 round trip failed.", "<h2 id=\"findings\">", `class="finding f-bad`, ">Seen<", ">Why<", ">Do<", ">Machine<"},
 		"simulated": {"Simulated GPU: nothing here was measured on hardware."},
 		"no-gpu":    {"No usable GPU: ", ">Seen<", ">Do<"},
-		"stopped":   {"Incomplete: stopped by "},
+		"stopped":   {"Incomplete: stopped: "},
 		"failed":    {"Failed: nothing was examined", "must be at least 1 byte"},
 		"version":   {"Not evaluated"},
 		"bench":     {"Measured: "},

@@ -116,7 +116,7 @@ func newHostRow(id string, r *Result) hostRow {
 	case r.Verdict == doctor.Incomplete:
 		h.Finding = "Stopped by " + r.Stopped
 	case len(groups) > 0:
-		h.Finding, h.Name = capital(about(groups[0])), plain(groups[0][0].ID)
+		h.Finding, h.Name = titleOf(groups[0]), plain(groups[0][0].ID)
 		if groups[0][0].Severity == doctor.Note {
 			h.Finding = "Note: " + h.Finding
 		}
@@ -218,14 +218,8 @@ var settings = []struct {
 }{
 	{"GPUs", gpuModels},
 	{"PCIe links", func(r *Result) string { return eachGPU(r, ", ", linkNow) }},
-	{"Persistence mode", func(r *Result) string {
-		return eachGPU(r, ", ", func(d *doctor.Device) string {
-			return onOff(d.Health, func(h *doctor.Health) *bool { return h.Persistence })
-		})
-	}},
-	{"MIG", func(r *Result) string {
-		return eachGPU(r, ", ", func(d *doctor.Device) string { return onOff(d.Health, func(h *doctor.Health) *bool { return h.MIG }) })
-	}},
+	{"Persistence mode", switched(func(h *doctor.Health) *bool { return h.Persistence })},
+	{"MIG", switched(func(h *doctor.Health) *bool { return h.MIG })},
 	{"NVIDIA driver", func(r *Result) string { return r.Host.NVIDIA.DriverVersion }},
 	{"CUDA runtime", func(r *Result) string {
 		if r.Library == nil {
@@ -249,11 +243,16 @@ func nonZero(text string) string {
 	return text
 }
 
-func onOff(h *doctor.Health, of func(h *doctor.Health) *bool) string {
-	if h == nil || of(h) == nil {
-		return ""
+// switched returns what the GPUs of a host have switched on or off.
+func switched(of func(h *doctor.Health) *bool) func(r *Result) string {
+	return func(r *Result) string {
+		return eachGPU(r, ", ", func(d *doctor.Device) string {
+			if d.Health == nil || of(d.Health) == nil {
+				return ""
+			}
+			return map[bool]string{true: "on", false: "off"}[*of(d.Health)]
+		})
 	}
-	return map[bool]string{true: "on", false: "off"}[*of(h)]
 }
 
 // differing returns the settings that not all hosts have alike, and which hosts differ.

@@ -108,83 +108,52 @@ func gpuModels(r *Result) string {
 func (r *Result) verified() (sum verify.Report) {
 	for _, d := range r.gpus() {
 		if v := d.Verify; v != nil {
-			sum.Cases, sum.VerifiedBytes, sum.SkippedCases = sum.Cases+v.Cases, sum.VerifiedBytes+v.VerifiedBytes, sum.SkippedCases+v.SkippedCases
+			sum.Cases, sum.VerifiedBytes = sum.Cases+v.Cases, sum.VerifiedBytes+v.VerifiedBytes
 			sum.MismatchCount, sum.FailureCount = sum.MismatchCount+v.MismatchCount, sum.FailureCount+v.FailureCount
 		}
 	}
 	return sum
 }
 
-// verdicts are the words and tones of a result's verdict.
-var verdicts = map[doctor.Verdict]verdict{
-	doctor.Healthy: {Tone: okay, Word: "Healthy"}, doctor.Measured: {Tone: okay, Word: "Measured"}, doctor.Unknown: {Tone: unclear, Word: "Inconclusive"},
-	doctor.Warnings: {Tone: warn, Word: "Warning"}, doctor.Problems: {Tone: bad, Word: "Problem"}, doctor.Unusable: {Tone: bad, Word: "No usable GPU"},
-	doctor.Incomplete: {Tone: unclear, Word: "Incomplete"}, doctor.Failed: {Tone: bad, Word: "Failed"}, "": {Tone: unclear, Word: "Not evaluated"},
-}
-
 // verdictOf returns the verdict: severity and one clause, and the evidence.
 func verdictOf(r *Result) verdict {
-	v, known := verdicts[r.Verdict]
-	if !known {
-		v = verdicts[""]
-	}
-	v.Simulated = r.Facts != nil && r.Simulated
-	word, clause, lede := v.Word, "", []string{}
+	word, clause, color := verdictText(r)
+	v := verdict{Word: word, Tone: map[ansiColor]tone{green: okay, yellow: warn, red: bad}[color], Simulated: r.Facts != nil && r.Simulated}
+	var lede []string
 	groups := grouped(r.Findings)
-	switch graver := len(groups) > 0 && groups[0][0].Severity != doctor.Note; {
-	case r.Verdict == doctor.Healthy:
-		clause = map[int]string{1: "the GPU copies", 2: "both GPUs copy"}[len(r.gpus())]
-		clause = cmp.Or(clause, fmt.Sprintf("all %d GPUs copy", len(r.gpus()))) + " at full speed"
-	case r.Verdict == doctor.Measured:
-		series := 0
-		for _, b := range r.Benches {
-			series += len(b.Series)
-		}
-		if clause = "no reference for the speed of the copies"; series > 0 {
-			clause = units.Things(len(r.Benches), "experiment", "experiments") + ", " + units.Things(series, "series", "series")
-		}
+	switch {
+	case word == "":
+		v.Tone, v.Word, clause = unclear, "Not evaluated", gpuModels(r)
 	case r.Verdict == doctor.Unknown:
-		clause = unknownText(r)
+		v.Tone = unclear
 	case r.Verdict == doctor.Incomplete:
-		clause, lede = prefixed("stopped by ", r.Stopped), []string{"What is here was measured before that."}
-		if graver {
-			lede = append(lede, sentence("until then: "+about(groups[0])))
+		v.Tone, lede = unclear, []string{"What is here was measured before that."}
+	case color != green && len(groups) > 0: // the first alone; the others follow
+		if r.Verdict != doctor.Unusable {
+			v.Word = v.Tone.Word()
 		}
-	case r.Verdict == doctor.Failed:
-		clause = "nothing was examined"
-	case graver:
-		if gpus := gpusOf(groups[0]); len(gpus) > 0 {
-			word += " on " + gpuNames(gpus)
-		}
-		clause, lede = groups[0][0].Summary, []string{sentence(groups[0][0].Cost)}
+		word, clause, lede = joinedWith(" on ", v.Word, strings.TrimSuffix(subject(gpusOf(groups[0])), ": ")), groups[0][0].Summary, []string{sentence(groups[0][0].Cost)}
 		if len(groups) > 1 && groups[1][0].Severity != doctor.Note {
-			lede = append(lede, sentence("also: "+about(groups[1])))
+			lede = append(lede, sentence("also: "+titleOf(groups[1])))
 		}
-	case r.failures() > 0:
-		clause = units.Things(r.failures(), "measurement failed", "measurements failed")
-	default:
-		clause = gpuModels(r)
 	}
 	sum := r.verified()
-	switch {
-	case sum.MismatchCount+sum.FailureCount > 0:
-		lede = append(lede, fmt.Sprintf("%s came back wrong and %s failed.", units.Things(sum.MismatchCount, "round trip", "round trips"), units.Count(sum.FailureCount)))
-	case sum.VerifiedBytes > 0:
-		lede = append(lede, "Every byte of "+units.Data(sum.VerifiedBytes)+" came back intact.")
+	if sum.MismatchCount > 0 {
+		lede = append(lede, units.Things(sum.MismatchCount, "round trip", "round trips")+" came back wrong.")
 	}
-	if sum.SkippedCases > 0 {
-		lede = append(lede, units.Things(sum.SkippedCases, "round trip was skipped.", "round trips were skipped."))
+	if sum.FailureCount > 0 {
+		lede = append(lede, units.Things(sum.FailureCount, "round trip", "round trips")+" failed.")
+	}
+	if sum.MismatchCount+sum.FailureCount == 0 && sum.VerifiedBytes > 0 && color != green {
+		lede = append(lede, sentence(intactText(r)))
 	}
 	lede = append(lede, shareText(r))
 	if len(r.Benches) == 1 && len(r.Benches[0].Answers) > 0 {
 		lede = append(lede, sentence(r.Benches[0].Answers[0]))
 	}
-	v.Title, v.Lede = prose(joinedWith(": ", word, clause)), prose(joinedWith(" ", lede...))
+	v.Title, v.Lede = prose(joinedWith(": ", cmp.Or(word, v.Word), clause)), prose(joinedWith(" ", lede...))
 	return v
 }
-
-// about names the GPUs of findings in front of what they say.
-func about(same []doctor.Finding) string { return subject(gpusOf(same)) + same[0].Summary }
 
 // shareText says how much of its reference each pinned copy reaches.
 func shareText(r *Result) string {
@@ -211,7 +180,7 @@ func shareText(r *Result) string {
 func cardsOf(r *Result, prefix string) (cards, notes []card) {
 	for i, same := range grouped(r.Findings) {
 		f := same[0]
-		c := card{ID: fmt.Sprintf("%s%d", prefix, i+1), Name: plain(f.ID), Title: capital(prose(about(same))), Tone: toneOf(f.Severity),
+		c := card{ID: fmt.Sprintf("%s%d", prefix, i+1), Name: plain(f.ID), Title: prose(titleOf(same)), Tone: toneOf(f.Severity),
 			Seen: seen(same), Why: sentence(prose(f.Because())), Or: f.Alternatives, Settle: f.Settle, Cost: sentence(prose(f.Cost)), Do: f.Remedy}
 		if n := 6; len(c.Seen) > n+1 {
 			c.Seen, c.More = c.Seen[:n], c.Seen[n:]
@@ -271,28 +240,34 @@ func (c *copyRate) slow() bool {
 
 // copiesOf returns the rates of pinned copies: of the largest size of the experiment, or those of the check.
 func copiesOf(r *Result) (out []copyRate) {
-	links := map[int]float64{}
+	links, expected := map[int]float64{}, map[*result.Series]*result.Expected{}
 	var all []*result.Series
 	for i := range r.Benches {
 		if b := &r.Benches[i]; b.Name == "bandwidth" {
 			all = append(all, largest(b.Select(result.View{Series: "bandwidth", Where: result.Labels{{Key: result.Memory, Value: "registered"}}}), result.Size)...)
 		}
 	}
+	for _, s := range all {
+		expected[s] = s.Expected
+	}
 	for _, d := range r.gpus() {
 		links[d.Ordinal] = d.Link.PathRate()
-		if l := d.Link; l != nil && l.Width < l.MaxWidth && slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" }) {
-			links[d.Ordinal] = l.MaxRate // what it should be
+		narrow := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" && f.Device != nil && *f.Device == d.Ordinal })
+		if narrow && d.Link != nil {
+			links[d.Ordinal] = d.Link.MaxRate // what it should be
 		}
 		for j := 0; d.Bandwidth != nil && j < len(d.Bandwidth.Series); j++ {
 			s := d.Bandwidth.Series[j]
 			s.Labels = s.Labels.With(result.Device, strconv.Itoa(d.Ordinal))
-			all = append(all, &s)
+			if all = append(all, &s); !narrow {
+				expected[&s] = r.Reference(&d, &s)
+			}
 		}
 	}
 	for _, s := range all {
 		gpu, err := strconv.Atoi(s.Labels.Get(result.Device))
 		c := copyRate{gpu: gpu, direction: s.Labels.Get(result.Direction), rate: s.Median}
-		if e := s.Expected; e != nil && e.Value > 0 {
+		if e := expected[s]; e != nil && e.Value > 0 {
 			c.against, c.source = e.Value, e.Source
 		} else if c.direction != result.Both {
 			c.against = links[gpu]
@@ -432,48 +407,26 @@ func gpuFigures(r *Result) (out []figure) {
 	return out
 }
 
-// gpuTable has a row for each GPU.
+// gpuTable has a row for each GPU, and one for all at once.
 func gpuTable(r *Result) []sheet {
-	t := sheet{Caption: "The GPUs; pinned copies in GB/s", Text: 2, Head: []string{"GPU", "Link", "To GPU", "From GPU", "Both ways", "Verified", "Mismatches"}}
-	copies := copiesOf(r)
-	for _, d := range r.gpus() {
-		row := []cell{{Text: fmt.Sprintf("%d\u00a0\u00a0%s", d.Ordinal, clip(plain(d.Name), 60))}, {Text: cmp.Or(linkNow(&d), "unknown")}}
-		if d.Link != nil && d.Link.Bottleneck != nil {
-			row[1].More = "behind " + d.Link.Bottleneck.Now().String()
-		}
-		for _, direction := range directions {
-			c := cell{Text: "–"}
-			for _, known := range copies {
-				if known.gpu == d.Ordinal && known.direction == direction {
-					c.Text = units.Number(known.rate, 3)
-					if known.slow() && r.Verdict != doctor.Healthy {
-						c.Tone, c.More = warn, percentOf(known.rate/known.against)
-					}
-				}
-			}
-			row = append(row, c)
-		}
-		verified, wrong := cell{Text: "–"}, cell{Text: "–"}
-		if v := d.Verify; v != nil {
-			verified.Text, wrong.Text = prose(units.Data(v.VerifiedBytes)), units.Count(v.MismatchCount)
-			if v.MismatchCount > 0 {
-				wrong.Tone = bad
-			}
-		}
-		t.Rows = append(t.Rows, append(row, verified, wrong))
+	t := table{headers: gpuHeaders}
+	for i := range r.gpus() {
+		t.rows = append(t.rows, deviceRow(r.Facts, &r.Devices[i], 80))
 	}
-	for j := len(t.Head) - 1; j >= t.Text; j-- { // columns without a value
-		if !slices.ContainsFunc(t.Rows, func(row []cell) bool { return row[j].Text != "–" }) {
-			t.Head = slices.Delete(t.Head, j, j+1)
-			for i := range t.Rows {
-				t.Rows[i] = slices.Delete(t.Rows[i], j, j+1)
-			}
-		}
-	}
-	if len(t.Rows) == 0 {
+	if len(t.rows) == 0 {
 		return nil
 	}
-	return []sheet{t}
+	t.rows = append(t.rows, togetherRows(r)...)
+	t = t.withoutEmpty()
+	out := sheet{Caption: "The GPUs, with pinned copies", Text: 2, Head: t.headers}
+	for _, row := range t.rows {
+		var cells []cell
+		for _, text := range row {
+			cells = append(cells, cell{Text: prose(text)})
+		}
+		out.Rows = append(out.Rows, cells)
+	}
+	return []sheet{out}
 }
 
 // linkNow is the link of a GPU as it is trained, or "".
@@ -594,11 +547,10 @@ func tablesOf(b *result.Bench) (out []sheet) {
 
 // methodText says how the series were measured.
 func methodText(r *Result) []string {
-	least, most, compared, copied := math.MaxInt, 0, 0, 0
+	least, most := math.MaxInt, 0
 	for _, s := range r.series() {
-		if s.bench != "verify" && len(s.Samples) > 0 {
-			least, most = min(least, len(s.Samples)), max(most, len(s.Samples))
-			copied, compared = copied+b2i(s.BytesPerSample > 0 || s.Verified), compared+b2i(s.Verified)
+		if n := len(s.Samples); s.bench != "verify" && n > 0 {
+			least, most = min(least, n), max(most, n)
 		}
 	}
 	if most == 0 {
@@ -608,9 +560,5 @@ func methodText(r *Result) []string {
 	if least < most {
 		samples = units.Count(least) + " to " + samples
 	}
-	text := fmt.Sprintf("Figures are medians of %s; 1 GB is 10⁹ bytes, 1 KiB 1,024.", samples)
-	if compared > 0 {
-		text += fmt.Sprintf(" The bytes of %s of %s series of copies were compared afterwards.", units.Count(compared), units.Count(copied))
-	}
-	return []string{prose(joinedWith(" ", text, prefixed("The run took ", map[bool]string{true: units.Seconds(r.Seconds) + "."}[r.Seconds > 0])))}
+	return []string{prose(fmt.Sprintf("Figures are medians of %s, taken in %s; 1 GB is 10⁹ bytes, 1 KiB 1,024.", samples, units.Seconds(r.Seconds)))}
 }
