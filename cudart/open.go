@@ -218,14 +218,7 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 	op.attempts, op.calls = append(op.attempts, a), rt.binding
 	op.mu.Unlock()
 
-	source, err := op.load(a.Path)
-	switch {
-	case err == nil:
-	case a.Found == foundDriver && !errors.Is(err, fs.ErrNotExist) && op.host.Check(a.Path) != nil:
-		err = fmt.Errorf("%w: %w", errDamagedDriver, err)
-	case a.Found == foundDriver && op.o.API == DriverAPI:
-		err = fmt.Errorf("%w: %w", ErrNoDriver, err)
-	}
+	source, err := op.load(a)
 	if err == nil {
 		rt.source = source
 		err = rt.bind(ctx, op.o.API)
@@ -258,14 +251,26 @@ func (op *librarySearch) try(ctx context.Context, a Attempt) *Runtime {
 
 // load loads a library after it has checked the file: dlopen ends the process on a
 // file that is cut off.
-func (op *librarySearch) load(path string) (Source, error) {
+func (op *librarySearch) load(a Attempt) (Source, error) {
 	if op.o.Source != nil {
 		return op.o.Source, nil
 	}
-	if err := op.host.Check(path); err != nil {
-		return nil, err
+	err := op.host.Check(a.Path)
+	damaged := err != nil && !errors.Is(err, fs.ErrNotExist)
+	if err == nil {
+		l, failed := dynlib.Open(a.Path)
+		if failed == nil {
+			return l, nil
+		}
+		err = failed
 	}
-	return dynlib.Open(path)
+	switch {
+	case a.Found == foundDriver && damaged:
+		err = fmt.Errorf("%w: %w", errDamagedDriver, err)
+	case a.Found == foundDriver && op.o.API == DriverAPI:
+		err = fmt.Errorf("%w: %w", ErrNoDriver, err)
+	}
+	return nil, err
 }
 
 // canceled makes the error of an opening whose context ended: it names what was
