@@ -74,32 +74,8 @@ func checkELF(r io.ReaderAt, size uint64, arch string) error {
 	if size == 0 {
 		return errors.New("an empty file")
 	}
-	var h elf.Header64
-	start := make([]byte, binary.Size(h))
-	n, err := r.ReadAt(start, 0)
-	if err != nil && err != io.EOF {
-		return cause(err)
-	}
-	start = start[:n]
-	if !bytes.HasPrefix(start, []byte(elf.ELFMAG)) {
-		hint := ""
-		if start[0] >= ' ' && start[0] <= '~' {
-			hint = " (a linker script?)"
-		}
-		return fmt.Errorf("not an ELF file%s: it starts with %.16q", hint, start)
-	}
-	if n > elf.EI_DATA {
-		if c := elf.Class(start[elf.EI_CLASS]); c != elf.ELFCLASS64 {
-			return fmt.Errorf("wrong architecture: %s, this process is 64-bit", cmp.Or(map[elf.Class]string{elf.ELFCLASS32: "32-bit"}[c], "ELF class "+c.String()))
-		}
-		if d := elf.Data(start[elf.EI_DATA]); d != elf.ELFDATA2LSB {
-			return fmt.Errorf("wrong architecture: byte order %v, this process is little-endian", d)
-		}
-	}
-	if err := inside("the ELF header", 0, uint64(binary.Size(h)), size); err != nil {
-		return err
-	}
-	if _, err := binary.Decode(start, binary.LittleEndian, &h); err != nil {
+	h, err := readHeader(r, size)
+	if err != nil {
 		return err
 	}
 	if m := elf.Machine(h.Machine); m != machines[arch] {
@@ -109,7 +85,41 @@ func checkELF(r io.ReaderAt, size uint64, arch string) error {
 		name := map[elf.Type]string{elf.ET_EXEC: "an executable", elf.ET_REL: "an object file"}[t]
 		return fmt.Errorf("not a shared library but %s", cmp.Or(name, "ELF type "+t.String()))
 	}
+	return checkSegments(r, size, h)
+}
 
+// readHeader reads the header of an ELF file of 64 bits.
+func readHeader(r io.ReaderAt, size uint64) (h elf.Header64, err error) {
+	start := make([]byte, binary.Size(h))
+	n, err := r.ReadAt(start, 0)
+	if err != nil && err != io.EOF {
+		return h, cause(err)
+	}
+	start = start[:n]
+	if !bytes.HasPrefix(start, []byte(elf.ELFMAG)) {
+		hint := ""
+		if start[0] >= ' ' && start[0] <= '~' {
+			hint = " (a linker script?)"
+		}
+		return h, fmt.Errorf("not an ELF file%s: it starts with %.16q", hint, start)
+	}
+	if n > elf.EI_DATA {
+		if c := elf.Class(start[elf.EI_CLASS]); c != elf.ELFCLASS64 {
+			return h, fmt.Errorf("wrong architecture: %s, this process is 64-bit", cmp.Or(map[elf.Class]string{elf.ELFCLASS32: "32-bit"}[c], "ELF class "+c.String()))
+		}
+		if d := elf.Data(start[elf.EI_DATA]); d != elf.ELFDATA2LSB {
+			return h, fmt.Errorf("wrong architecture: byte order %v, this process is little-endian", d)
+		}
+	}
+	if err := inside("the ELF header", 0, uint64(binary.Size(h)), size); err != nil {
+		return h, err
+	}
+	_, err = binary.Decode(start, binary.LittleEndian, &h)
+	return h, err
+}
+
+// checkSegments checks that the segments which are loaded are within the file.
+func checkSegments(r io.ReaderAt, size uint64, h elf.Header64) error {
 	var p elf.Prog64
 	if int(h.Phentsize) != binary.Size(p) {
 		return fmt.Errorf("damaged: program headers of %d bytes, not %d", h.Phentsize, binary.Size(p))

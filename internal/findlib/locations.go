@@ -17,59 +17,72 @@ type location struct {
 
 const toolkitBelow = "/{lib64,lib,targets/*/lib}"
 
+// A locationList collects the locations of a search.
+type locationList struct {
+	search
+	list []location
+}
+
+func (l *locationList) add(found, searched string, dirs []string) {
+	if dirs == nil && slices.ContainsFunc(l.list, func(p location) bool { return p.searched == searched }) {
+		return // such as a variable that is not set
+	}
+	l.list = append(l.list, location{found: found, searched: searched, dirs: dirs})
+}
+
+// addEnv adds the directories below the one that a variable names.
+func (l *locationList) addEnv(found, name, below string, dirs func(prefix string) []string) {
+	switch prefix := l.env(name); {
+	case prefix == "":
+		l.add(found, "$"+name+" (not set)", nil)
+	case !path.IsAbs(prefix):
+		l.add(found, "$"+name+" (not an absolute path: "+prefix+")", nil)
+	default:
+		prefix = path.Clean(prefix)
+		l.add(found, "$"+name+" = "+prefix+below, dirs(prefix))
+	}
+}
+
+// addWheels adds the directories of Python packages that have the library.
+func (l *locationList) addWheels() {
+	below := "/lib/python3*/{site,dist}-packages/{" + strings.Join(l.lib.WheelDirs, ",") + "}/lib"
+	l.addEnv("wheel in $VIRTUAL_ENV", "VIRTUAL_ENV", below, l.wheelDirs)
+	l.addEnv("wheel in $CONDA_PREFIX", "CONDA_PREFIX", below, l.wheelDirs)
+	if python, prefixes := l.python(); python == "" {
+		l.add("", "python3 (not on $PATH)", nil)
+	} else {
+		var dirs []string
+		for _, prefix := range prefixes {
+			dirs = append(dirs, l.wheelDirs(prefix)...)
+		}
+		l.add("wheel of "+python, "wheels of "+python+" ("+strings.Join(prefixes, ", ")+")", dirs)
+	}
+	if l.home != "" {
+		user := l.home + "/.local"
+		l.add("wheel in ~/.local", user+below, l.wheelDirs(user))
+	}
+	for _, prefix := range []string{"/usr/local", "/usr"} {
+		l.add("wheel in "+prefix, prefix+below, l.wheelDirs(prefix))
+	}
+}
+
 // locations returns all locations except the process itself. The ones that a user
 // chose most deliberately come first.
 func (s search) locations() []location {
-	var list []location
-	add := func(found, searched string, dirs []string) {
-		if dirs == nil && slices.ContainsFunc(list, func(p location) bool { return p.searched == searched }) {
-			return // such as a variable that is not set
-		}
-		list = append(list, location{found: found, searched: searched, dirs: dirs})
-	}
-	addEnv := func(found, name, below string, dirs func(prefix string) []string) {
-		switch prefix := s.env(name); {
-		case prefix == "":
-			add(found, "$"+name+" (not set)", nil)
-		case !path.IsAbs(prefix):
-			add(found, "$"+name+" (not an absolute path: "+prefix+")", nil)
-		default:
-			prefix = path.Clean(prefix)
-			add(found, "$"+name+" = "+prefix+below, dirs(prefix))
-		}
-	}
-
+	l := &locationList{search: s}
 	if len(s.lib.WheelDirs) > 0 {
-		below := "/lib/python3*/{site,dist}-packages/{" + strings.Join(s.lib.WheelDirs, ",") + "}/lib"
-		addEnv("wheel in $VIRTUAL_ENV", "VIRTUAL_ENV", below, s.wheelDirs)
-		addEnv("wheel in $CONDA_PREFIX", "CONDA_PREFIX", below, s.wheelDirs)
-		if python, prefixes := s.python(); python == "" {
-			add("", "python3 (not on $PATH)", nil)
-		} else {
-			var dirs []string
-			for _, prefix := range prefixes {
-				dirs = append(dirs, s.wheelDirs(prefix)...)
-			}
-			add("wheel of "+python, "wheels of "+python+" ("+strings.Join(prefixes, ", ")+")", dirs)
-		}
-		if s.home != "" {
-			user := s.home + "/.local"
-			add("wheel in ~/.local", user+below, s.wheelDirs(user))
-		}
-		for _, prefix := range []string{"/usr/local", "/usr"} {
-			add("wheel in "+prefix, prefix+below, s.wheelDirs(prefix))
-		}
+		l.addWheels()
 	}
 	if s.lib.Toolkit {
-		addEnv("$CONDA_PREFIX", "CONDA_PREFIX", "/{lib,targets/*/lib}", s.toolkitDirs)
+		l.addEnv("$CONDA_PREFIX", "CONDA_PREFIX", "/{lib,targets/*/lib}", s.toolkitDirs)
 	}
 
 	if dirs := s.loaderEnvDirs(); len(dirs) > 0 {
-		add("$LD_LIBRARY_PATH", "$LD_LIBRARY_PATH = "+strings.Join(dirs, ":"), dirs)
+		l.add("$LD_LIBRARY_PATH", "$LD_LIBRARY_PATH = "+strings.Join(dirs, ":"), dirs)
 	} else {
-		add("", "$LD_LIBRARY_PATH (no absolute directory in it)", nil)
+		l.add("", "$LD_LIBRARY_PATH (no absolute directory in it)", nil)
 	}
-	list = append(list, location{
+	l.list = append(l.list, location{
 		found:    "loader path",
 		searched: "the loader's own path, for " + strings.Join(s.lib.Sonames, ", "),
 		dirs:     s.loaderConfigDirs(),
@@ -77,26 +90,26 @@ func (s search) locations() []location {
 	})
 
 	if s.lib.Toolkit {
-		addEnv("$CUDA_PATH", "CUDA_PATH", toolkitBelow, s.toolkitDirs)
-		addEnv("$CUDA_HOME", "CUDA_HOME", toolkitBelow, s.toolkitDirs)
-		add("/usr/local/cuda", "/usr/local/cuda"+toolkitBelow, s.toolkitDirs("/usr/local/cuda"))
+		l.addEnv("$CUDA_PATH", "CUDA_PATH", toolkitBelow, s.toolkitDirs)
+		l.addEnv("$CUDA_HOME", "CUDA_HOME", toolkitBelow, s.toolkitDirs)
+		l.add("/usr/local/cuda", "/usr/local/cuda"+toolkitBelow, s.toolkitDirs("/usr/local/cuda"))
 		siblings := s.expand("/usr/local", "cuda-*")
 		if len(siblings) == 0 {
-			add("", "/usr/local/cuda-* (none)", nil)
+			l.add("", "/usr/local/cuda-* (none)", nil)
 		}
 		for _, toolkit := range siblings {
-			add(toolkit, toolkit+toolkitBelow, s.toolkitDirs(toolkit))
+			l.add(toolkit, toolkit+toolkitBelow, s.toolkitDirs(toolkit))
 		}
-		add("/opt/cuda", "/opt/cuda"+toolkitBelow, s.toolkitDirs("/opt/cuda"))
+		l.add("/opt/cuda", "/opt/cuda"+toolkitBelow, s.toolkitDirs("/opt/cuda"))
 	}
 	dirs := s.systemDirs()
 	if s.lib.Driver {
 		dirs = append(dirs, driverDirs...)
 	}
 	for _, dir := range dirs {
-		add(dir, dir, []string{dir})
+		l.add(dir, dir, []string{dir})
 	}
-	return list
+	return l.list
 }
 
 // toolkitDirs returns the library directories of a CUDA toolkit. Those for
