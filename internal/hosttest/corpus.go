@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,23 +85,12 @@ func loadCase(file string, bases int) (*Case, error) {
 		return nil, errors.New("base: want one name, and few bases on one another")
 	}
 	for _, gone := range lines("absent") {
-		found := false
-		for name := range c.Host {
-			if name == gone || strings.HasPrefix(name, gone+"/") {
-				delete(c.Host, name)
-				found = true
-			}
-		}
-		if !found {
+		if !c.remove(gone) {
 			return nil, fmt.Errorf("absent: the base has no %s", gone)
 		}
 	}
 	for _, entry := range lines("environ") {
-		name, _, set := strings.Cut(entry, "=")
-		c.Environ = slices.DeleteFunc(c.Environ, func(old string) bool { return strings.HasPrefix(old, name+"=") })
-		if set {
-			c.Environ = append(c.Environ, entry)
-		}
+		c.setEnviron(entry)
 	}
 	if text, ok := take("facts.json"); ok {
 		if c.Facts, err = merge(c.Facts, []byte(text)); err != nil {
@@ -111,10 +101,24 @@ func loadCase(file string, bases int) (*Case, error) {
 	c.Thread = json.RawMessage(thread)
 	_, c.Graded = host["expect"]
 	c.Expect = lines("expect")
-	for name, entry := range host {
-		c.Host[name] = entry
-	}
+	maps.Copy(c.Host, host)
 	return c, nil
+}
+
+// remove removes a file, or a directory, and reports whether the host had it.
+func (c *Case) remove(gone string) bool {
+	n := len(c.Host)
+	maps.DeleteFunc(c.Host, func(name string, _ *fstest.MapFile) bool { return name == gone || strings.HasPrefix(name, gone+"/") })
+	return len(c.Host) < n
+}
+
+// setEnviron sets a variable, or unsets it if the entry has no "=".
+func (c *Case) setEnviron(entry string) {
+	name, _, set := strings.Cut(entry, "=")
+	c.Environ = slices.DeleteFunc(c.Environ, func(old string) bool { return strings.HasPrefix(old, name+"=") })
+	if set {
+		c.Environ = append(c.Environ, entry)
+	}
 }
 
 // merge changes a JSON text by another one.

@@ -58,50 +58,67 @@ func Parse(text string) (fstest.MapFS, error) {
 			}
 			continue
 		}
-		inEntry = true
-		entry := &fstest.MapFile{Mode: 0o444}
-		body = entry
-		if path, target, ok := strings.Cut(name, linkMark); ok {
-			name, body = path, nil
-			entry.Mode, entry.Data = fs.ModeSymlink|0o777, []byte(target)
-		} else if m := device.FindStringSubmatch(name); m != nil {
-			name, body = m[1], nil
-			entry.Mode = fs.ModeDevice | fs.ModeCharDevice | 0o666
-			if m[2] != "" {
-				mode, _ := strconv.ParseUint(m[2], 8, 9)
-				uid, errUID := strconv.Atoi(m[3])
-				gid, errGID := strconv.Atoi(m[4])
-				if errUID != nil || errGID != nil {
-					return nil, fmt.Errorf("line %d: no owner: %s:%s", number, m[3], m[4])
-				}
-				entry.Mode = fs.ModeDevice | fs.ModeCharDevice | fs.FileMode(mode)
-				owner := linux.Owner{UID: uid, GID: gid}
-				entry.Sys = owner
-				if major, err := strconv.Atoi(m[5]); err == nil && major > 0 {
-					entry.Sys = linux.Device{Owner: owner, Major: major}
-				}
-			}
+		name, entry, err := parseHeader(name)
+		if err == nil {
+			err = checkEntry(host, name, string(entry.Data))
 		}
-		switch target := string(entry.Data); {
-		case len(host) == MaxEntries:
-			return nil, fmt.Errorf("line %d: more than %d entries", number, MaxEntries)
-		case len(name) > MaxPath || len(target) > MaxPath:
-			return nil, fmt.Errorf("line %d: a path of %d bytes: longer than %d", number, max(len(name), len(target)), MaxPath)
-		case strings.Count(name, "/") >= maxParts || strings.Count(target, "/") >= maxParts:
-			return nil, fmt.Errorf("line %d: a path of more than %d parts", number, maxParts)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
-		if !fs.ValidPath(name) || name == "." {
-			return nil, fmt.Errorf("line %d: %q is not a path below the root directory", number, name)
+		host[name], inEntry, body = entry, true, nil
+		if entry.Mode.IsRegular() {
+			body = entry
 		}
-		if _, twice := host[name]; twice {
-			return nil, fmt.Errorf("line %d: %s comes twice", number, name)
-		}
-		host[name] = entry
 	}
 	if len(host) == 0 {
 		return nil, fmt.Errorf("no entry")
 	}
 	return host, nil
+}
+
+// parseHeader returns the entry that a header begins, with its path.
+func parseHeader(header string) (name string, entry *fstest.MapFile, err error) {
+	if name, target, ok := strings.Cut(header, linkMark); ok {
+		return name, &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(target)}, nil
+	}
+	m := device.FindStringSubmatch(header)
+	if m == nil {
+		return header, &fstest.MapFile{Mode: 0o444}, nil
+	}
+	entry = &fstest.MapFile{Mode: fs.ModeDevice | fs.ModeCharDevice | 0o666}
+	if m[2] == "" {
+		return m[1], entry, nil
+	}
+	mode, _ := strconv.ParseUint(m[2], 8, 9)
+	uid, errUID := strconv.Atoi(m[3])
+	gid, errGID := strconv.Atoi(m[4])
+	if errUID != nil || errGID != nil {
+		return "", nil, fmt.Errorf("no owner: %s:%s", m[3], m[4])
+	}
+	entry.Mode = fs.ModeDevice | fs.ModeCharDevice | fs.FileMode(mode)
+	owner := linux.Owner{UID: uid, GID: gid}
+	entry.Sys = owner
+	if major, err := strconv.Atoi(m[5]); err == nil && major > 0 {
+		entry.Sys = linux.Device{Owner: owner, Major: major}
+	}
+	return m[1], entry, nil
+}
+
+// checkEntry checks the path of a host's next entry, and the target of a link.
+func checkEntry(host fstest.MapFS, name, target string) error {
+	switch {
+	case len(host) == MaxEntries:
+		return fmt.Errorf("more than %d entries", MaxEntries)
+	case max(len(name), len(target)) > MaxPath:
+		return fmt.Errorf("a path of %d bytes: longer than %d", max(len(name), len(target)), MaxPath)
+	case max(strings.Count(name, "/"), strings.Count(target, "/")) >= maxParts:
+		return fmt.Errorf("a path of more than %d parts", maxParts)
+	case !fs.ValidPath(name) || name == ".":
+		return fmt.Errorf("%q is not a path below the root directory", name)
+	case host[name] != nil:
+		return fmt.Errorf("%s comes twice", name)
+	}
+	return nil
 }
 
 func header(line string) (string, bool) {
