@@ -61,45 +61,11 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	if ctx.Done() == nil {
 		return c.Run()
 	}
-	type outcome struct {
-		value    T
-		err      error
-		returned bool
-		panicked any
-	}
-	done, abandoned := make(chan outcome), make(chan struct{})
-	go func() {
-		var o outcome
-		defer func() {
-			if !o.returned {
-				o.panicked = recover() // nil if Run has ended its goroutine
-			}
-			select {
-			case done <- o:
-			case <-abandoned:
-				switch {
-				case o.panicked != nil:
-					panic(o.panicked)
-				case o.returned && c.Late != nil:
-					c.Late(o.value, o.err)
-				}
-			}
-		}()
-		o.value, o.err = c.Run()
-		o.returned = true
-	}()
-	receive := func(o outcome) (T, error) {
-		switch {
-		case o.panicked != nil:
-			panic(o.panicked)
-		case !o.returned:
-			runtime.Goexit()
-		}
-		return o.value, o.err
-	}
+	done, abandoned := make(chan outcome[T]), make(chan struct{})
+	go c.run(done, abandoned)
 	select {
 	case o := <-done:
-		return receive(o)
+		return o.get()
 	case <-ctx.Done():
 	}
 	if c.Stop != nil {
@@ -110,7 +76,7 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	for {
 		select {
 		case o := <-done:
-			return receive(o)
+			return o.get()
 		case <-timer.C:
 		}
 		if c.Abandon == nil || c.Abandon() {
@@ -120,12 +86,53 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	}
 	select {
 	case o := <-done: // on a busy host both may be true
-		return receive(o)
+		return o.get()
 	default:
 	}
 	close(abandoned)
 	var none T
 	return none, fmt.Errorf("%w: %w", ErrStuck, Ended(ctx))
+}
+
+// An outcome is how a Run ended.
+type outcome[T any] struct {
+	value    T
+	err      error
+	returned bool
+	panicked any // nil if Run has ended its goroutine
+}
+
+// get is how Do ends, as Run did.
+func (o outcome[T]) get() (T, error) {
+	switch {
+	case o.panicked != nil:
+		panic(o.panicked)
+	case !o.returned:
+		runtime.Goexit()
+	}
+	return o.value, o.err
+}
+
+// run calls Run, and sends its outcome to the caller, or to Late if the caller has abandoned it.
+func (c Call[T]) run(done chan<- outcome[T], abandoned <-chan struct{}) {
+	var o outcome[T]
+	defer func() {
+		if !o.returned {
+			o.panicked = recover()
+		}
+		select {
+		case done <- o:
+		case <-abandoned:
+			switch {
+			case o.panicked != nil:
+				panic(o.panicked)
+			case o.returned && c.Late != nil:
+				c.Late(o.value, o.err)
+			}
+		}
+	}()
+	o.value, o.err = c.Run()
+	o.returned = true
 }
 
 // Extend returns a context that ends with ctx's cause, but grace later: for a call that
