@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -141,7 +142,7 @@ func (c *comparison) expectation(f *Facts) string {
 	if f.ExpectedRate > 0 {
 		return fmt.Sprintf("%s is %s", c.Source, units.Rate(c.Value))
 	}
-	return fmt.Sprintf("%s expected (%s)", units.Rate(c.Value), c.Source)
+	return fmt.Sprintf("%s expected (%s)", units.Rate(c.Value), cmp.Or(c.Brief, c.Source))
 }
 
 // repeats is the evidence of repeated measurements.

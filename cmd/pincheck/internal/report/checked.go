@@ -298,7 +298,8 @@ func (p *page) footer(r *Result) {
 			p.paragraph("", "", plain(source))
 		}
 	}
-	if r.Verdict == doctor.Unusable && (r.Facts == nil || !r.Simulated) {
+	said := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return strings.Contains(f.Remedy, "pincheck --sim") })
+	if r.Verdict == doctor.Unusable && !said && (r.Facts == nil || !r.Simulated) {
 		p.paragraph("", "", "To try pincheck with a simulated GPU: pincheck --sim")
 	}
 	if len(r.Findings) == 0 {
