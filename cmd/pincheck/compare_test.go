@@ -45,7 +45,7 @@ func TestCompare(t *testing.T) {
 	assert.Equal(t, exitProblems, got.code)
 	assert.Empty(t, got.stderr)
 	assert.Contains(t, got.stdout, "worse")
-	assert.Contains(t, got.stdout, "-27.3%")
+	assert.Contains(t, got.stdout, "Worse: 1 of 1 series, by up to 27%.\n")
 
 	got = call(t, system{}, "compare", slow, fast)
 	assert.Equal(t, exitOK, got.code, "better is no failure")
@@ -117,7 +117,7 @@ func TestCompareSimulatedRuns(t *testing.T) {
 	}
 	got := call(t, system{}, append([]string{"compare"}, args...)...)
 	assert.Equal(t, exitOK, got.code, got.stderr)
-	assert.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "Of 1 series: no verdict. A run is of the simulated GPU, whose copies take the time of the host's processors")
+	assert.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "No verdict: a run is of the simulated GPU, whose copies take the time of the host's processors.")
 	assert.NotContains(t, got.stdout, "worse")
 	got = call(t, system{}, append([]string{"compare", "--format", "json"}, args...)...)
 	assert.Equal(t, exitOK, got.code)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -47,11 +48,7 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 	return err
 }
 
-const (
-	few             = 40 // series, which are all shown
-	maxMissingShown = 20
-	numbers         = 39 // columns of a pair's numbers
-)
+const numbers = 39 // columns of a pair's numbers
 
 // comparison is the text of a comparison.
 type comparison struct {
@@ -67,35 +64,147 @@ type comparison struct {
 // pair reports whether two runs are compared: more are a fleet.
 func (t *comparison) pair() bool { return len(t.Runs) == 2 }
 
-// write writes the runs, the rows that differ, the hosts of a fleet, and a summary.
+// referenced reports whether the first of two runs is the reference table.
+func (t *comparison) referenced() bool { return len(t.Rows) > 0 && t.Rows[0].Source != "" }
+
+// write writes the verdict, the runs, the rows that differ, how many do not, and what to do about unclear ones.
 func (t *comparison) write() {
+	n, common := map[compare.Verdict]int{}, 0
+	for i := range t.Rows {
+		v := t.Rows[i].Verdict
+		if n[v]++; v != compare.Missing {
+			common++
+		}
+	}
+	c, text := t.concluded(n, common)
+	lines := wrap(plain(text), t.width)
+	label, _, _ := strings.Cut(lines[0], ":")
+	lines[0] = t.style.paint(c, label) + strings.TrimPrefix(lines[0], label)
+	t.WriteString(strings.Join(lines, "\n") + "\n")
+	t.runs()
+	t.rows()
+	if !t.pair() && t.Verdict != compare.Simulated {
+		t.WriteString("\n")
+		t.hosts()
+	}
+	if t.Verdict != compare.Simulated {
+		t.counts(n)
+	}
+	t.missing(n[compare.Missing])
+	if t.referenced() {
+		t.sources()
+	} else if t.pair() && n[compare.Unclear]+n[compare.Untested] > 0 {
+		t.wrapped("", "To resolve unclear and untested series, add runs of each side to its file.")
+	}
+}
+
+// concluded returns the verdict, and its color.
+func (t *comparison) concluded(n map[compare.Verdict]int, common int) (ansiColor, string) {
+	switch {
+	case t.Verdict == compare.Simulated:
+		return yellow, "No verdict: a run is of the simulated GPU, whose copies take the time of the host's processors."
+	case !t.pair():
+		return t.concludedFleet(n, common)
+	case n[compare.Worse] > 0:
+		text := fmt.Sprintf("Worse: %d of %d series%s", n[compare.Worse], common, t.where())
+		if n[compare.Better] > 0 {
+			text += fmt.Sprintf("; %d better", n[compare.Better])
+		}
+		return red, text + "."
+	case n[compare.Better] > 0:
+		return green, fmt.Sprintf("Better: %d of %d series, and none is worse.", n[compare.Better], common)
+	case n[compare.Different] > 0:
+		return yellow, fmt.Sprintf("Different: %d of %d series, in which neither direction is better.", n[compare.Different], common)
+	}
+	if t.referenced() {
+		return green, fmt.Sprintf("No significant difference from the reference: 0 of %d series are better or worse.", common)
+	}
+	return green, fmt.Sprintf("No significant difference: 0 of %d shared series are better or worse.", common)
+}
+
+// where says on which GPU the worse rows are, if it is one of several, and how much worse the worst one is.
+func (t *comparison) where() string {
+	bad, fine := map[string]bool{}, map[string]bool{}
+	worst := 0.0
+	for i := range t.Rows {
+		r := &t.Rows[i]
+		gpu := r.Labels.Get(result.Device)
+		switch {
+		case r.Verdict == compare.Worse && r.Ratio != nil:
+			bad[gpu], worst = true, max(worst, math.Abs(*r.Ratio-1))
+		case r.Verdict == compare.Worse:
+			bad[gpu] = true
+		case gpu != "":
+			fine[gpu] = true
+		}
+	}
+	text := ""
+	for gpu := range bad {
+		if delete(fine, gpu); len(bad) == 1 && gpu != "" && len(fine) > 0 {
+			text = ", all on GPU " + plain(gpu)
+		}
+	}
+	if worst > 0 {
+		text += ", by up to " + units.Share(worst)
+	}
+	return text
+}
+
+// concludedFleet names the hosts that are out of line for the worse.
+func (t *comparison) concludedFleet(n map[compare.Verdict]int, common int) (ansiColor, string) {
+	var worse []*compare.Host
+	for i := range t.Hosts {
+		if t.Hosts[i].Worse > 0 {
+			worse = append(worse, &t.Hosts[i])
+		}
+	}
+	switch {
+	case len(worse) == 1:
+		return red, fmt.Sprintf("Worse: %s is out of line in %d of %s.", worse[0].Name, worse[0].Worse, units.Things(worse[0].Series, "series", "series"))
+	case len(worse) > 1:
+		return red, fmt.Sprintf("Worse: %d of %d hosts are out of line.", len(worse), len(t.Hosts))
+	case n[compare.Divided] > 0:
+		return yellow, fmt.Sprintf("Divided: the hosts differ in %d of %d series, and none stands out.", n[compare.Divided], common)
+	case n[compare.Better]+n[compare.Different] > 0:
+		return yellow, fmt.Sprintf("Different: a host is out of line in %d of %d series, and none for the worse.", n[compare.Better]+n[compare.Different], common)
+	}
+	return green, fmt.Sprintf("No significant difference: all %d hosts are in line in %d series.", len(t.Hosts), common)
+}
+
+// runs writes what is compared.
+func (t *comparison) runs() {
 	for i, r := range t.Runs {
 		role := ""
 		if t.pair() {
 			role = []string{"a  ", "b  "}[i]
 		}
-		when := ""
+		text := plain(r.Tool)
 		if !r.Started.IsZero() {
-			when = ", " + r.Started.UTC().Format("2006-01-02 15:04 UTC")
+			text += ", " + r.Started.UTC().Format("2006-01-02 15:04 UTC")
 		}
-		state := ""
 		if !r.Complete {
-			state = ", incomplete"
+			text += ", incomplete"
 		}
-		t.lines(role+t.style.paint(bold, plain(r.Name)), fmt.Sprintf("%s%s%s", plain(r.Tool), when, state))
+		t.lines(role+t.style.paint(bold, plain(r.Name)), text)
 		for _, n := range r.Notes {
 			t.wrapped("   ", plain(n))
 		}
 	}
+}
+
+// rows writes the rows that differ, or all.
+func (t *comparison) rows() {
 	var rows []*compare.Row
 	for i := range t.Rows {
-		if t.Rows[i].Verdict != compare.Missing {
-			rows = append(rows, &t.Rows[i])
+		switch r := &t.Rows[i]; r.Verdict {
+		case compare.Missing:
+		case compare.Same, compare.Unclear, compare.Untested, compare.Simulated:
+			if t.all {
+				rows = append(rows, r)
+			}
+		default:
+			rows = append(rows, r)
 		}
-	}
-	common := len(rows)
-	if !t.all && common > few {
-		rows = slices.DeleteFunc(rows, func(r *compare.Row) bool { return r.Verdict == compare.Same })
 	}
 	for _, r := range rows {
 		t.stacked = t.stacked || len([]rune(rowText(r)))+3 > t.width-numbers
@@ -120,12 +229,6 @@ func (t *comparison) write() {
 			t.fleetRow(r)
 		}
 	}
-	t.missing()
-	t.WriteString("\n")
-	if !t.pair() && t.Verdict != compare.Simulated {
-		t.hosts()
-	}
-	t.conclude(common)
 }
 
 // head writes the head of a group, with those of the columns at its end.
@@ -208,11 +311,27 @@ func (t *comparison) verdict(v compare.Verdict) string {
 	return t.style.paint(yellow, string(v))
 }
 
-// missing lists the series that not all runs have.
-func (t *comparison) missing() {
-	shown, left := 0, 0
+// missing says how many series not all runs have, or lists them.
+func (t *comparison) missing(n int) {
+	if n == 0 {
+		return
+	}
+	t.WriteString("\n")
+	if !t.all {
+		verb := map[bool]string{true: "is", false: "are"}[n == 1]
+		where := "not in all runs"
+		if t.pair() {
+			where = "in only one run"
+		}
+		t.wrapped("", fmt.Sprintf("%s series %s %s. To list all series: --all", units.Count(n), verb, where))
+		return
+	}
+	t.WriteString("Not measured by all\n")
 	for i := range t.Rows {
 		r := &t.Rows[i]
+		if r.Verdict != compare.Missing {
+			continue
+		}
 		var have, lack []string
 		for j, v := range r.Values {
 			name := plain(t.Runs[j].Name)
@@ -222,33 +341,20 @@ func (t *comparison) missing() {
 				have = append(have, name)
 			}
 		}
-		if len(lack) == 0 {
-			continue
-		}
-		if shown == maxMissingShown && !t.all {
-			left++
-			continue
-		}
-		if shown++; shown == 1 {
-			t.WriteString("\nNot measured by all\n")
-		}
 		which := "only " + strings.Join(have, ", ")
 		if len(lack) < len(have) {
 			which = "not " + strings.Join(lack, ", ")
 		}
 		t.wrapped("  ", fmt.Sprintf("%s %s: %s", plain(r.Bench), rowText(r), which))
 	}
-	if left > 0 {
-		t.wrapped("  ", fmt.Sprintf("and %s (--all shows them)", units.Things(left, "other", "others")))
-	}
 }
 
 // hosts writes for each host in how many series it is out of line.
 func (t *comparison) hosts() {
 	for _, h := range t.Hosts {
-		text := fmt.Sprintf("in line in all of %s", units.Things(h.Series, "series", "series"))
+		text := fmt.Sprintf("in line in %s", units.Things(h.Series, "series", "series"))
 		if h.OutOfLine > 0 {
-			text = fmt.Sprintf("out of line in %d of %s, for the worse in %d", h.OutOfLine, units.Things(h.Series, "series", "series"), h.Worse)
+			text = fmt.Sprintf("out of line in %d of %s, worse in %d", h.OutOfLine, units.Things(h.Series, "series", "series"), h.Worse)
 		}
 		if h.Farthest != nil {
 			r := &t.Rows[*h.Farthest]
@@ -261,52 +367,40 @@ func (t *comparison) hosts() {
 	}
 }
 
-// conclude says what it comes to, in sentences.
-func (t *comparison) conclude(common int) {
-	n := map[compare.Verdict]int{}
-	for i := range t.Rows {
-		n[t.Rows[i].Verdict]++
+// counts writes how many series do not differ.
+func (t *comparison) counts(n map[compare.Verdict]int) {
+	limit := units.Share(t.Threshold)
+	if t.Threshold < 0.0995 {
+		limit = fmt.Sprintf("%g%%", math.Round(1e4*t.Threshold)/100)
 	}
-	if t.Verdict == compare.Simulated {
-		t.wrapped("", fmt.Sprintf("Of %s: no verdict. A run is of the simulated GPU, whose copies take the time of the host's processors: such runs differ by what else the host does, and never by a GPU or a link.", units.Things(common, "series", "series")))
-		return
+	rows := [][2]string{
+		{string(compare.Same), "within " + limit},
+		{string(compare.Unclear), "the difference is within what runs of one machine show"},
+		{string(compare.Untested), "too few samples"},
 	}
-	limit := fmt.Sprintf("%g%%", math.Round(1e4*t.Threshold)/100)
-	var said []string
-	count := func(v compare.Verdict, format string) {
-		if n[v] > 0 {
-			said = append(said, fmt.Sprintf(format, n[v]))
+	if !t.pair() {
+		rows = [][2]string{{string(compare.Same), "within " + limit + " or the scatter of the hosts"}, {string(compare.Divided), "the hosts differ, and none stands out"}}
+	}
+	rows = slices.DeleteFunc(rows, func(r [2]string) bool { return n[compare.Verdict(r[0])] == 0 })
+	if len(rows) > 0 {
+		t.WriteString("\n")
+	}
+	for _, r := range rows {
+		label := fmt.Sprintf("  %-9s %5s   ", r[0], units.Count(n[compare.Verdict(r[0])]))
+		for _, line := range wrap(r[1], t.width-len(label)) {
+			t.WriteString(label + line + "\n")
+			label = strings.Repeat(" ", len(label))
 		}
 	}
-	if t.pair() {
-		count(compare.Worse, "%d worse in b")
-		count(compare.Better, "%d better in b")
-		count(compare.Different, "%d different")
-		count(compare.Unclear, "%d unclear (the medians differ by no more than runs of one machine may)")
-		count(compare.Untested, "%d untested (the medians differ, and there are too few samples to be sure)")
-		count(compare.Same, "%d the same within "+strings.ReplaceAll(limit, "%", "%%"))
-		t.wrapped("", fmt.Sprintf("Of %s: %s.", units.Things(common, "series", "series"), strings.Join(said, ", ")))
-		if t.Rows[0].Source != "" {
-			t.sources()
-			return
-		}
-		t.wrapped("", "What is worse or better differs by more than runs of one machine do: of a hundred comparisons of such runs one says so. What is unclear may become clear with more runs of each side, one after the other in a file.")
-		return
-	}
-	count(compare.Worse, "%d with a host out of line for the worse")
-	count(compare.Different, "%d with a host out of line")
-	count(compare.Better, "%d with a host out of line for the better")
-	count(compare.Divided, "%d in which the hosts are divided, so that none stands out: which of them are right is not decided")
-	count(compare.Same, "%d in line within "+strings.ReplaceAll(limit, "%", "%%")+" or the hosts' scatter")
-	t.wrapped("", fmt.Sprintf("Of %s of %d hosts: %s.", units.Things(common, "series", "series"), len(t.Hosts), strings.Join(said, ", ")))
 }
 
-// sources writes of which series there is no reference, and where the others are from.
+// sources writes how many series have no reference, and the sources of the others.
 func (t *comparison) sources() {
+	t.WriteString("\n")
 	if t.Unjudged > 0 {
-		t.wrapped("", fmt.Sprintf("Of %s the reference says nothing.", units.Things(t.Unjudged, "other", "others")))
+		t.wrapped("", units.Things(t.Unjudged, "other series has", "other series have")+" no reference.")
 	}
-	t.WriteString("The reference is from\n")
+	t.WriteString("Reference\n")
 	var written []string
 	for i := range t.Rows {
 		if source := plain(t.Rows[i].Source); !slices.Contains(written, source) {
@@ -347,12 +441,12 @@ func rowText(r *compare.Row) string {
 	return strings.Join(parts, ", ")
 }
 
-// percent formats a change: +1.2 %, and 0.0 % for less than half of 0.1.
+// percent formats a change: +1.2%, -25%, and 0% for less than half of 0.1%.
 func percent(v float64) string {
 	if math.Abs(v) < 0.0005 {
-		return "0.0 %"
+		return "0%"
 	}
-	if math.Abs(v) >= 9.995 {
+	if math.Abs(v) >= 0.0995 {
 		return fmt.Sprintf("%+.0f%%", 100*v)
 	}
 	return fmt.Sprintf("%+.1f%%", 100*v)

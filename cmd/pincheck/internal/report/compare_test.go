@@ -79,6 +79,39 @@ func TestComparisons(t *testing.T) {
 	assert.Error(t, WriteComparison(full{}, madeUp(t, 1, 2), testTool, Text, Style{Width: 80}, false))
 }
 
+// The first line has the verdict, and names what stands out.
+func TestComparisonsBeginWithTheVerdict(t *testing.T) {
+	t.Parallel()
+	two := madeUp(t, 55.4, 41.5)
+	for i := range two.Rows {
+		if r := &two.Rows[i]; r.Verdict == compare.Same {
+			r.Labels = r.Labels.With(result.Device, "1")
+		}
+	}
+	unclear := madeUp(t, 55.4, 55.4)
+	unclear.Rows[0].Verdict, unclear.Rows[1].Verdict = compare.Unclear, compare.Untested
+	different := madeUp(t, 55.4, 55.4)
+	different.Rows[0].Verdict = compare.Different
+	mixed := madeUp(t, 55.4, 41.5)
+	mixed.Rows[0].Verdict = compare.Better
+	for want, c := range map[string]*compare.Comparison{
+		"Worse: 2 of 5 series, all on GPU 0, by up to 25%.\n":                          two,
+		"Worse: 2 of 5 series, by up to 25%; 1 better.\n":                              mixed,
+		"Better: 2 of 5 series, and none is worse.\n":                                  madeUp(t, 41.5, 55.4),
+		"Different: 1 of 5 series, in which neither direction is better.\n":            different,
+		"No significant difference: 0 of 5 shared series are better or worse.\n":       unclear,
+		"No significant difference: all 4 hosts are in line in 5 series.\n":            madeUp(t, 55.4, 55.3, 55.4, 55.5),
+		"Worse: 2 of 9 hosts are out of line.\n":                                       madeUp(t, 55.4, 55.3, 55.4, 55.5, 55.4, 55.3, 55.2, 41.5, 30),
+		"Different: a host is out of line in 2 of 5 series, and none for the worse.\n": madeUp(t, 55.4, 55.3, 55.4, 55.5, 70),
+	} {
+		var b bytes.Buffer
+		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{}, false))
+		line, _, _ := strings.Cut(b.String(), "\n")
+		assert.Equal(t, want, line+"\n")
+		assert.Equal(t, c == unclear, strings.Contains(b.String(), "To resolve unclear and untested series, add runs of each side to its file.\n"))
+	}
+}
+
 func TestComparisonWithAReference(t *testing.T) {
 	t.Parallel()
 	c := madeUp(t, 55.4, 41.5)
