@@ -280,13 +280,17 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 	head := all[0].Labels.Get(p.heads)
 	type category struct{ head, x string }
 	places := map[category]int{}
-	traces := map[trace2]int{}
+	type kind struct {
+		name, class string
+		hollow      bool
+	}
+	traces, values := map[kind]int{}, map[category]float64{}
 	for _, s := range all {
 		direction, x, gpu := s.Labels.Get(result.Direction), category{s.Labels.Get(p.heads), s.Labels.Get(p.x)}, -1
 		if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && len(gpus) > 0 {
 			gpu = slices.Index(gpus, n)
 		}
-		key := trace2{name: s.Labels.Get(p.by)}
+		key := kind{name: s.Labels.Get(p.by)}
 		key.class = colors[key.name]
 		switch {
 		case len(d.groups) > 1:
@@ -294,7 +298,7 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 			if g < 0 || direction != result.HostToDevice || len(d.groups) > 4 && g > 0 && g < len(d.groups)-3 {
 				continue
 			}
-			key, what = trace2{name: gpuNames(d.groups[g].gpus), class: "low wrn"}, "to GPU"
+			key, what = kind{name: gpuNames(d.groups[g].gpus), class: "low wrn"}, "to GPU"
 			if g == 0 {
 				key.class = "weak"
 			}
@@ -321,7 +325,7 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 		i, known := traces[key]
 		if !known {
 			i, traces[key] = len(d.Traces), len(d.Traces)
-			d.Traces = append(d.Traces, trace{Name: traceName(p.by, key.name), Class: key.class, Hollow: key.hollow})
+			d.Traces = append(d.Traces, trace{Name: nameOf(p.by, key.name), Class: key.class, Hollow: key.hollow})
 		}
 		v := point{Y: s.Median, Low: min(s.Min, s.Median), High: max(s.Max, s.Median)}
 		if lines {
@@ -332,7 +336,9 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 					return what, gpus
 				}
 			}
-			v.X = float64(places[x])
+			if v.X = float64(places[x]); values[x] == 0 { // those of the first color sort
+				values[x] = s.Median
+			}
 		}
 		d.Traces[i].add(v)
 	}
@@ -343,14 +349,14 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 		if p.x == result.Device { // GPUs have an order
 			return cmp.Compare(places[a], places[b])
 		}
-		return cmp.Or(cmp.Compare(b2i(a.head != head), b2i(b.head != head)), strings.Compare(a.head, b.head), cmp.Compare(d.at(places[b]), d.at(places[a])), cmp.Compare(places[a], places[b]))
+		return cmp.Or(cmp.Compare(b2i(a.head != head), b2i(b.head != head)), strings.Compare(a.head, b.head), cmp.Compare(values[b], values[a]), cmp.Compare(places[a], places[b]))
 	})
 	moved := make([]float64, len(order))
 	for i, c := range order {
 		moved[places[c]] = float64(i)
 		d.Names = append(d.Names, nameOf(p.x, c.x))
 		if d.Heads = append(d.Heads, ""); i == 0 || c.head != order[i-1].head {
-			d.Heads[i] = headText(c.head)
+			d.Heads[i] = nameOf(p.heads, c.head)
 		}
 	}
 	for _, t := range d.Traces {
@@ -359,24 +365,6 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 		}
 	}
 	return what, gpus
-}
-
-// trace2 tells traces apart.
-type trace2 struct {
-	name, class string
-	hollow      bool
-}
-
-// at returns the value of a category: of its first trace.
-func (d *drawn) at(x int) float64 {
-	for _, t := range d.Traces {
-		for _, p := range t.Points {
-			if int(p.X) == x {
-				return p.Y
-			}
-		}
-	}
-	return 0
 }
 
 // add adds a point. Of several at one place the fastest counts.
@@ -402,20 +390,6 @@ func nameOf(key, value string) string {
 	return cmp.Or(named[value], labelText(result.Label{Key: key, Value: value}))
 }
 
-func traceName(key, value string) string {
-	if key == "" {
-		return ""
-	}
-	return nameOf(key, value)
-}
-
-func headText(value string) string {
-	if value == "" {
-		return ""
-	}
-	return nameOf("", value)
-}
-
 // condition formats a label so that it is understood alone: 4 workers, 64 MiB.
 func condition(key, value string) string {
 	text := labelText(result.Label{Key: key, Value: value})
@@ -433,7 +407,10 @@ func rateName(unit, things string) string {
 // viewTable returns a view as a table: medians, and where samples differ by more than 5% their range. Series that have
 // hardly a row or column in common are listed.
 func viewTable(v result.View, all []*result.Series) sheet {
-	t := sheet{Caption: prose(joined(v.Title, unitText(all[0].Unit))), Text: 1}
+	t, text := sheet{Caption: prose(joined(v.Title, unitText(all[0].Unit))), Text: 1}, value
+	if slices.ContainsFunc(all, func(s *result.Series) bool { return s.Unit != all[0].Unit }) {
+		t.Caption, text = prose(v.Title), measured
+	}
 	g := newGrid(all, v)
 	if v.Series == restOf || len(g.rows)*len(g.columns) > sparse*len(all) {
 		t.Head = []string{"Series", "Median"}
@@ -449,17 +426,10 @@ func viewTable(v result.View, all []*result.Series) sheet {
 	for i, label := range g.rows {
 		row := []cell{{Text: prose(clip(labelText(label), 80))}}
 		for j := range g.columns {
-			row = append(row, seriesCell(g.cells[[2]int{i, j}], value))
+			row = append(row, seriesCell(g.cells[[2]int{i, j}], text))
 		}
 		t.Rows = append(t.Rows, row)
 	}
-	var known []string
-	for _, s := range all {
-		if e := s.Expected; e != nil && len(known) < 4 && !slices.Contains(known, value(s.Unit, e.Value)) {
-			known = append(known, value(s.Unit, e.Value))
-		}
-	}
-	t.Caption += prefixed(". Reference: ", strings.Join(known, ", "))
 	return t
 }
 

@@ -86,11 +86,7 @@ func fleetPage(all []*Result) webPage {
 	if medians[0] > 0 && medians[1] > 0 {
 		d.Verdict.Lede = prose(joinedWith(". ", d.Verdict.Lede, fmt.Sprintf("The median host copies %s to each GPU and %s back.", units.Rate(medians[0]), units.Rate(medians[1]))))
 	}
-	when := stamp(first)
-	if stamp(last) != when {
-		when = joinedWith(" to ", strings.TrimSuffix(when, " UTC"), stamp(last))
-	}
-	d.Over, d.Foot = nonEmpty("Fleet", units.Things(len(all), "result", "results")+", "+units.Things(gpus, "GPU", "GPUs"), when, "pincheck report"), footText(all[0])
+	d.Over, d.Foot = nonEmpty("Fleet", units.Things(len(all), "result", "results")+", "+units.Things(gpus, "GPU", "GPUs"), joinedWith(" to ", nonEmpty(slices.Compact([]string{stamp(first), stamp(last)})...)...), "pincheck report"), footText(all[0])
 	across := block{ID: "across", Title: "Across the fleet", Figures: spread(rows, medians)}
 	if t := differing(rows); len(t.Rows) > 0 {
 		across.Tables = []sheet{t}
@@ -179,9 +175,7 @@ func spread(rows []hostRow, medians []float64) []figure {
 	}
 	others := trace{Class: "weak"}
 	c := chart{Names: []string{"To GPU", "From GPU"}, Unit: units.Unit{Factor: 1, Name: "GB/s"}, Traces: []trace{others}}
-	f := figure{ID: "spread", What: "GB/s of each host's slowest GPU, pinned memory. Dots: hosts. Dashed: median of the fleet.",
-		Table: sheet{Caption: "Hosts more than 5% below the median, GB/s", Text: 1, Head: []string{"Host", "To GPU", "From GPU"},
-			Rows: [][]cell{{{Text: "median"}, {Text: units.Number(medians[0], 3)}, {Text: units.Number(medians[1], 3)}}}}}
+	f := figure{ID: "spread", What: "GB/s of each host's slowest GPU, pinned memory. Dots: hosts. Dashed: median of the fleet. The table of hosts has the values."}
 	slow, rest := 0, 0.0
 	for _, h := range rows {
 		for j, v := range h.rates {
@@ -197,10 +191,7 @@ func spread(rows []hostRow, medians []float64) []figure {
 				}
 			}
 		}
-		if h.loss > outlier {
-			slow++
-			f.Table.Rows = append(f.Table.Rows, []cell{{Links: []link{{h.ID, h.Host}}}, {Text: cmp.Or(h.Rates[0].Fig, "–")}, {Text: cmp.Or(h.Rates[1].Fig, "–")}})
-		}
+		slow += b2i(h.loss > outlier)
 	}
 	within := inPercent(math.Ceil(100*rest) / 100)
 	f.Title = fmt.Sprintf("All hosts copy within %s of the median", within)

@@ -447,12 +447,6 @@ func fieldsOf(r *Result) (out []field) {
 	add("GPUs", joinedWith("; ", joined(gpuModels(r), eachGPU(r, ", ", func(d *doctor.Device) string {
 		return joined(map[bool]string{true: units.Bytes(d.MemoryTotal)}[d.MemoryTotal > 0], prefixed("compute capability ", d.ComputeCapability))
 	})), prefixed("PCI ", eachGPU(r, ", ", func(d *doctor.Device) string { return d.PCIBusID }))))
-	add("MIG", eachGPU(r, ", ", func(d *doctor.Device) string {
-		if strings.HasPrefix(d.UUID, "MIG-") || d.Health != nil && d.Health.MIG != nil && *d.Health.MIG {
-			return fmt.Sprintf("GPU %d is an instance, or divided into some", d.Ordinal)
-		}
-		return ""
-	}))
 	add("Link", eachGPU(r, "; ", func(d *doctor.Device) string { return strings.TrimPrefix(linkText(d.Link), "link ") }))
 	if r.Facts != nil && r.Host != nil {
 		add("CPU and memory", machineText(r.Host))
@@ -521,16 +515,11 @@ func foldsOf(r *Result) (out []fold) {
 func tablesOf(b *result.Bench) (out []sheet) {
 	shown := map[*result.Series]bool{}
 	for _, v := range b.Views {
-		units := map[result.Unit][]*result.Series{}
-		var order []result.Unit
-		for _, s := range b.Select(v) {
-			if shown[s] = true; units[s.Unit] == nil {
-				order = append(order, s.Unit)
+		if all := b.Select(v); len(all) > 0 {
+			out = append(out, viewTable(v, all))
+			for _, s := range all {
+				shown[s] = true
 			}
-			units[s.Unit] = append(units[s.Unit], s)
-		}
-		for _, u := range order {
-			out = append(out, viewTable(v, units[u]))
 		}
 	}
 	var rest []*result.Series

@@ -2,7 +2,6 @@ package report
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -281,7 +280,7 @@ func drawDots(c chart, medians []float64) *plot {
 
 // describe says in words what a chart shows, for readers who do not see it.
 func (c *chart) describe() string {
-	var parts []string
+	parts := []string{c.Unit.Name}
 	for _, t := range c.Traces {
 		var values []string
 		for _, p := range t.Points[:min(len(t.Points), maxBars)] {
@@ -296,9 +295,9 @@ func (c *chart) describe() string {
 		parts = append(parts, joinedWith(": ", t.Name, strings.Join(values, ", ")))
 	}
 	if c.Level != nil {
-		parts = append(parts, fmt.Sprintf("%s: %s", c.Level.Text, c.number(c.Level.Y)))
+		parts = append(parts, c.Level.Text+" "+c.number(c.Level.Y))
 	}
-	return joinedWith(". ", c.Unit.Name, strings.Join(parts, "; ")) + "."
+	return joinedWith("; ", parts...) + "."
 }
 
 // roundStep returns the next of 1, 2, 2.5 and 5 times a power of ten.
