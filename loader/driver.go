@@ -34,12 +34,17 @@ type driver struct {
 	released []*slot    // slots that are not in free yet
 	starving bool       // workers wait for a slot: release makes a request
 
-	epoch        *epoch
-	free         []*slot       // in memory order; the GPU may still use them
-	held         []*slot       // filled, in the order of their batches' numbers
-	maxHold      time.Duration // the longest that a batch is held
-	waited       bool          // the held batches are due when holding is false
-	before, last cudart.Point  // ends of the last two copies
+	epoch   *epoch
+	free    []*slot       // in memory order; the GPU may still use them
+	held    []*slot       // filled, in the order of their batches' numbers
+	maxHold time.Duration // the longest that a batch is held
+	waited  bool          // the held batches are due when holding is false
+	copied
+}
+
+// The copies that the driver has queued.
+type copied struct {
+	before, last cudart.Point // ends of the last two
 	copies       int
 	meter        meter
 }

@@ -29,20 +29,31 @@ type epoch struct {
 
 	handed chan claim // to workers that wait for a block
 
-	failure  atomic.Pointer[failure] // errDrained at the end
-	failed   chan struct{}           // has a token after a change of failure
-	draining atomic.Bool             // all batches are delivered
-
-	// Guarded by driver.mu.
-	waiting      int  // number of workers that wait for a block
-	stopped      bool // the loop has ended: no worker may wait
-	allPublished bool // no block follows: there is no other batch, or an error comes before it
+	epochEnd
+	publishing
+	delivery
 
 	// Of the goroutine that drives.
 	last *block
 	next int // first batch that is in no block
+}
 
-	// Of the loop.
+// An epochEnd is how far the end of an epoch has come.
+type epochEnd struct {
+	failure  atomic.Pointer[failure] // errDrained at the end
+	failed   chan struct{}           // has a token after a change of failure
+	draining atomic.Bool             // all batches are delivered
+}
+
+// The publishing of an epoch's blocks. It is guarded by driver.mu.
+type publishing struct {
+	waiting      int  // number of workers that wait for a block
+	stopped      bool // the loop has ended: no worker may wait
+	allPublished bool // no block follows: there is no other batch, or an error comes before it
+}
+
+// The delivery of an epoch's batches belongs to the loop.
+type delivery struct {
 	got       batchSet      // batches that are delivered or done
 	early     map[int]*slot // batches that arrived before their turn
 	consuming bool          // the loop is in phase consuming: also between batches, unless it waits
@@ -69,8 +80,10 @@ type loop struct {
 func newEpoch(l *Loader, number int, done batchSet) *epoch {
 	n := len(l.slots)
 	e := &epoch{
-		l: l, number: number, done: done, got: slices.Clone(done), last: new(block), early: make(map[int]*slot),
-		filled: make(chan *slot, n), arrived: make(chan *slot, n), failed: make(chan struct{}, 1), handed: make(chan claim, l.o.Workers),
+		l: l, number: number, done: done, last: new(block),
+		filled: make(chan *slot, n), arrived: make(chan *slot, n), handed: make(chan claim, l.o.Workers),
+		epochEnd: epochEnd{failed: make(chan struct{}, 1)},
+		delivery: delivery{got: slices.Clone(done), early: make(map[int]*slot)},
 	}
 	e.allPublished = e.ends()
 	e.current.Store(e.last)

@@ -97,10 +97,12 @@ type windows struct {
 	after  cudart.Point        // the GPU may use stale before it
 	err    error               // of the last change: the epoch ends before window first+len(files)
 
-	// Of queue: the place of each sample's shard in the windows, its number in the shard, and the
-	// end of each shard in the lists.
-	places, numbers, ends []int
+	sampleLists
 }
+
+// The sampleLists are memory of queue: the place of each sample's shard in the windows, its number in the shard, and the
+// end of each shard in the lists.
+type sampleLists struct{ places, numbers, ends []int }
 
 // A change closes files, and then registers the shards of a window.
 type change struct {
