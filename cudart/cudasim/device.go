@@ -23,6 +23,11 @@ type device struct {
 	legacy    *stream
 	perThread map[uint64]*stream
 
+	engines
+}
+
+// The engines of a device do its copies and kernels.
+type engines struct {
 	toDevice, toHost, onDevice engine
 	linkCopies                 int // for DeviceConfig.LinkShare
 }

@@ -69,15 +69,17 @@ type operation struct {
 	event   *record // that it waits for, or nil
 	uses    []*block
 
-	move     func() cudart.Code // moves the data, without mu
-	host     uintptr            // host function that it calls, or 0
-	hostData uintptr
-	record   *record // that it completes, or nil
-	finish   func()  // runs with mu when it is done
+	move   func() cudart.Code // moves the data, without mu
+	host   hostCall
+	record *record // that it completes, or nil
+	finish func()  // runs with mu when it is done
 
 	fail failure     // how it is to fail
 	code cudart.Code // how it ended
 }
+
+// A hostCall is a call of a host function, none if fn is 0.
+type hostCall struct{ fn, data uintptr }
 
 // A mark is a place in a stream.
 type mark struct {
@@ -348,7 +350,7 @@ func (st *stream) do(o *operation) {
 		o.code = o.fail.code
 		st.dev.broken = o.code
 		st.dev.sim.wakeAll()
-	case o.host != 0:
+	case o.host.fn != 0:
 		st.callHost(o)
 	case o.move != nil:
 		st.dev.sim.runMove(o)
@@ -401,7 +403,7 @@ func (st *stream) callHost(o *operation) {
 	s.hostClock = max(s.hostClock, st.clock.virtual)
 	t.inHost = true
 	s.mu.Unlock()
-	callHostFunction(o.host, o.hostData)
+	callHostFunction(o.host.fn, o.host.data)
 	s.mu.Lock()
 	t.inHost = false
 }
@@ -584,7 +586,7 @@ func (c *call) launchHostFunc() cudart.Code {
 	case c.ptr(1) == 0:
 		return cudart.ErrInvalidValue
 	}
-	return c.enqueue(st, &operation{host: c.ptr(1), hostData: c.ptr(2)})
+	return c.enqueue(st, &operation{host: hostCall{c.ptr(1), c.ptr(2)}})
 }
 
 // pendingOperations needs mu.
