@@ -34,16 +34,21 @@ type ring struct {
 	maxChunk  int // units
 	extension extension
 
-	mu          sync.Mutex
-	free        []bool          // by unit, the extension's included
-	used        [directions]int // units
-	usedSlow    int             // units of slow copies
-	inFlight    []*extent       // in the order of release
+	mu       sync.Mutex
+	free     []bool          // by unit, the extension's included
+	used     [directions]int // units
+	usedSlow int             // units of slow copies
+	inFlight []*extent       // in the order of release
+	quarantineState
+	polling bool      // a goroutine polls extents in flight
+	waiters []*waiter // in the order in which they began to wait
+}
+
+// A quarantineState has the extents of a ring whose streams do not respond.
+type quarantineState struct {
 	quarantined []*extent
-	lost        int       // units of the quarantined extents
-	lostWhy     error     // of the extent that was quarantined last
-	polling     bool      // a goroutine polls extents in flight
-	waiters     []*waiter // in the order in which they began to wait
+	lost        int   // units of them
+	lostWhy     error // of the one that came last
 }
 
 // A ringSize is the size of a ring's parts, in bytes.
