@@ -72,7 +72,7 @@ func TestTroublesMadeOnPurpose(t *testing.T) {
 		{name: "THP off", id: "thp_off", code: exitOK, seen: "never", machine: with("thp-never", gpu(cudasim.Link{}))},
 		{name: "a link at half width", id: "narrow_link", device: true, code: exitWarnings, seen: "current_link_width is 8",
 			machine: with("h200-vm-x8", gpu(cudasim.Link{HostToDevice: cudasim.Speed{Rate: 27}, DeviceToHost: cudasim.Speed{Rate: 27}}))},
-		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "device to host",
+		{name: "a slow direction", id: "slow_copies", device: true, code: exitProblems, seen: "From GPU 20.0 GB/s",
 			machine: with("h200-vm", gpu(cudasim.Link{DeviceToHost: cudasim.Speed{Rate: 20}}))},
 		{name: "a stalled call", id: "driver_hangs", code: exitInterrupted, device: true, seen: "had not returned", stalls: "cudaMemcpyAsync"},
 		{name: "corrupted bytes", id: "wrong_bytes", device: true, code: exitProblems, seen: "bytes wrong",

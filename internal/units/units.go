@@ -5,7 +5,7 @@
 //	ExactBytes  the same for errors          64 KiB, 150123454464 B (139.8 GiB)
 //	Data        data that was copied         31.2 GB
 //	Rate        GB/s, 1 GB = 1e9 B           55.4 GB/s
-//	Seconds     a time, also as Duration     6.42 µs, 2.50 s, 1m40s
+//	Seconds     a time, also as Duration     6.42 µs, 2.50 s, 1 min 40 s
 //	Share       a part of a whole            98%, 0.3%
 //	Times       a factor                     8.1 times
 //	Count       a number of things           27,336,821
@@ -66,12 +66,20 @@ func Data(n int) string {
 // Rate formats a rate in GB/s, with three digits or all before the point: 55.4 GB/s.
 func Rate(gbPerSecond float64) string { return joined(Number(gbPerSecond, 3), "GB/s") }
 
-// Seconds formats a time in seconds with three digits, from nanoseconds on: 6.42 µs. From
-// 100 seconds on it is in whole seconds: 1m40s, 2h0m0s.
+// Seconds formats a time in seconds with three digits, from nanoseconds on: 6.42 µs. From a
+// minute on it is in whole seconds, and from an hour on in whole minutes: 1 min 40 s, 2 h 5 min.
 func Seconds(s float64) string {
-	const longest = 1e9 // a time.Duration holds nine times as much
-	if a := math.Abs(s); a >= 99.95 && a < longest {
-		return time.Duration(math.Round(s) * 1e9).String()
+	const longest = 1e9
+	if a := math.Abs(s); a >= 59.95 && a < longest {
+		sign := ""
+		if s < 0 {
+			sign = "-"
+		}
+		if whole := int(math.Round(a)); whole < 3600 {
+			return fmt.Sprintf("%s%d min %d s", sign, whole/60, whole%60)
+		}
+		minutes := int(math.Round(a / 60))
+		return fmt.Sprintf("%s%d h %d min", sign, minutes/60, minutes%60)
 	}
 	u := Time.Unit(s, 3)
 	return joined(Number(s/u.Factor, 3), u.Name)

@@ -114,15 +114,15 @@ func TestSeconds(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[float64]string{
 		0: "0 s", 1e-12: "0.00100 ns", 1e-9: "1.00 ns", 62e-9: "62.0 ns", 999.6e-9: "1.00 µs", 6.42e-6: "6.42 µs", 999.4e-6: "999 µs", 0.9996: "1.00 s", 0.0125: "12.5 ms",
-		1.5: "1.50 s", 59.96: "60.0 s", 99.94: "99.9 s", 99.96: "1m40s", 100: "1m40s", 119.6: "2m0s", 3599.6: "1h0m0s", 7322: "2h2m2s", 1e9: "1,000,000,000 s",
-		-6.42e-6: "-6.42 µs", -150: "-2m30s", math.Inf(1): "–", math.MaxFloat64: "1.8e+308 s",
+		1.5: "1.50 s", 59.94: "59.9 s", 59.96: "1 min 0 s", 100: "1 min 40 s", 119.6: "2 min 0 s", 3599.4: "59 min 59 s", 3599.6: "1 h 0 min", 7322: "2 h 2 min", 1e9: "1,000,000,000 s",
+		-6.42e-6: "-6.42 µs", -150: "-2 min 30 s", math.Inf(1): "–", math.MaxFloat64: "1.8e+308 s",
 	} {
 		assert.Equal(t, want, Seconds(s), s)
 	}
 	assert.Equal(t, "–", Seconds(math.NaN()))
 	for d, want := range map[time.Duration]string{
-		0: "0 s", 1: "1.00 ns", 1500: "1.50 µs", 410 * time.Millisecond: "410 ms", 1900 * time.Millisecond: "1.90 s", 75 * time.Second: "75.0 s",
-		135 * time.Second: "2m15s", 26 * time.Hour: "26h0m0s", -time.Second: "-1.00 s", math.MaxInt64: "9,223,372,037 s", math.MinInt64: "-9,223,372,037 s",
+		0: "0 s", 1: "1.00 ns", 1500: "1.50 µs", 410 * time.Millisecond: "410 ms", 1900 * time.Millisecond: "1.90 s", 75 * time.Second: "1 min 15 s",
+		135 * time.Second: "2 min 15 s", 26 * time.Hour: "26 h 0 min", -time.Second: "-1.00 s", math.MaxInt64: "9,223,372,037 s", math.MinInt64: "-9,223,372,037 s",
 	} {
 		assert.Equal(t, want, Duration(d), int64(d))
 	}

@@ -673,7 +673,7 @@ var troubles = []trouble{
 	{id: "pinning_stalls_others", change: func(f *Facts) {
 		f.Host.Memory.Available = 1 << 40
 		trial(f, pinRate(TrialCUDA, 3))
-	}, says: "6m7s"},
+	}, says: "6 min 7 s"},
 
 	{id: "weights_on_network", change: func(f *Facts) {
 		f.Host.Mounts = []hostinfo.Mount{{Point: "/", Type: "ext4"}, {Point: "/models", Type: "nfs4", Network: true}}

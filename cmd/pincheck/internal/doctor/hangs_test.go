@@ -45,11 +45,11 @@ func TestWhatDoesNotReturn(t *testing.T) {
 		},
 		"the library, for one GPU": {
 			Probe{Device: number(0), Stage: StageOpen, Detail: "its process sent nothing for 1m15s", Seconds: 75}, true,
-			"opening the CUDA library does not return", []string{"its process sent nothing for 1m15s; abandoned, 75.0 s after the examination of this GPU began"},
+			"opening the CUDA library does not return", []string{"its process sent nothing for 1m15s; abandoned, 1 min 15 s after the examination of this GPU began"},
 		},
 		"the library": {
 			Probe{Name: "cuda", Stage: StageOpen, Call: "cudaGetDeviceCount", Detail: "did not return in 1m0s", Seconds: 60}, false,
-			"cudaGetDeviceCount does not return", []string{"did not return in 1m0s; abandoned, 60.0 s after opening the CUDA library began"},
+			"cudaGetDeviceCount does not return", []string{"did not return in 1m0s; abandoned, 1 min 0 s after opening the CUDA library began"},
 		},
 		"NVML": {
 			Probe{Name: "nvml", Stage: StageNVML, Call: "nvmlInit_v2", Detail: slow, Seconds: 10}, false,

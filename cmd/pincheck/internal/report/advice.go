@@ -53,6 +53,14 @@ func sentence(s string) string {
 	return s + "."
 }
 
+// sentences are texts as sentences.
+func sentences(texts []string) (out []string) {
+	for _, text := range texts {
+		out = append(out, sentence(text))
+	}
+	return out
+}
+
 // capital gives a text a capital, unless its first word has one inside it or is a name with digits or signs.
 func capital(s string) string {
 	word, _, _ := strings.Cut(s, " ")

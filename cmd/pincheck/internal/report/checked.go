@@ -92,7 +92,7 @@ func (p *page) finding(same []doctor.Finding) {
 		}
 		p.WriteString(strings.TrimRight(p.style.paint(severityColors[f.Severity], label)+line, " ") + "\n")
 	}
-	p.details("Seen", f.Evidence...)
+	p.details("Seen", sentences(f.Evidence)...)
 	p.details("Why", f.Because())
 	p.details("Or", f.Alternatives...)
 	p.details("Test", f.Settle)

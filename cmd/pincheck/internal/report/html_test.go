@@ -280,9 +280,9 @@ func TestFindingsOfSeveralGPUsAreOne(t *testing.T) {
 	}
 	page := renderPage(t, r)
 	assert.Contains(t, page, ">GPUs 0, 1, 3: bad</h3>")
-	assert.Contains(t, page, "<p>GPU 0: x</p><p>GPU 1: xy</p><p>GPU 3: xyz</p>")
+	assert.Contains(t, page, "<p>GPU 0: x.</p><p>GPU 1: xy.</p><p>GPU 3: xyz.</p>")
 	assert.Contains(t, page, ">GPU 1: worse</h3>")
-	assert.Equal(t, 1, strings.Count(page, "<p>x</p>"), "of one GPU it needs no number")
+	assert.Equal(t, 1, strings.Count(page, "<p>X.</p>"), "of one GPU it needs no number")
 }
 
 // Titles of plots are answers, computed from what is drawn.

@@ -181,7 +181,7 @@ func cardsOf(r *Result, prefix string) (cards, notes []card) {
 	for i, same := range grouped(r.Findings) {
 		f := same[0]
 		c := card{ID: fmt.Sprintf("%s%d", prefix, i+1), Name: plain(f.ID), Title: prose(titleOf(same)), Tone: toneOf(f.Severity),
-			Seen: seen(same), Why: sentence(prose(f.Because())), Or: f.Alternatives, Settle: f.Settle, Cost: sentence(prose(f.Cost)), Do: f.Remedy}
+			Seen: sentences(seen(same)), Why: sentence(prose(f.Because())), Or: f.Alternatives, Settle: f.Settle, Cost: sentence(prose(f.Cost)), Do: f.Remedy}
 		if n := 6; len(c.Seen) > n+1 {
 			c.Seen, c.More = c.Seen[:n], c.Seen[n:]
 		}

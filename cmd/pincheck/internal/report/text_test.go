@@ -98,7 +98,7 @@ func TestTextBeginsWithTheProblem(t *testing.T) {
 		"Problem: GPU 0: copies at 54%.",
 		"",
 		"Problem  GPU 0: copies at 54%                                        slow_copies",
-		"  Seen   29.9 GB/s",
+		"  Seen   29.9 GB/s.",
 		"  Why    An IOMMU",
 		"  Cost   Half",
 		"  Do     First see:",
