@@ -77,8 +77,8 @@ func TestThePageOfSlowCopiesHasItsLimits(t *testing.T) {
 	page, ok := findings.Get("slow_copies")
 	require.True(t, ok)
 	for _, text := range []string{
-		"below " + units.Share(LowShare) + " | below " + units.Share(slowShare) + " |", "less than " + units.Share(halfShare),
-		"by more than " + units.Share(unsteady), "| the rate of `--expect-bandwidth`, instead of these | – | below it |",
+		"a warning below " + units.Share(LowShare) + ", a problem below " + units.Share(slowShare), "less than " + units.Share(halfShare),
+		"by more than " + units.Share(unsteady), "the rate of `--expect-bandwidth`, which replaces these: a problem below it",
 	} {
 		assert.Contains(t, strings.Join(strings.Fields(page.Text), " "), text)
 	}
