@@ -46,15 +46,15 @@ func TestSlowCopiesNameWhoseFigureItIs(t *testing.T) {
 		evidence string
 		severity Severity // "" for none
 	}{
-		"a row of the GPU":          {func(*Facts) {}, 47, "85% of the reference for this GPU and link", "expected (reference/nvidia-h200-pcie5-x16.json", Warning},
-		"a row of the GPU, problem": {func(*Facts) {}, 43, "78% of the reference for this GPU and link", "expected (reference/nvidia-h200-pcie5-x16.json", Problem},
+		"a row of the GPU":          {func(*Facts) {}, 47, "85% of the reference for this GPU and link", "expected (NVIDIA H200 on PCIe 5.0 x16, measured 2026-11-22)", Warning},
+		"a row of the GPU, problem": {func(*Facts) {}, 43, "78% of the reference for this GPU and link", "expected (NVIDIA H200 on PCIe 5.0 x16, measured 2026-11-22)", Problem},
 		"a row of the GPU, fast":    {func(*Facts) {}, 50, "", "", ""},
-		"a row of another GPU":      {func(f *Facts) { f.Devices[0].Name = "NVIDIA H9000" }, 47, "85% of the rate of another GPU on this link", "expected (reference/", Warning},
-		"the link's calculation":    {pcie(5), 5.5, "79% of the calculated rate of this link", "computed: ", Problem},
+		"a row of another GPU":      {func(f *Facts) { f.Devices[0].Name = "NVIDIA H9000" }, 47, "85% of the rate of another GPU on this link", "expected (H100 on PCIe 5.0 x16, cited)", Warning},
+		"the link's calculation":    {pcie(5), 5.5, "79% of the calculated rate of this link", ", computed)", Problem},
 		"the flag":                  {func(f *Facts) { f.ExpectedRate = 60 }, 54, "90% of the 60.0 GB/s of --expect-bandwidth", "--expect-bandwidth is 60.0 GB/s", Problem},
 		"the flag, nearly":          {func(f *Facts) { f.ExpectedRate = 55 }, 54.8, "of the 55.0 GB/s of --expect-bandwidth", "--expect-bandwidth is 55.0 GB/s", Problem},
 		"the flag, met":             {func(f *Facts) { f.ExpectedRate = 20 }, 20, "", "", ""},
-		"the bridge above":          {func(f *Facts) { f.Devices[0].Link.Bottleneck = &Upstream{Rate: 31.5} }, 20, "75% of what the bridge above carries", "the bridge above carries 31.5 GB/s", Problem},
+		"the bridge above":          {func(f *Facts) { f.Devices[0].Link.Bottleneck = &Upstream{Rate: 31.5} }, 20, "75% of what the bridge above carries", "expected (what the bridge above the GPU carries)", Problem},
 	} {
 		f := relink(well(t))
 		c.change(f)
