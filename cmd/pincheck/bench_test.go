@@ -92,7 +92,7 @@ func TestBench(t *testing.T) {
 	t.Parallel()
 	got := call(t, benches(t, none), "bench", "memory", "bandwidth", "--format", "json")
 	assert.Equal(t, exitOK, got.code, got.stdout)
-	assert.Contains(t, got.stderr, "bandwidth: about ")
+	assert.Contains(t, got.stderr, "2 experiments: about ")
 	assert.Contains(t, got.stderr, ", at most 1 MiB pinned\n")
 	r, err := report.Read([]byte(got.stdout))
 	require.NoError(t, err)

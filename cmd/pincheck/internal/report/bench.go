@@ -33,12 +33,12 @@ func (p *page) benchPage(r *Result) {
 		p.experiments(r, first)
 	}
 	if p.style.Verbose {
+		if alone {
+			p.bench(first)
+		}
 		if r.Facts != nil {
 			p.gap()
 			p.machine(r)
-		}
-		for i := range r.Benches {
-			p.bench(&r.Benches[i])
 		}
 	}
 	if len(r.Errors) > 0 {
@@ -75,11 +75,18 @@ func (p *page) more(r *Result, alone bool) {
 	}
 }
 
-// experiments writes for each experiment its answer and its key figures. The first answer of one has been written.
+// experiments writes for each experiment its answer and its key figures, or all of it if the style is verbose. The first
+// answer of one may have been written.
 func (p *page) experiments(r *Result, written *result.Bench) {
-	p.gap()
+	if len(r.Benches) > 0 && !p.style.Verbose {
+		p.gap()
+	}
 	for i := range r.Benches {
 		b := &r.Benches[i]
+		if p.style.Verbose {
+			p.bench(b)
+			continue
+		}
 		answer := ""
 		switch {
 		case b == written && len(b.Answers) > 1:

@@ -16,24 +16,35 @@ type Estimate struct {
 	Pinned, Pageable, Device, Disk int
 }
 
-// WriteEstimates writes a line an experiment. It ignores errors of writing, as Progress
-// does.
+// WriteEstimates writes a line: the time of all experiments, and the most memory that any of them takes. It ignores
+// errors of writing, as Progress does.
 func WriteEstimates(w io.Writer, all []Estimate) {
-	for _, e := range all {
-		var parts []string
-		for _, p := range []struct {
-			n    int
-			what string
-		}{{e.Pinned, "pinned"}, {e.Pageable, "pageable"}, {e.Device, "on each GPU"}, {e.Disk, "on disk"}} {
-			if p.n > 0 {
-				parts = append(parts, units.Bytes(p.n)+" "+p.what)
-			}
-		}
-		if len(parts) == 0 {
-			parts = []string{"no memory to speak of"}
-		}
-		fmt.Fprintf(w, "%s: about %s, at most %s\n", plain(e.Name), units.Duration(e.Time), strings.Join(parts, ", "))
+	if len(all) == 0 {
+		return
 	}
+	sum := Estimate{Name: plain(all[0].Name)}
+	for _, e := range all {
+		sum.Time += e.Time
+		sum.Pinned, sum.Pageable = max(sum.Pinned, e.Pinned), max(sum.Pageable, e.Pageable)
+		sum.Device, sum.Disk = max(sum.Device, e.Device), max(sum.Disk, e.Disk)
+	}
+	if len(all) > 1 {
+		sum.Name = units.Things(len(all), "experiment", "experiments")
+	}
+	var parts []string
+	for _, p := range []struct {
+		n    int
+		what string
+	}{{sum.Pinned, "pinned"}, {sum.Pageable, "pageable"}, {sum.Device, "on each GPU"}, {sum.Disk, "on disk"}} {
+		if p.n > 0 {
+			parts = append(parts, units.Bytes(p.n)+" "+p.what)
+		}
+	}
+	memory := ""
+	if len(parts) > 0 {
+		memory = ", at most " + joined(parts...)
+	}
+	fmt.Fprintf(w, "%s: about %s%s\n", sum.Name, units.Duration(sum.Time), memory)
 }
 
 // WriteList writes names with their descriptions beside them, or below where the line is

@@ -78,14 +78,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 	if r.Facts != nil {
 		p.devices(r)
 	}
-	if len(r.Benches) > 0 && !s.Verbose {
-		p.experiments(r, nil)
-	}
-	for i := range r.Benches {
-		if s.Verbose {
-			p.bench(&r.Benches[i])
-		}
-	}
+	p.experiments(r, nil)
 	if s.Verbose {
 		p.findings(notes)
 	} else {

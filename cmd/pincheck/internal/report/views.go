@@ -178,40 +178,19 @@ func (p *page) view(b *result.Bench, v result.View, indent int, shown map[*resul
 	}
 }
 
+// A plotLine is a line of a plot.
+type plotLine struct{ name, chart, value string }
+
 // plot draws the columns of a grid over its rows where those are numbers, and bars
 // otherwise. One value has no plot.
 func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 	if greatest <= 0 || len(g.cells) < 2 {
 		return
 	}
-	type line struct{ name, chart, value string }
-	var lines []line
 	columns := p.width()
+	lines := g.bars(unit, greatest, max(min(columns/3, 24), 6))
 	if g.numeric() && len(g.rows) <= columns {
-		wide := min(max(columns/2/len(g.rows), 1), 3) // blocks a value
-		for j, parts := range g.columns {
-			var values []float64
-			highest := math.Inf(-1)
-			for i := range g.rows {
-				v := 0.0
-				if s := g.cells[[2]int{i, j}]; s != nil {
-					v = s.Median
-					highest = max(highest, v)
-				}
-				for range wide {
-					values = append(values, v)
-				}
-			}
-			lines = append(lines, line{joined(parts...), columnChart(values, greatest), "up to " + measured(unit, highest)})
-		}
-	} else {
-		for i, row := range g.rows {
-			for j, parts := range g.columns {
-				if s := g.cells[[2]int{i, j}]; s != nil {
-					lines = append(lines, line{joined(append([]string{labelText(row)}, parts...)...), rowChart(s.Median, greatest, max(min(columns/3, 24), 6)), measured(unit, s.Median)})
-				}
-			}
-		}
+		lines = g.charts(unit, greatest, min(max(columns/2/len(g.rows), 1), 3))
 	}
 	names, charts, values := 0, 0, 0
 	for _, l := range lines {
@@ -236,6 +215,38 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 	}
 }
 
+// charts returns a chart over the rows for each column, with so many blocks a value.
+func (g grid) charts(unit result.Unit, greatest float64, wide int) (lines []plotLine) {
+	for j, parts := range g.columns {
+		var values []float64
+		highest := math.Inf(-1)
+		for i := range g.rows {
+			v := 0.0
+			if s := g.cells[[2]int{i, j}]; s != nil {
+				v = s.Median
+				highest = max(highest, v)
+			}
+			for range wide {
+				values = append(values, v)
+			}
+		}
+		lines = append(lines, plotLine{joined(parts...), columnChart(values, greatest), "up to " + measured(unit, highest)})
+	}
+	return lines
+}
+
+// bars returns a bar for each value.
+func (g grid) bars(unit result.Unit, greatest float64, width int) (lines []plotLine) {
+	for i, row := range g.rows {
+		for j, parts := range g.columns {
+			if s := g.cells[[2]int{i, j}]; s != nil {
+				lines = append(lines, plotLine{joined(append([]string{labelText(row)}, parts...)...), rowChart(s.Median, greatest, width), measured(unit, s.Median)})
+			}
+		}
+	}
+	return lines
+}
+
 // indented writes a line to the right of the labels.
 func (p *page) indented(text string) {
 	p.WriteString(strings.TrimRight(strings.Repeat(" ", labelWidth)+text, " ") + "\n")
@@ -248,69 +259,76 @@ func pad(text string, width int) string {
 
 // figure writes a table of key figures: a line for one row, bars for many where there is room, or a table.
 func (p *page) figure(t *result.Table, indent int, bars bool) {
-	columns := make([]string, len(t.Columns))
-	for i, c := range t.Columns {
-		columns[i] = plain(c)
-	}
-	unit := t.Unit()
-	text := func(q *result.Quantity) string {
-		switch {
-		case q == nil:
-			return ""
-		case unit == "" || unit == result.PerSecond:
-			return measured(q.Unit, q.Value)
-		}
-		return value(q.Unit, q.Value)
-	}
-	title := plain(t.Title)
-	if unit == result.GBPerSecond {
-		title = joinedWith(" ", "GB/s", title)
-		if t.Only == result.Alone {
-			title = joined(plain(t.Title), "GB/s")
-		}
-	}
-	if len(t.Rows) == 0 || len(columns) == 0 {
+	if len(t.Rows) == 0 || len(t.Columns) == 0 {
 		return
 	}
-	if len(t.Rows) == 1 && !(bars && len(t.Columns) > 3) {
-		var parts []string
-		for i, c := range t.Rows[0].Cells {
-			if c != nil && i < len(columns) {
-				parts = append(parts, joinedWith(" ", columns[i], text(c)))
-			}
+	s, values := figureTable(t)
+	s.indent = indent
+	if len(s.rows) == 1 {
+		if !bars || len(s.columns) <= 3 {
+			p.flow(indent, s.line())
+			return
 		}
-		line := joined(parts...)
-		if name := joined(title, plain(t.Rows[0].Name)); name != "" {
-			line = name + ": " + line
-		}
-		p.flow(indent, joined(line, plain(t.Rows[0].Note)))
-		return
+		s, values = s.flipped(values)
 	}
-	s := textTable{title: title, columns: columns, indent: indent}
-	var values [][]float64
-	for _, r := range t.Rows {
-		row := textRow{name: plain(r.Name), note: plain(r.Note), cells: make([]string, len(columns))}
-		v := make([]float64, len(columns))
-		for i, c := range r.Cells[:min(len(r.Cells), len(columns))] {
-			if row.cells[i] = text(c); c != nil {
-				v[i] = c.Value
-			}
-		}
-		s.rows, values = append(s.rows, row), append(values, v)
-	}
-	if bars && len(s.rows) == 1 { // a bar for each column
-		flipped := textTable{title: title, columns: []string{plain(t.Rows[0].Name)}, indent: indent}
-		var v [][]float64
-		for i, name := range columns {
-			flipped.rows, v = append(flipped.rows, textRow{name: name, cells: []string{s.rows[0].cells[i]}}), append(v, []float64{values[0][i]})
-		}
-		s, values = flipped, v
-	}
-	if bars && unit != "" && len(s.rows) > 3 && len(s.columns) <= 2 {
+	if bars && t.Unit() != "" && len(s.rows) > 3 && len(s.columns) <= 2 {
 		p.bars(s, values)
 		return
 	}
 	p.textTable(s)
+}
+
+// figureTable returns key figures as text, and their values: 0 for none. Units that all share are in the title.
+func figureTable(t *result.Table) (s textTable, values [][]float64) {
+	s.title = plain(t.Title)
+	unit := t.Unit()
+	switch {
+	case unit != result.GBPerSecond:
+	case t.Only == result.Alone:
+		s.title = joined(s.title, "GB/s")
+	default:
+		s.title = joinedWith(" ", "GB/s", s.title)
+	}
+	format := value
+	if unit == "" || unit == result.PerSecond {
+		format = measured
+	}
+	for _, c := range t.Columns {
+		s.columns = append(s.columns, plain(c))
+	}
+	for _, r := range t.Rows {
+		row := textRow{name: plain(r.Name), note: plain(r.Note), cells: make([]string, len(s.columns))}
+		v := make([]float64, len(s.columns))
+		for i, c := range r.Cells[:min(len(r.Cells), len(s.columns))] { // a file may have any number
+			if c != nil {
+				row.cells[i], v[i] = format(c.Unit, c.Value), c.Value
+			}
+		}
+		s.rows, values = append(s.rows, row), append(values, v)
+	}
+	return s, values
+}
+
+// line is a table of one row as a sentence.
+func (s textTable) line() string {
+	row := s.rows[0]
+	var parts []string
+	for i, c := range row.cells {
+		if c != "" {
+			parts = append(parts, joinedWith(" ", s.columns[i], c))
+		}
+	}
+	return joined(joinedWith(": ", joined(s.title, row.name), joined(parts...)), row.note)
+}
+
+// flipped is a table of one row with a row for each of its columns.
+func (s textTable) flipped(values [][]float64) (textTable, [][]float64) {
+	out := textTable{title: s.title, columns: []string{s.rows[0].name}, indent: s.indent}
+	var v [][]float64
+	for i, name := range s.columns {
+		out.rows, v = append(out.rows, textRow{name: name, cells: []string{s.rows[0].cells[i]}}), append(v, []float64{values[0][i]})
+	}
+	return out, v
 }
 
 // A textTable is a table with its title at the head of the first column.
@@ -344,37 +362,8 @@ func (p *page) colored(c ansiColor, text string) {
 
 // textTable writes a table. Columns that do not fit go below, with the names of the rows again.
 func (p *page) textTable(s textTable) {
-	const inset = 2 // of the names of rows
 	room := p.style.width() - s.indent
-	first := inset
-	for _, r := range s.rows {
-		first = max(first, inset+len([]rune(r.name)))
-	}
-	first = min(first, room/2)
-	widths := make([]int, len(s.columns))
-	for i := range widths {
-		widths[i] = len([]rune(s.columns[i]))
-		for _, r := range s.rows {
-			widths[i] = max(widths[i], len([]rune(r.cells[i])))
-		}
-		if len(s.groups) > 0 && (i == 0 || s.groups[i] != s.groups[i-1]) {
-			same := 1
-			for i+same < len(s.groups) && s.groups[i+same] == s.groups[i] {
-				same++
-			}
-			widths[i] = max(widths[i], len([]rune(s.groups[i]))/same)
-		}
-		widths[i] = min(widths[i], room-first-2)
-	}
-	if title := len([]rune(s.title)); title > first { // beside the columns, if all fit
-		total := title
-		for _, w := range widths {
-			total += 2 + w
-		}
-		if total <= room {
-			first = title
-		}
-	}
+	first, widths := s.widths(room)
 	title := s.title
 	if len([]rune(title)) > first {
 		p.flowDim(s.indent, title)
@@ -389,6 +378,42 @@ func (p *page) textTable(s textTable) {
 		p.textPart(s, title, first, widths, from, to)
 		from, title = to, ""
 	}
+}
+
+// widths returns the widths of the first column, which has the title if all columns fit beside it, and of the others.
+func (s textTable) widths(room int) (first int, widths []int) {
+	const inset = 2 // of the names of rows
+	for _, r := range s.rows {
+		first = max(first, inset+len([]rune(r.name)))
+	}
+	first = min(max(first, inset), room/2)
+	total := len([]rune(s.title))
+	for i, name := range s.columns {
+		w := len([]rune(name))
+		for _, r := range s.rows {
+			w = max(w, len([]rune(r.cells[i])))
+		}
+		if same := s.neighbours(i); same > 0 {
+			w = max(w, len([]rune(s.groups[i]))/same)
+		}
+		widths = append(widths, min(w, room-first-2))
+		total += 2 + widths[i]
+	}
+	if total <= room {
+		first = max(first, len([]rune(s.title)))
+	}
+	return first, widths
+}
+
+// neighbours returns how many columns a group has that begins at column i, 0 if none does.
+func (s textTable) neighbours(i int) (n int) {
+	if len(s.groups) == 0 || i > 0 && s.groups[i] == s.groups[i-1] {
+		return 0
+	}
+	for i+n < len(s.groups) && s.groups[i+n] == s.groups[i] {
+		n++
+	}
+	return n
 }
 
 // flowDim is flow for headings.
