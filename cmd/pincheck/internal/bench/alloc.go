@@ -57,7 +57,7 @@ pool that lends pinned memory again.`,
 		{Title: "Unpinning", Series: unpinRate, X: result.Size, Lines: []string{result.Method}},
 		{Title: "Unpinning, time", Series: unpinTime, X: result.Size, Lines: []string{result.Method}},
 	},
-	Plan:    planAlloc,
+	Plan:    onDevices(planAlloc),
 	Explain: explainAlloc,
 }
 
@@ -69,9 +69,6 @@ var (
 )
 
 func planAlloc(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	dev := env.Devices[0] // pinning is the host's work
 	sizes := env.Sizes
 	if len(sizes) == 0 {

@@ -126,7 +126,7 @@ func TestAllocInterruptedInACall(t *testing.T) {
 
 func TestAllocPlans(t *testing.T) {
 	t.Parallel()
-	_, err := planAlloc(measure.Env{})
+	_, err := alloc.Plan(measure.Env{})
 	require.EqualError(t, err, "no device")
 	_, devices := simulatedDevices(t, cudasim.Config{})
 	_, footprint, err := measure.Estimate(alloc, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<28 + 1}}})

@@ -61,7 +61,7 @@ and on all GPUs at once.`,
 			{Title: "GPU memory, read and written by a copy", Series: seriesDeviceMemory, X: result.Device, Lines: []string{result.Size}},
 			{Title: "GPU memory, filled and checked by kernels", Series: seriesChecked, X: result.Device, Lines: []string{result.Method}},
 		},
-		Plan:    planBandwidth,
+		Plan:    onDevices(planBandwidth),
 		Explain: explainBandwidth,
 	}
 }
@@ -138,9 +138,6 @@ func (z sizing) upTo(n int) []int {
 func (z sizing) count(n int) int { return min(max(z.sampleBytes/n, 1), maxCopies) }
 
 func planBandwidth(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	z := newSizing(env)
 	if len(z.sizes) == 0 {
 		return nil, errors.New("there is not memory enough for a copy of any size")

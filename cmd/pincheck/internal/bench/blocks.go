@@ -92,7 +92,7 @@ transfer/blocks chooses.`,
 		Related: "pincheck bench latency",
 		Views: []result.View{{Title: "Random blocks by the chosen method", Series: seriesBlocks,
 			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}, Main: true}},
-		Plan:    planBlocks,
+		Plan:    onDevices(planBlocks),
 		Derive:  enginesFrom,
 		Explain: explainBlocks,
 	}
@@ -117,9 +117,6 @@ transfer/blocks chooses.`,
 }
 
 func planBlocks(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	p := fullBlocks
 	if env.Quick {
 		p = quickBlocks
@@ -265,18 +262,8 @@ func (l *blockList) at(i int) int {
 }
 
 func (f *blocksFixture) open(ctx context.Context) (err error) {
-	for _, s := range []**cudart.Stream{&f.up, &f.down} {
-		if *s, err = f.stream(); err != nil {
-			return err
-		}
-	}
-	if f.span, err = f.resources.span(); err != nil {
+	if err = inTurn(made(f.stream, &f.up, &f.down), made(f.resources.span, &f.span), f.allocated(f.window, &f.in, &f.out)); err != nil {
 		return err
-	}
-	for _, p := range []*cudart.DevPtr{&f.in, &f.out} {
-		if *p, err = f.device(f.window); err != nil {
-			return err
-		}
 	}
 	if f.host, err = f.pinned(ctx, f.pool); err != nil {
 		return err

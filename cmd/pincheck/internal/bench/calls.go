@@ -9,6 +9,7 @@ package bench
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -50,7 +51,7 @@ made through package cudart.`,
 			{Title: "Time of a call", Series: seriesCallTime, X: callLabel, Lines: []string{result.Device}, Main: true},
 			{Title: "Allocations of a call", Series: seriesCallAllocations, X: callLabel, Lines: []string{result.Device}},
 		},
-		Plan:    planCalls,
+		Plan:    onDevices(planCalls),
 		Explain: explainCalls,
 	}
 }
@@ -71,19 +72,9 @@ const (
 )
 
 func (r *callFixture) open(ctx context.Context) error {
-	var err error
-	if r.stream, err = r.resources.stream(); err != nil {
-		return err
-	}
-	for _, e := range []**cudart.Event{&r.event, &r.then} {
-		if *e, err = r.resources.event(); err != nil {
-			return err
-		}
-		if err := r.stream.Record(*e); err != nil {
-			return err
-		}
-	}
-	if r.device, err = r.resources.device(pageBytes); err != nil {
+	record := func() error { return errors.Join(r.stream.Record(r.event), r.stream.Record(r.then)) }
+	err := inTurn(made(r.resources.stream, &r.stream), made(r.resources.event, &r.event, &r.then), record, r.allocated(pageBytes, &r.device))
+	if err != nil {
 		return err
 	}
 	buffer, err := r.pinned(ctx, pageBytes)
@@ -189,9 +180,6 @@ const (
 )
 
 func planCalls(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	var groups []measure.Group
 	for _, dev := range env.Devices {
 		r := &callFixture{resources: resources{dev: dev}}

@@ -62,21 +62,9 @@ func (r *copyFixture) setup(cases []measure.Case) time.Duration {
 
 // open allocates the memory and writes the patterns. After an error it needs a close, too.
 func (r *copyFixture) open(ctx context.Context) error {
-	var err error
-	for _, s := range []**cudart.Stream{&r.up, &r.down} {
-		if *s, err = r.stream(); err != nil {
-			return err
-		}
-	}
-	for _, s := range []**measure.Span{&r.span, &r.all} {
-		if *s, err = r.resources.span(); err != nil {
-			return err
-		}
-	}
-	for _, p := range []*cudart.DevPtr{&r.in, &r.out} {
-		if *p, err = r.device(r.n); err != nil {
-			return err
-		}
+	err := inTurn(made(r.stream, &r.up, &r.down), made(r.resources.span, &r.span, &r.all), r.allocated(r.n, &r.in, &r.out))
+	if err != nil {
+		return err
 	}
 	for _, m := range []struct {
 		memory  *hostkind.Memory

@@ -63,7 +63,7 @@ the link.`,
 		{Title: "Uncached file to GPU", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: outOfCache}},
 			X: result.Method, Lines: []string{result.Size, result.Device}},
 	},
-	Plan:    planFiles,
+	Plan:    onDevices(planFiles),
 	Explain: explainFiles,
 }
 
@@ -80,9 +80,6 @@ const (
 )
 
 func planFiles(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	sizes := env.Sizes
 	if len(sizes) == 0 {
 		switch {

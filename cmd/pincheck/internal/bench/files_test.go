@@ -158,7 +158,7 @@ func TestFilesFail(t *testing.T) {
 }
 
 func TestFilesPlans(t *testing.T) {
-	_, err := planFiles(measure.Env{})
+	_, err := files.Plan(measure.Env{})
 	require.EqualError(t, err, "no device")
 	_, devices := simulatedDevices(t, cudasim.Config{})
 	_, err = planFiles(measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1 << 50}}})

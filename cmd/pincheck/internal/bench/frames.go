@@ -78,10 +78,7 @@ pinned, with both directions one after the other and overlapped.`,
 			{Title: "Bytes both ways by wall time", Series: roundTrip, X: result.Method, Lines: []string{result.Device, result.Size}},
 			{Title: "Where the time of a step goes", Series: stageTime, X: framesStage, Lines: []string{result.Device, result.Size, result.Method}},
 		},
-		Plan: func(env measure.Env) ([]measure.Group, error) {
-			if len(env.Devices) == 0 {
-				return nil, errDevices
-			}
+		Plan: onDevices(func(env measure.Env) ([]measure.Group, error) {
 			var groups []measure.Group
 			for _, dev := range env.Devices {
 				for _, n := range batches(env, dev) {
@@ -89,7 +86,7 @@ pinned, with both directions one after the other and overlapped.`,
 				}
 			}
 			return groups, nil
-		},
+		}),
 		Explain: explainFrames,
 	}
 }

@@ -40,7 +40,7 @@ func Latency() measure.Experiment {
 		Long: `Measures how long a copy takes to issue, until it is done for its caller, and on
 the GPU, by size, with percentiles.`,
 		Related: "pincheck bench calls, pincheck explain slow_small_copies",
-		Plan:    planLatency,
+		Plan:    onDevices(planLatency),
 		Explain: explainLatency,
 	}
 	for _, direction := range bothDirections {
@@ -62,9 +62,6 @@ const (
 )
 
 func planLatency(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	sizes := slices.Compact(slices.Sorted(slices.Values(env.Sizes)))
 	if len(sizes) == 0 {
 		sizes = []int{1, 64, 512, 4 << 10, 16 << 10, 64 << 10}

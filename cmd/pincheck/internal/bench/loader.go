@@ -129,10 +129,7 @@ by number of workers, pinned and pageable memory, blocking and non-blocking
 copies, with GPU work, prefetch, I/O and CPU work.`,
 		Related: "pincheck bench overlap",
 		Views:   views,
-		Plan: func(env measure.Env) ([]measure.Group, error) {
-			if len(env.Devices) == 0 {
-				return nil, errDevices
-			}
+		Plan: onDevices(func(env measure.Env) ([]measure.Group, error) {
 			g := full
 			if env.Quick {
 				g = quick
@@ -143,7 +140,7 @@ copies, with GPU work, prefetch, I/O and CPU work.`,
 			}
 			groups[0].Notes = both(onFirst(env, "a loader feeds one GPU, and others are no different"), persistent)
 			return groups, nil
-		},
+		}),
 		Explain: explainLoading,
 	}
 }

@@ -90,7 +90,7 @@ advice changes, and work over more memory than a budget allows on the GPU.`,
 		{Title: "CPU and GPU write one page in turn", Series: seriesManagedPingPong, X: adviceLabel, Lines: []string{result.Device}},
 		{Title: "Work over eight times its budget", Series: seriesManagedBudget, X: result.Method, Lines: []string{result.Device, accessLabel}},
 	},
-	Plan:    planManaged,
+	Plan:    onDevices(planManaged),
 	Explain: explainManaged,
 }
 
@@ -104,9 +104,6 @@ const (
 )
 
 func planManaged(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	sizes := sizesOr(env, []int{64 << 20}, []int{64 << 20, 256 << 20, 1 << 30})
 	total := 2 << 30
 	if env.Quick {

@@ -57,7 +57,7 @@ allocator: exact, pooled, rounded up to a power of two, cudaHostAlloc and, with
 	Views: []result.View{
 		{Title: "Bytes kept for each byte requested", Series: retainedName, X: result.Size, Lines: []string{result.Method}, Main: true},
 	},
-	Plan:    planMemory,
+	Plan:    onDevices(planMemory),
 	Explain: explainMemory,
 }
 
@@ -92,9 +92,6 @@ func takes(allocator string, n int) int {
 }
 
 func planMemory(env measure.Env) ([]measure.Group, error) {
-	if len(env.Devices) == 0 {
-		return nil, errNoDevice
-	}
 	dev := env.Devices[0] // host memory is the same for all
 	sizes := env.Sizes
 	if len(sizes) == 0 {

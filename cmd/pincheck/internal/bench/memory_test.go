@@ -99,7 +99,7 @@ func TestMemoryInterrupted(t *testing.T) {
 
 func TestMemoryPlans(t *testing.T) {
 	t.Parallel()
-	_, err := planMemory(measure.Env{})
+	_, err := memory.Plan(measure.Env{})
 	require.EqualError(t, err, "no device")
 	_, devices := simulatedDevices(t, cudasim.Config{})
 	_, footprint, err := measure.Estimate(memory, measure.Env{Devices: devices, Options: measure.Options{Sizes: []int{1<<29 + 1}}})

@@ -69,10 +69,7 @@ streams; and what a read finds that does not wait for the copy.`,
 			{Title: "Copies with work after each piece", Series: pipedRate, X: streamsKey, Lines: []string{result.Direction, piecesKey}},
 			{Title: "Old bytes that reads without synchronizing find", Series: oldShare, X: reader, Lines: []string{result.Memory, result.Direction, result.Method, result.Size}},
 		},
-		Plan: func(env measure.Env) ([]measure.Group, error) {
-			if len(env.Devices) == 0 {
-				return nil, errDevices
-			}
+		Plan: onDevices(func(env measure.Env) ([]measure.Group, error) {
 			var groups []measure.Group
 			for _, dev := range env.Devices {
 				groups = append(groups, blockedGroups(env, dev, now)...)
@@ -80,7 +77,7 @@ streams; and what a read finds that does not wait for the copy.`,
 				groups = append(groups, pipedGroup(env, dev, now), staleGroup(dev), orderGroup(env, dev, now))
 			}
 			return groups, nil
-		},
+		}),
 		Explain: explainOverlap,
 	}
 }
@@ -311,17 +308,8 @@ type ordering struct {
 }
 
 func (o *ordering) open(ctx context.Context, n int) (err error) {
-	for _, m := range []*hostkind.Direct{&o.source, &o.came} {
-		if *m, err = o.pageable(n); err != nil {
-			return err
-		}
-	}
-	for _, p := range []*cudart.DevPtr{&o.a, &o.b} {
-		if *p, err = o.device(n); err != nil {
-			return err
-		}
-	}
-	if o.stream, err = o.resources.stream(); err != nil {
+	pageable := func() (hostkind.Direct, error) { return o.pageable(n) }
+	if err = inTurn(made(pageable, &o.source, &o.came), o.allocated(n, &o.a, &o.b), made(o.resources.stream, &o.stream)); err != nil {
 		return err
 	}
 	if err = uploaded.fill(ctx, o.source); err != nil {

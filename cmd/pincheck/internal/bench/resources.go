@@ -70,6 +70,33 @@ func (w *resources) close() error {
 	return errors.Join(append(errs, w.undo.Run(ctx))...)
 }
 
+// inTurn calls functions until one returns an error.
+func inTurn(all ...func() error) error {
+	for _, do := range all {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// made returns a function that sets variables to what create returns.
+func made[T any](create func() (T, error), to ...*T) func() error {
+	return func() (err error) {
+		for _, v := range to {
+			if *v, err = create(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// allocated returns a function that allocates n bytes of device memory for each variable.
+func (w *resources) allocated(n int, to ...*cudart.DevPtr) func() error {
+	return made(func() (cudart.DevPtr, error) { return w.device(n) }, to...)
+}
+
 // stream makes a stream that is in no order with others.
 func (w *resources) stream() (*cudart.Stream, error) {
 	s, err := w.dev.NewStream(cudart.StreamOptions{})
@@ -242,3 +269,13 @@ func isSimulated(env measure.Env) bool {
 
 // errDevices is the error of a plan for no device.
 var errDevices = errNoDevice
+
+// onDevices is a plan that needs a device.
+func onDevices(plan func(measure.Env) ([]measure.Group, error)) func(measure.Env) ([]measure.Group, error) {
+	return func(env measure.Env) ([]measure.Group, error) {
+		if len(env.Devices) == 0 {
+			return nil, errNoDevice
+		}
+		return plan(env)
+	}
+}

@@ -30,10 +30,7 @@ func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment 
 	return measure.Experiment{
 		Name:     "trials",
 		Question: "What do small copies, memory that is not pinned, and pinning cost?",
-		Plan: func(env measure.Env) ([]measure.Group, error) {
-			if len(env.Devices) == 0 {
-				return nil, errNoDevice
-			}
+		Plan: onDevices(func(env measure.Env) ([]measure.Group, error) {
 			var groups []measure.Group
 			for _, dev := range env.Devices {
 				small := &copyFixture{resources: resources{dev: dev}, kind: registered, n: trialLatency}
@@ -65,6 +62,6 @@ func trials(pin bool, n int, memory func(node int) hostKind) measure.Experiment 
 					Setup: secondsAt(warmUpBytes, slowPin), Open: p.open, Close: p.close, Cases: []measure.Case{c}})
 			}
 			return groups, nil
-		},
+		}),
 	}
 }
