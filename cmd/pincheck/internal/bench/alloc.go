@@ -70,17 +70,7 @@ var (
 
 func planAlloc(env measure.Env) ([]measure.Group, error) {
 	dev := env.Devices[0] // pinning is the host's work
-	sizes := env.Sizes
-	if len(sizes) == 0 {
-		switch {
-		case dev.Runtime().Library().Simulated:
-			sizes = simulatedAllocSizes
-		case env.Quick:
-			sizes = quickAllocSizes
-		default:
-			sizes = allocSizes
-		}
-	}
+	sizes := sizesOf(env, simulatedAllocSizes, quickAllocSizes, allocSizes)
 	var groups []measure.Group
 	for _, m := range pinMethods {
 		p := &pinner{dev: dev, method: m}

@@ -332,60 +332,42 @@ func each(fixtures []*copyFixture, do func(*copyFixture) error) error {
 func allAtOnce(fixtures []*copyFixture, direction string, n, count int) measure.Case {
 	var last []time.Duration // of each device, by its own clock
 	others := fixtures[1:]
+	forEach := func(fixtures []*copyFixture, do func(*copyFixture) error) func() error {
+		return func() error {
+			for _, r := range fixtures {
+				if err := do(r); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
 	// round copies on all devices, and returns the time from before the first copy of any until
 	// the last of all has ended, by the clock of the first device: it begins when all
 	// streams are idle, and the streams of the others begin after it and end before it.
-	round := func(ctx context.Context) (time.Duration, error) {
-		first := fixtures[0].main(direction)
-		for _, r := range others {
-			if err := first.WaitPoint(r.main(direction).Point()); err != nil {
-				return 0, err
-			}
-		}
-		if err := fixtures[0].all.Begin(first); err != nil {
-			return 0, err
-		}
-		began := first.Point()
-		for _, r := range others {
-			if err := r.main(direction).WaitPoint(began); err != nil {
-				return 0, err
-			}
-		}
-		for _, r := range fixtures {
-			if err := r.begin(direction); err != nil {
-				return 0, err
-			}
-		}
-		for range count {
-			for _, r := range fixtures {
-				if err := r.queue(ctx, direction, n, 1); err != nil {
-					return 0, err
-				}
-			}
-		}
-		for _, r := range fixtures {
-			if err := r.end(direction); err != nil {
-				return 0, err
-			}
-		}
-		for _, r := range others {
-			if err := first.WaitPoint(r.main(direction).Point()); err != nil {
-				return 0, err
-			}
-		}
-		took, err := fixtures[0].all.End(ctx, first)
-		if err != nil {
-			return 0, err
-		}
+	round := func(ctx context.Context) (took time.Duration, err error) {
+		first, span := fixtures[0].main(direction), fixtures[0].all
+		var began cudart.Point
+		after := func(r *copyFixture) error { return first.WaitPoint(r.main(direction).Point()) }
+		queue := forEach(fixtures, func(r *copyFixture) error { return r.queue(ctx, direction, n, 1) })
 		last = last[:0]
-		for _, r := range fixtures {
-			took, err := r.took(ctx, direction)
-			if err != nil {
-				return 0, err
-			}
-			last = append(last, took)
-		}
-		return took, nil
+		err = inTurn(
+			forEach(others, after),
+			func() error { return span.Begin(first) },
+			func() error { began = first.Point(); return nil },
+			forEach(others, func(r *copyFixture) error { return r.main(direction).WaitPoint(began) }),
+			forEach(fixtures, func(r *copyFixture) error { return r.begin(direction) }),
+			func() error { return inTurn(slices.Repeat([]func() error{queue}, count)...) },
+			forEach(fixtures, func(r *copyFixture) error { return r.end(direction) }),
+			forEach(others, after),
+			func() (err error) { took, err = span.End(ctx, first); return err },
+			forEach(fixtures, func(r *copyFixture) error {
+				one, err := r.took(ctx, direction)
+				last = append(last, one)
+				return err
+			}),
+		)
+		return took, err
 	}
 
 	var devices []measure.Also

@@ -80,17 +80,7 @@ const (
 )
 
 func planFiles(env measure.Env) ([]measure.Group, error) {
-	sizes := env.Sizes
-	if len(sizes) == 0 {
-		switch {
-		case env.Devices[0].Runtime().Library().Simulated:
-			sizes = []int{simulatedFileSize}
-		case env.Quick:
-			sizes = []int{quickFileSize}
-		default:
-			sizes = []int{fileSize}
-		}
-	}
+	sizes := sizesOf(env, []int{simulatedFileSize}, []int{quickFileSize}, []int{fileSize})
 	dir := os.TempDir()
 	free, inMemory, err := onDisk(dir)
 	if err != nil {

@@ -93,17 +93,7 @@ func takes(allocator string, n int) int {
 
 func planMemory(env measure.Env) ([]measure.Group, error) {
 	dev := env.Devices[0] // host memory is the same for all
-	sizes := env.Sizes
-	if len(sizes) == 0 {
-		switch {
-		case dev.Runtime().Library().Simulated:
-			sizes = simulatedMemorySizes
-		case env.Quick:
-			sizes = quickMemorySizes
-		default:
-			sizes = memorySizes
-		}
-	}
+	sizes := sizesOf(env, simulatedMemorySizes, quickMemorySizes, memorySizes)
 	var groups []measure.Group
 	ways := allocators
 	if env.Python != "" {
@@ -253,27 +243,10 @@ type keepReply struct {
 func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	var opened lifetime.Stack
 	defer func() { err = errors.Join(err, opened.Run(context.WithoutCancel(ctx))) }()
-	var rt *cudart.Runtime
-	if r.Simulated {
-		rt, err = cudasim.Open(ctx, cudasim.Config{})
-		r.Device = 0
-	} else {
-		rt, err = cudart.Open(ctx, cudart.Options{Library: r.Library})
-	}
+	dev, err := r.open(ctx, &opened)
 	if err != nil {
 		return reply, err
 	}
-	opened.PushClose(rt.Close)
-	dev, err := rt.Device(r.Device)
-	if err != nil {
-		return reply, err
-	}
-	// The first memory makes the context, and brings the driver's code into memory.
-	first, err := hostmem.Alloc(ctx, dev, 4096, hostmem.Options{})
-	if err != nil {
-		return reply, err
-	}
-	opened.PushClose(first.Close)
 	method := slices.IndexFunc(pinMethods, func(m pinMethod) bool {
 		return m.name == r.Allocator || m.name == poolFirst && r.Allocator == pooled
 	})
@@ -282,35 +255,23 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 	}
 	p := &pinner{dev: dev, method: pinMethods[method]}
 	opened.PushClose(p.reset)
-	unpopulated := r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo)
 	before, err := resident()
 	if err != nil {
 		return reply, err
 	}
-	if err := p.prepare(r.Size); err != nil {
+	blocks, err := r.pin(ctx, p, &opened)
+	if err != nil {
 		return reply, err
-	}
-	var blocks [2]hostkind.Memory // the first and the last
-	for i := range r.Count {
-		block, release, err := p.method.pin(ctx, p, r.Size)
-		if err != nil {
-			return reply, err
-		}
-		if unpopulated {
-			touch(block.Bytes())
-		}
-		opened.PushClose(release)
-		blocks[min(i, 1)] = block
 	}
 	after, err := resident()
 	if err != nil {
 		return reply, err
 	}
-	if unpopulated {
+	if r.unpopulated() {
 		p.notes = append(p.notes, r.Allocator+": the simulated cudaHostAlloc leaves its memory unpopulated, so it was written to here")
 	}
 	reply = keepReply{Retained: after - before, Notes: p.notes}
-	for _, block := range blocks[:min(r.Count, 2)] {
+	for _, block := range blocks {
 		switch err := prove(ctx, dev, block, r.Size); {
 		case errors.Is(err, measure.ErrMismatch):
 			reply.Mismatch = err.Error()
@@ -319,6 +280,54 @@ func keep(ctx context.Context, r keepRequest) (reply keepReply, err error) {
 		}
 	}
 	return reply, nil
+}
+
+// open opens the library and the device. The first memory makes the context, and brings the driver's code into memory.
+func (r *keepRequest) open(ctx context.Context, opened *lifetime.Stack) (*cudart.Device, error) {
+	open := func() (*cudart.Runtime, error) { return cudart.Open(ctx, cudart.Options{Library: r.Library}) }
+	if r.Simulated {
+		open = func() (*cudart.Runtime, error) { return cudasim.Open(ctx, cudasim.Config{}) }
+		r.Device = 0
+	}
+	rt, err := open()
+	if err != nil {
+		return nil, err
+	}
+	opened.PushClose(rt.Close)
+	dev, err := rt.Device(r.Device)
+	if err != nil {
+		return nil, err
+	}
+	first, err := hostmem.Alloc(ctx, dev, 4096, hostmem.Options{})
+	if err == nil {
+		opened.PushClose(first.Close)
+	}
+	return dev, err
+}
+
+// unpopulated reports whether the allocator leaves memory unpopulated that a driver would populate.
+func (r *keepRequest) unpopulated() bool {
+	return r.Simulated && (r.Allocator == cudas || r.Allocator == powerOfTwo)
+}
+
+// pin allocates the blocks, and returns the first and the last.
+func (r *keepRequest) pin(ctx context.Context, p *pinner, opened *lifetime.Stack) ([]hostkind.Memory, error) {
+	if err := p.prepare(r.Size); err != nil {
+		return nil, err
+	}
+	var blocks [2]hostkind.Memory
+	for i := range r.Count {
+		block, release, err := p.method.pin(ctx, p, r.Size)
+		if err != nil {
+			return nil, err
+		}
+		if r.unpopulated() {
+			touch(block.Bytes())
+		}
+		opened.PushClose(release)
+		blocks[min(i, 1)] = block
+	}
+	return blocks[:min(r.Count, 2)], nil
 }
 
 // touch writes to each page.

@@ -242,6 +242,19 @@ func labelsOf(dev *cudart.Device) result.Labels {
 	return result.Labels{{Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
 }
 
+// sizesOf returns the requested sizes, or those of a simulated device, of a quick run, or of any other.
+func sizesOf(env measure.Env, simulated, quick, all []int) []int {
+	switch {
+	case len(env.Sizes) > 0:
+		return env.Sizes
+	case env.Devices[0].Runtime().Library().Simulated:
+		return simulated
+	case env.Quick:
+		return quick
+	}
+	return all
+}
+
 // sizesOr returns the sizes that were asked for, in order, or else those of a quick run, or
 // all. A simulated device, whose copies cost the host's time, copies less.
 func sizesOr(env measure.Env, quick, all []int) []int {
