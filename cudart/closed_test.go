@@ -138,10 +138,3 @@ func TestFailedSelectionIsNamed(t *testing.T) {
 	}
 	require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 }
-
-// wait begins a wait.
-func wait(f func(context.Context) error, ctx context.Context) <-chan error {
-	outcome := make(chan error, 1)
-	go func() { outcome <- f(ctx) }()
-	return outcome
-}

@@ -20,6 +20,13 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
+// wait begins a wait.
+func wait(f func(context.Context) error, ctx context.Context) <-chan error {
+	outcome := make(chan error, 1)
+	go func() { outcome <- f(ctx) }()
+	return outcome
+}
+
 // ended requires that a wait ends, and with which error.
 func ended(t *testing.T, what string, outcome <-chan error, want error) {
 	t.Helper()
