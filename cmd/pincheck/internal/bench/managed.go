@@ -512,33 +512,39 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 	}
 	for _, advice := range []string{noAdvice, adviseFromAfar} {
 		add(seriesManagedPingPong, "", adviceLabel, advice, func(ctx context.Context) (float64, error) {
-			const rounds = 20
 			var took time.Duration
-			err := r.advised(ctx, advice, func() error {
-				if err := r.moved(ctx, cudart.HostLocation()); err != nil {
-					return err
-				}
-				r.watch.Start()
-				for i := range rounds {
-					wrote := byte(rounds - i) // the last one is written
-					r.m.Bytes()[0] = 0
-					if err := r.s.Memset(r.m.Ptr(), wrote, hostPage); err != nil {
-						return err
-					}
-					if err := r.s.Synchronize(ctx); err != nil {
-						return err
-					}
-					if got := r.m.Bytes()[0]; got != wrote {
-						return fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, wrote, measure.ErrMismatch)
-					}
-				}
-				took = r.watch.Stop()
-				return nil
+			err := r.advised(ctx, advice, func() (err error) {
+				took, err = r.pingPong(ctx)
+				return err
 			})
-			return took.Seconds() / rounds, err
+			return took.Seconds() / pingPongs, err
 		}, writes{n, hostPage})
 	}
 	return cases
+}
+
+const pingPongs = 20
+
+// pingPong has CPU and GPU write to one page in turn.
+func (r *managedFixture) pingPong(ctx context.Context) (time.Duration, error) {
+	if err := r.moved(ctx, cudart.HostLocation()); err != nil {
+		return 0, err
+	}
+	r.watch.Start()
+	for i := range pingPongs {
+		wrote := byte(pingPongs - i) // the last one is written
+		r.m.Bytes()[0] = 0
+		if err := r.s.Memset(r.m.Ptr(), wrote, hostPage); err != nil {
+			return 0, err
+		}
+		if err := r.s.Synchronize(ctx); err != nil {
+			return 0, err
+		}
+		if got := r.m.Bytes()[0]; got != wrote {
+			return 0, fmt.Errorf("the CPU reads %#x where the GPU wrote %#x: %w", got, wrote, measure.ErrMismatch)
+		}
+	}
+	return r.watch.Stop(), nil
 }
 
 // budgeted are the cases of work over n bytes with an eighth of them on the card.

@@ -103,70 +103,77 @@ func middleOf(hosts []estimate) (middle float64, own, between variance) {
 // of the hosts are medians, which a minority of odd hosts does not move.
 func (c *Comparison) fleet(common []*Row) {
 	c.Hosts = make([]Host, len(c.Runs))
-	farthest := make([]float64, len(c.Runs))
 	for i, r := range c.Runs {
 		c.Hosts[i].Name = r.Name
 	}
+	index := map[*Row]int{}
 	for i := range c.Rows {
+		index[&c.Rows[i]] = i
 		for j, v := range c.Rows[i].Values {
 			if v == nil {
 				c.Hosts[j].Missing++
 			}
 		}
 	}
-	index := map[*Row]int{}
-	for i := range c.Rows {
-		index[&c.Rows[i]] = i
-	}
 	likely := c.probabilities(common)
+	farthest := make([]float64, len(c.Runs))
 	for _, r := range common {
-		var medians []float64
-		for _, v := range r.Values {
-			if v != nil {
-				medians = append(medians, v.Median)
-			}
-		}
-		center := result.Summarize(medians).Median
-		away := make([]float64, len(medians))
-		for i, m := range medians {
-			away[i] = math.Abs(m - center)
-		}
-		deviation := min(result.Summarize(away).Median, math.MaxFloat64)
+		center, deviation := r.middle()
 		r.Center, r.Deviation, r.Verdict = &center, &deviation, Same
 		relevant := c.relevant(r, center)
-		divided := normalDeviance*deviation > relevant
-		if divided {
+		least := relevant // distance of a host that is out of line
+		if normalDeviance*deviation > relevant {
 			r.Verdict = Divided
+			least = max(least, outOfLine*normalDeviance*deviation)
 		}
 		for i, v := range r.Values {
 			if v == nil {
 				continue
 			}
-			h := &c.Hosts[i]
-			h.Series++
-			distance := math.Abs(v.Median - center)
-			if distance <= relevant || likely[hostValue{r, i}] > alpha || divided && distance <= outOfLine*normalDeviance*deviation {
+			c.Hosts[i].Series++
+			if math.Abs(v.Median-center) <= least || likely[hostValue{r, i}] > alpha {
 				continue
 			}
-			v.Verdict = direction(r.Better, v.Median > center)
-			h.OutOfLine++
-			if r.Verdict != Worse {
-				r.Verdict = v.Verdict
-			}
-			if v.Verdict == Better {
-				continue
-			}
-			c.Verdict = Worse
-			h.Worse++
-			share := math.MaxFloat64
-			if center != 0 {
-				share = min(distance/math.Abs(center), math.MaxFloat64)
-			}
-			if share > farthest[i] {
+			if share := c.mark(r, i); share > farthest[i] {
 				farthest[i] = share
 				at := index[r]
-				h.Farthest = &at
+				c.Hosts[i].Farthest = &at
 			}
 		}
 	}
+}
+
+// middle returns the median of the hosts, and their median absolute deviation from it.
+func (r *Row) middle() (center, deviation float64) {
+	var medians []float64
+	for _, v := range r.Values {
+		if v != nil {
+			medians = append(medians, v.Median)
+		}
+	}
+	center = result.Summarize(medians).Median
+	for i, m := range medians {
+		medians[i] = math.Abs(m - center)
+	}
+	return center, min(result.Summarize(medians).Median, math.MaxFloat64)
+}
+
+// mark records that a host is out of line in a row. It returns its distance as a share of the middle, 0 if the host
+// is better.
+func (c *Comparison) mark(r *Row, host int) float64 {
+	h, v := &c.Hosts[host], r.Values[host]
+	v.Verdict = direction(r.Better, v.Median > *r.Center)
+	h.OutOfLine++
+	if r.Verdict != Worse {
+		r.Verdict = v.Verdict
+	}
+	if v.Verdict == Better {
+		return 0
+	}
+	c.Verdict = Worse
+	h.Worse++
+	if *r.Center == 0 {
+		return math.MaxFloat64
+	}
+	return min(math.Abs(v.Median-*r.Center)/math.Abs(*r.Center), math.MaxFloat64)
 }

@@ -13,17 +13,19 @@ import (
 
 // nvbandwidth is the JSON of nvbandwidth -j, versions 0.8 and later.
 type nvbandwidth struct {
-	Version   string   `json:"version"`
-	Error     string   `json:"error"`
-	Warning   string   `json:"warning"`
-	Devices   []string `json:"GPU Device list"` // "0: NVIDIA H200 (00000000:00:06): (host)"
-	Testcases []struct {
-		Name        string   `json:"name"`
-		Status      string   `json:"status"` // Passed, Waived, Running after a failure
-		Error       string   `json:"error"`
-		Description string   `json:"bandwidth_description"`
-		Matrix      [][]cell `json:"bandwidth_matrix"` // for the host one row, a column a GPU
-	} `json:"testcases"`
+	Version   string       `json:"version"`
+	Error     string       `json:"error"`
+	Warning   string       `json:"warning"`
+	Devices   []string     `json:"GPU Device list"` // "0: NVIDIA H200 (00000000:00:06): (host)"
+	Testcases []nvTestcase `json:"testcases"`
+}
+
+type nvTestcase struct {
+	Name        string   `json:"name"`
+	Status      string   `json:"status"` // Passed, Waived, Running after a failure
+	Error       string   `json:"error"`
+	Description string   `json:"bandwidth_description"`
+	Matrix      [][]cell `json:"bandwidth_matrix"` // for the host one row, a column a GPU
 }
 
 // cell is a number as a string, or as a number, or N/A, which is 0.
@@ -79,67 +81,88 @@ func ParseNVBandwidth(raw json.RawMessage) (Document, error) {
 			d.Notes = append(d.Notes, "nvbandwidth: "+message)
 		}
 	}
-	b := result.Bench{Name: "bandwidth", Complete: true}
-	add := func(method string, gpu int, direction string, v float64) {
-		labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(gpu)}, {Key: result.Direction, Value: direction}}
-		if method != "ce" { // the copy engine, as for cudaMemcpyAsync
-			labels = labels.With(result.Method, method)
-		}
-		b.Series = append(b.Series, result.Series{Name: "bandwidth", Labels: labels, Unit: result.GBPerSecond, Better: result.Higher,
-			Samples: []float64{v}, Stats: result.Summarize([]float64{v})})
-	}
-	type half struct {
-		method string
-		gpu    int
-	}
-	both := map[half]map[string]float64{}
-	var order []half
-	var others []string
+	var all nvSeries
 	for _, t := range in.Testcases {
-		at := strings.LastIndexByte(t.Name, '_')
-		kind, method := t.Name[:max(at, 0)], t.Name[at+1:]
-		one, ways := nvDirections[kind], nvBothWays[kind]
-		switch {
-		case t.Status != "Passed":
+		if t.Status != "Passed" {
 			d.Notes = append(d.Notes, strings.TrimSpace(fmt.Sprintf("nvbandwidth: %s: %s %s", t.Name, strings.ToLower(t.Status), t.Error)))
 			d.Complete = d.Complete && t.Status == "Waived"
 			continue
-		case one == "" && ways == "" || len(t.Matrix) != 1 || method != "ce" && method != "sm":
-			others = append(others, t.Name)
-			continue
 		}
-		for gpu, v := range t.Matrix[0] {
-			switch {
-			case v == 0: // not measured
-			case one != "":
-				add(method, gpu, one, float64(v))
-			default:
-				h := half{method, gpu}
-				if both[h] == nil {
-					both[h] = map[string]float64{}
-					order = append(order, h)
-				}
-				both[h][ways] = float64(v)
-			}
-		}
+		all.add(t)
 	}
-	measured := len(b.Series)
-	for _, h := range order {
-		if sum := both[h]; len(sum) == 2 {
-			add(h.method, h.gpu, result.Both, sum[result.HostToDevice]+sum[result.DeviceToHost])
-		}
-	}
-	if len(b.Series) > measured {
+	if all.sum() {
 		d.Notes = append(d.Notes, "nvbandwidth measures each direction in a run of its own while the other one is busy: both is the sum of the two")
 	}
-	if len(others) > 0 {
-		d.Notes = append(d.Notes, "nvbandwidth: not compared: "+strings.Join(others, ", "))
+	if len(all.others) > 0 {
+		d.Notes = append(d.Notes, "nvbandwidth: not compared: "+strings.Join(all.others, ", "))
 	}
+	b := result.Bench{Name: "bandwidth", Complete: true, Series: all.series}
 	if len(b.Series) == 0 {
 		return Document{}, errors.New("nvbandwidth: no testcase between the host and a GPU passed, such as host_to_device_memcpy_ce" + suffix(d.Notes))
 	}
 	d.Benches = []result.Bench{b}
 	return d, nil
+}
+
+// nvSeries collects the series of testcases.
+type nvSeries struct {
+	series []result.Series
+	both   map[nvHalf]map[string]float64 // by direction
+	order  []nvHalf                      // of both
+	others []string                      // names of testcases without a series
+}
+
+// An nvHalf is a GPU, and the method that copies in both directions at once.
+type nvHalf struct {
+	method string
+	gpu    int
+}
+
+// add adds the GPUs of a testcase.
+func (s *nvSeries) add(t nvTestcase) {
+	at := strings.LastIndexByte(t.Name, '_')
+	kind, method := t.Name[:max(at, 0)], t.Name[at+1:]
+	one, ways := nvDirections[kind], nvBothWays[kind]
+	if one == "" && ways == "" || len(t.Matrix) != 1 || method != "ce" && method != "sm" {
+		s.others = append(s.others, t.Name)
+		return
+	}
+	for gpu, v := range t.Matrix[0] {
+		h := nvHalf{method, gpu}
+		switch {
+		case v == 0: // not measured
+		case one != "":
+			s.of(h, one, float64(v))
+		case s.both[h] == nil:
+			if s.both == nil {
+				s.both = map[nvHalf]map[string]float64{}
+			}
+			s.both[h], s.order = map[string]float64{ways: float64(v)}, append(s.order, h)
+		default:
+			s.both[h][ways] = float64(v)
+		}
+	}
+}
+
+// of adds a series.
+func (s *nvSeries) of(h nvHalf, direction string, v float64) {
+	labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(h.gpu)}, {Key: result.Direction, Value: direction}}
+	if h.method != "ce" { // the copy engine, as for cudaMemcpyAsync
+		labels = labels.With(result.Method, h.method)
+	}
+	s.series = append(s.series, result.Series{Name: "bandwidth", Labels: labels, Unit: result.GBPerSecond, Better: result.Higher,
+		Samples: []float64{v}, Stats: result.Summarize([]float64{v})})
+}
+
+// sum adds the sums of both directions, and reports whether there are any.
+func (s *nvSeries) sum() bool {
+	measured := len(s.series)
+	for _, h := range s.order {
+		if both := s.both[h]; len(both) == 2 {
+			s.of(h, result.Both, both[result.HostToDevice]+both[result.DeviceToHost])
+		}
+	}
+	return len(s.series) > measured
 }
 
 func suffix(notes []string) string {
