@@ -44,9 +44,9 @@ var plans = []plan{
 	{bench: "files", series: "file_to_device", x: result.Method, at: result.Size, heads: "cache", level: "pinned", a: "staged", b: "mmap",
 		answer: "Staging uploads a cached file %s mmap", what: "from a file, by method", findings: strings.Fields("weights_on_network weights_mapped small_read_ahead")},
 	{bench: "overlap", series: "piped_rate", where: result.Labels{{Key: "pieces", Value: "16_pieces"}}, x: "streams", by: result.Direction, a: "8", b: "1",
-		answer: "With GPU work after each piece, 8 streams copy %s one", what: "by number of streams, copies in 16 pieces with GPU work after each"},
+		answer: "With GPU work after each piece, 8 streams copy %s one", what: "of copies in 16 pieces with GPU work after each"},
 	{bench: "loader", series: "samples", where: inMemory, x: "workers", by: result.Memory, a: "pinned", b: "pageable",
-		answer: "Pinned memory feeds the GPU %s pageable memory", what: "in memory, no GPU work, the fastest kind of copy", findings: []string{"few_cpus"}},
+		answer: "Pinned memory feeds the GPU %s pageable memory", what: "from memory, no GPU work, the fastest kind of copy", findings: []string{"few_cpus"}},
 	{bench: "frames", series: "round_trip", x: result.Method, at: result.Size, a: "reused", b: "allocated_anew",
 		answer: "Reused pinned buffers move frames %s new pageable ones", what: "both ways, by method"},
 	{bench: "blocks", series: "blocks_bandwidth", where: result.Labels{{Key: result.Direction, Value: result.HostToDevice}, {Key: result.Size, Value: "4096"}}, x: result.Method, at: result.Blocks, a: "quickest", b: "copy_each",
@@ -239,6 +239,9 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 		return f, false
 	}
 	where := ""
+	if lines && !strings.HasSuffix(p.x, "_bytes") {
+		where = "by number of " + labelKey(p.x)
+	}
 	if p.at != "" {
 		where = condition(p.at, all[0].Labels.Get(p.at))
 	}
@@ -248,9 +251,6 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 	f.Title, f.What, f.Desc = prose(f.Title), prose(capital(joined(joinedWith(" ", d.Unit.Name, p.what), where, what))+"."), prose(d.describe())
 	if lines {
 		d.Log = slices.Min(slices.Collect(maps.Keys(xs))) > 0 && (strings.HasSuffix(p.x, "_bytes") || len(xs) > 3)
-		if !strings.HasSuffix(p.x, "_bytes") {
-			d.XLabel = labelKey(p.x)
-		}
 		f.Plot = drawLines(d.chart)
 	} else {
 		f.Plot = drawBars(d.chart)
@@ -268,6 +268,45 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 	return f, true
 }
 
+// A kind tells traces apart.
+type kind struct {
+	name, class string
+	hollow      bool
+}
+
+// kindOf returns the trace of a series. ok is false if it has none.
+func (p *plan) kindOf(d *drawn, s *result.Series, gpus []int, head string, lines bool) (k kind, ok bool) {
+	direction, x, gpu := s.Labels.Get(result.Direction), s.Labels.Get(p.x), 0
+	if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && len(gpus) > 0 {
+		gpu = slices.Index(gpus, n)
+	}
+	k.name = s.Labels.Get(p.by)
+	k.class, k.hollow = colors[k.name], gpu > 0 && lines
+	g := slices.IndexFunc(d.groups, func(g gpuGroup) bool { return len(gpus) > 0 && g.gpus[0] == gpus[gpu] })
+	switch n := len(d.groups); {
+	case n > 1: // to the device, from the first of each group: of many groups the fastest and the slowest
+		k = kind{class: "weak"}
+		if g > 0 {
+			k.class = "low wrn"
+		}
+		if g >= 0 {
+			k.name = gpuNames(d.groups[g].gpus)
+		}
+		return k, g >= 0 && direction == result.HostToDevice && (g == 0 || g >= n-3)
+	case gpu > 0 && !lines || !lines && p.by == result.Direction && direction == result.Both:
+		return k, false
+	case p.level != "" && x == p.level:
+		d.Level = &level{s.Median, "link"}
+		return k, false
+	case p.by == "":
+		k.class = "weak"
+		if s.Labels.Get(p.heads) == head && (x == p.a || x == p.b || p.a == "") {
+			k.class = "one"
+		}
+	}
+	return k, true
+}
+
 // fill adds the traces of the first GPU. The GPUs that its lines stand for have hollow marks, unless their rates differ:
 // then each group of GPUs has a line. It returns what is to be said of that, and the GPUs.
 func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gpus []int) {
@@ -277,55 +316,25 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 		}
 	}
 	slices.Sort(gpus)
-	head := all[0].Labels.Get(p.heads)
-	type category struct{ head, x string }
-	places := map[category]int{}
-	type kind struct {
-		name, class string
-		hollow      bool
+	if what = "to GPU"; len(d.groups) < 2 {
+		what = map[bool]string{true: "hollow marks: " + gpuNames(gpus[min(len(gpus), 1):])}[len(gpus) > 1 && lines]
 	}
-	traces, values := map[kind]int{}, map[category]float64{}
+	type category struct{ head, x string }
+	head, traces := all[0].Labels.Get(p.heads), map[kind]int{}
+	places, values := map[category]int{}, map[category]float64{}
 	for _, s := range all {
-		direction, x, gpu := s.Labels.Get(result.Direction), category{s.Labels.Get(p.heads), s.Labels.Get(p.x)}, -1
-		if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && len(gpus) > 0 {
-			gpu = slices.Index(gpus, n)
-		}
-		key := kind{name: s.Labels.Get(p.by)}
-		key.class = colors[key.name]
-		switch {
-		case len(d.groups) > 1:
-			g := slices.IndexFunc(d.groups, func(g gpuGroup) bool { return g.gpus[0] == gpus[max(gpu, 0)] })
-			if g < 0 || direction != result.HostToDevice || len(d.groups) > 4 && g > 0 && g < len(d.groups)-3 {
-				continue
-			}
-			key, what = kind{name: gpuNames(d.groups[g].gpus), class: "low wrn"}, "to GPU"
-			if g == 0 {
-				key.class = "weak"
-			}
-		case gpu > 0 && lines:
-			key.hollow, what = true, "hollow marks: "+gpuNames(gpus[1:])
-		case gpu > 0 || !lines && p.by == result.Direction && direction == result.Both:
+		x := category{s.Labels.Get(p.heads), s.Labels.Get(p.x)}
+		k, ok := p.kindOf(d, s, gpus, head, lines)
+		if !ok {
 			continue
-		case p.level != "" && x.x == p.level:
-			d.Level = &level{s.Median, "link"}
-			continue
-		case p.by == "":
-			key.class = "weak"
-			if x.head == head && (x.x == p.a || x.x == p.b || p.a == "") {
-				key.class = "one"
-			}
-		case key.class == "":
-			key.class = classes[len(traces)%len(classes)]
 		}
-		if !key.hollow && (direction == "" || direction == result.HostToDevice) && x.head == head {
-			if d.of[key.name] = max(d.of[key.name], s.Median); !lines || direction == result.HostToDevice {
-				d.of[x.x] = max(d.of[x.x], s.Median)
-			}
+		if direction := s.Labels.Get(result.Direction); !k.hollow && (direction == "" || direction == result.HostToDevice) && x.head == head {
+			d.of[k.name], d.of[x.x] = max(d.of[k.name], s.Median), max(d.of[x.x], s.Median)
 		}
-		i, known := traces[key]
+		i, known := traces[k]
 		if !known {
-			i, traces[key] = len(d.Traces), len(d.Traces)
-			d.Traces = append(d.Traces, trace{Name: nameOf(p.by, key.name), Class: key.class, Hollow: key.hollow})
+			i, traces[k] = len(d.Traces), len(d.Traces)
+			d.Traces = append(d.Traces, trace{Name: nameOf(p.by, k.name), Class: cmp.Or(k.class, classes[i%len(classes)]), Hollow: k.hollow})
 		}
 		v := point{Y: s.Median, Low: min(s.Min, s.Median), High: max(s.Max, s.Median)}
 		if lines {

@@ -45,7 +45,6 @@ type chart struct {
 	Traces       []trace
 	Names, Heads []string
 	XText        func(float64) string
-	XLabel       string
 	Log          bool // the numbers along the axis double
 	Unit         units.Unit
 	Level        *level
@@ -110,7 +109,7 @@ func (p point) wide() bool { return p.High-p.Low > steady*p.Y }
 
 // drawLines draws lines with marks over numbers. Their names are at their ends.
 func drawLines(c chart) *plot {
-	p := &plot{Height: lowest + 22 + 14*b2i(c.XLabel != ""), Left: int(textWidth(c.Unit.Name))}
+	p := &plot{Height: lowest + 22, Left: int(textWidth(c.Unit.Name))}
 	top := c.greatest() / c.Unit.Factor
 	step := roundStep(top / 5)
 	marks := max(math.Ceil(top/step-1e-9), 1)
@@ -142,9 +141,6 @@ func drawLines(c chart) *plot {
 	}
 	for i := len(xs) - 1; i >= 0; i -= (len(xs) + 4) / 5 {
 		p.text("m", place(xs[i]), 0, lowest+17, "middle", c.XText(xs[i]), "")
-	}
-	if c.XLabel != "" {
-		p.text("m", "50%", 0, lowest+33, "middle", c.XLabel, "")
 	}
 	type end struct {
 		y           float64
