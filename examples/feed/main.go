@@ -104,7 +104,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return fmt.Errorf("-%s is %d: must be positive", name, n)
 		}
 	}
-	if o.BatchSize < 1 || consumers < 0 || wait < 0 || o.Workers < 0 || o.Prefetch < 0 {
+	if o.BatchSize < 1 || min(consumers, o.Workers, o.Prefetch) < 0 || wait < 0 {
 		return errors.New("-batch must be positive, and -consumers, -wait, -workers and -prefetch not negative")
 	}
 	if maxBytes := 1 << 40; width > maxBytes/8 || samples > maxBytes/(4*width+8) {

@@ -155,16 +155,23 @@ func (o *options) check() error {
 		return errors.New("at most 2^20 edges a node, features, hidden, and epochs")
 	case !(o.budget >= 0 && o.budget <= 1): // NaN too
 		return errors.New("-budget is a share, from 0 to 1")
+	case o.panel < 0 || o.panel > 0 && g.Features%o.panel != 0:
+		return fmt.Errorf("-panel must divide the %d features", g.Features)
+	case o.chunk < 0 || o.chunk > 1<<20 || o.chunk%2 != 0:
+		return errors.New("-chunk must be a multiple of 2, at most 2^20")
+	}
+	return o.checkMemory()
+}
+
+// checkMemory checks the options that choose where the data is.
+func (o *options) checkMemory() error {
+	switch {
 	case len(o.scale) > 0 && (o.cpu || o.managed || o.write != "" || o.json != ""):
 		return errors.New("-scale chooses the memory, and excludes -cpu, -managed, -write and -json")
 	case len(o.scale) == 0 && o.python != "":
 		return errors.New("-python needs -scale")
 	case o.budget > 0 && !o.managed && len(o.scale) == 0:
 		return errors.New("-budget needs -managed: plain device memory stays where it is")
-	case o.panel < 0 || o.panel > 0 && g.Features%o.panel != 0:
-		return fmt.Errorf("-panel must divide the %d features", g.Features)
-	case o.chunk < 0 || o.chunk > 1<<20 || o.chunk%2 != 0:
-		return errors.New("-chunk must be a multiple of 2, at most 2^20")
 	case o.cpu && (o.managed || o.sim):
 		return errors.New("-cpu uses no unified memory, and no simulated GPU")
 	}
