@@ -128,7 +128,7 @@ const markup = `<script>alert(1)</script><img src=x onerror="alert('2')">&amp;</
 // What comes from results is text: it opens no element, and closes none, whatever shape the result has.
 func TestEverythingIsEscaped(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(200) {
+	for seed := range uint64(100) {
 		r := oddities{rand.New(rand.NewPCG(seed, 3))}.result()
 		checkPage(t, renderPage(t, r))
 		checkPage(t, renderPage(t, r, r))
@@ -152,7 +152,11 @@ func sampled(name string, unit result.Unit, labels result.Labels, samples ...flo
 	return result.Series{Name: name, Unit: unit, Labels: labels, Samples: samples, Stats: result.Summarize(samples)}
 }
 
-var headingLevel = regexp.MustCompile(`^h[1-6]$`)
+var (
+	headingLevel = regexp.MustCompile(`^h[1-6]$`)
+	innerLink    = regexp.MustCompile(`^#[a-z0-9-]+$`)
+	noValue      = regexp.MustCompile(`\bNaN\b|[+-]Inf\b|%!|ZgotmplZ`) // what is no text for people
+)
 
 // checkPage fails unless a page nests as the template has it, has one h1 and no heading that skips a level, ids and
 // landmarks of their own, links that lead somewhere in it, figures with a name and their values, and nothing from
@@ -176,7 +180,7 @@ func checkPage(t testing.TB, page string) {
 			words.Write(e)
 		case xml.StartElement:
 			name := e.Name.Local
-			require.Contains(t, known, name)
+			require.True(t, slices.Contains(known, name), name)
 			if headingLevel.MatchString(name) {
 				at := int(name[1] - '0')
 				require.LessOrEqual(t, at, level+1, "a heading skips a level")
@@ -189,10 +193,10 @@ func checkPage(t testing.TB, page string) {
 			for _, a := range e.Attr {
 				attributes[a.Name.Local] = a.Value
 				require.False(t, strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "src", "attribute %s", a.Name.Local)
-				require.NotRegexp(t, `NaN|Inf|%!|ZgotmplZ`, a.Name.Local+a.Value)
+				require.False(t, noValue.MatchString(a.Value), "%s=%q", a.Name.Local, a.Value)
 				switch a.Name.Local {
 				case "href":
-					require.Regexp(t, `^#[a-z0-9-]+$`, a.Value)
+					require.True(t, innerLink.MatchString(a.Value), a.Value)
 					refs = append(refs, a.Value[1:])
 				case "aria-labelledby", "aria-describedby":
 					refs = append(refs, a.Value)
@@ -218,7 +222,7 @@ func checkPage(t testing.TB, page string) {
 	for _, id := range refs {
 		require.True(t, ids[id], "#%s leads nowhere", id)
 	}
-	require.NotRegexp(t, `\bNaN\b|[+-]Inf\b|%!|ZgotmplZ`, words.String())
+	require.Empty(t, noValue.FindString(words.String()))
 	require.True(t, strings.HasSuffix(page, "</html>\n"))
 	for _, s := range []string{"http:", "https:", "url(", "@import", "xlink"} {
 		require.NotContains(t, style, s)

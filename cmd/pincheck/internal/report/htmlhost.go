@@ -144,7 +144,7 @@ func verdictOf(r *Result) verdict {
 	if sum.FailureCount > 0 {
 		lede = append(lede, units.Things(sum.FailureCount, "round trip", "round trips")+" failed.")
 	}
-	if sum.MismatchCount+sum.FailureCount == 0 && sum.VerifiedBytes > 0 && color != green {
+	if sum.MismatchCount+sum.FailureCount == 0 && sum.VerifiedBytes > 0 && !strings.Contains(clause, intactText(r)) {
 		lede = append(lede, sentence(intactText(r)))
 	}
 	lede = append(lede, shareText(r))
