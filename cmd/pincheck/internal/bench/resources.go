@@ -280,9 +280,6 @@ func isSimulated(env measure.Env) bool {
 	return slices.ContainsFunc(env.Devices, func(d *cudart.Device) bool { return d.Runtime().Library().Simulated })
 }
 
-// errDevices is the error of a plan for no device.
-var errDevices = errNoDevice
-
 // onDevices is a plan that needs a device.
 func onDevices(plan func(measure.Env) ([]measure.Group, error)) func(measure.Env) ([]measure.Group, error) {
 	return func(env measure.Env) ([]measure.Group, error) {
