@@ -144,7 +144,7 @@ func (a *answers) allAtOnce() {
 		}
 		part, note := sum.Median/alone, ""
 		if part < addUp {
-			note = "a shared uplink or host memory limits them"
+			note = "limited by a shared uplink or host memory"
 		}
 		t.Add(directionText(direction), note, sum.Quantity(), &result.Quantity{Value: part, Unit: result.Share})
 	}

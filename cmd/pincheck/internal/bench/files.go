@@ -406,7 +406,7 @@ func explainFiles(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 			}
 			note := ""
 			if i == 1 && fastest[1] < fastest[0]/2 {
-				note = "the disk limits"
+				note = "limited by the disk"
 			}
 			t.Add(c.name, note, cells...)
 		}

@@ -480,8 +480,8 @@ func (l *loop) prefetches() (cases []measure.Case) {
 
 // limits are the stages that can bound, in words.
 var limits = map[string]string{
-	string(loader.StageSource): "the source limits", string(loader.StageTransform): "computing limits",
-	string(loader.StageCopy): "copying limits", string(loader.StageConsumer): "GPU work limits",
+	string(loader.StageSource): "limited by the source", string(loader.StageTransform): "limited by computing",
+	string(loader.StageCopy): "limited by copying", string(loader.StageConsumer): "limited by GPU work",
 }
 
 // sourceNames are the sources in a table.
@@ -528,7 +528,7 @@ func (a *answers) loaded() {
 		if len(a.said) == 0 {
 			text := fmt.Sprintf("%s samples a second reach the GPU with %s and %s memory", units.Number(best.Median, 3), workersText(best.Labels.Get(workersKey)), best.Labels.Get(result.Memory))
 			if limit != "" {
-				text += ": " + limit
+				text += ", " + limit
 			}
 			a.say("%s.", text)
 		}

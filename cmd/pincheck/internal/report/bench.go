@@ -67,8 +67,11 @@ func (p *page) more(r *Result, alone bool) {
 	}
 	switch {
 	case p.style.Verbose:
-	case alone:
+	case alone && notes == 0:
 		p.flow(0, rest+": --verbose. As a page with plots: --format html")
+	case alone:
+		p.flow(0, rest+": --verbose")
+		p.flow(0, "As a page with plots: --format html")
 	default:
 		p.flow(0, "One experiment in full: pincheck bench NAME. As a page: --format html")
 		p.flow(0, rest+": --verbose")
