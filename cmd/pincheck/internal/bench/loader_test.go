@@ -188,7 +188,7 @@ func TestLoaderSaysWhatBounds(t *testing.T) {
 	t.Parallel()
 	_, dev := slowSim(t)
 	l := newLoop(t, dev, fromMemory)
-	l.data.delay = 20 * time.Millisecond // the largest part of the time on a busy machine, too
+	l.data.delay = 60 * time.Millisecond // the largest part of the time on a busy machine, too
 	for _, s := range []setting{
 		{1, byPlain, inPageable, nonBlocking, false, 0}, {0, byPlain, inPinned, nonBlocking, false, 0}, {1, byPlain, inPageable, noCopies, false, 0},
 		{1, byLoader, inPinned, nonBlocking, false, 3}, {1, byLoader, inPageable, noCopies, false, 3},

@@ -359,17 +359,6 @@ func TestWriteErrors(t *testing.T) {
 	assert.ErrorContains(t, Write(&bytes.Buffer{}, &Result{}, "xml", Style{}), `"xml"`)
 }
 
-func TestParseFormat(t *testing.T) {
-	t.Parallel()
-	for _, f := range Formats() {
-		got, err := ParseFormat(string(f))
-		require.NoError(t, err)
-		assert.Equal(t, f, got)
-	}
-	_, err := ParseFormat("xml")
-	assert.EqualError(t, err, `unknown format "xml": formats are text, json, jsonl, prometheus, csv, html`)
-}
-
 func TestStyleFor(t *testing.T) {
 	t.Parallel()
 	device, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
@@ -111,18 +110,6 @@ const (
 
 // Formats returns all formats.
 func Formats() []Format { return []Format{Text, JSON, JSONLines, Prometheus, CSV, HTML} }
-
-// ParseFormat returns the format with a name, or an error that lists all names.
-func ParseFormat(s string) (Format, error) {
-	var names []string
-	for _, f := range Formats() {
-		if s == string(f) {
-			return f, nil
-		}
-		names = append(names, string(f))
-	}
-	return "", fmt.Errorf("unknown format %q: formats are %s", s, strings.Join(names, ", "))
-}
 
 // Write writes the result in a format, by one call of w.Write, so that a result that
 // cannot be rendered leaves nothing behind. Style is for text. Numbers that are not
