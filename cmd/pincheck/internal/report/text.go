@@ -529,6 +529,9 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 		label, text = "Healthy", healthyText(r)
 	case doctor.Measured:
 		label, text = "Measured", unratedText(r)
+		if r.Command == "verify" {
+			label, text = "Verified", intactText(r)
+		}
 	case doctor.Unknown:
 		label, text, c = "Inconclusive", unknownText(r), yellow
 	case doctor.Warnings:
