@@ -108,7 +108,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`("started": )"[^"]*"`), `${1}"T"`},
 	{regexp.MustCompile(`host-7, 20[0-9: -]+ UTC`), "host-7, T"},
 	{regexp.MustCompile(`reached between [0-9]+% and [0-9]+%`), "reached between S% and S%"}, // by which copies, of a link that varies
-	{regexp.MustCompile(`\.\s+[0-9.]+\s+[nµm]?s\.\n`), ". T.\n"}, // wherever the line of the machine is broken
+	{regexp.MustCompile(`\.\s+[0-9.]+\s+[nµm]?s\.\n`), ". T.\n"},                             // wherever the line of the machine is broken
 	{regexp.MustCompile(`("(?:took_s|share_of_link|duration_ns|verified_gb_per_s|median|min|max|mean|spread|cv|p10|p90|p99|cpu_s_per_gb|stale_before_bytes)": )[-+.0-9e]+`), "${1}0"},
 	{regexp.MustCompile(`("samples": \[)[^\]]*\]`), "${1}]"},
 	{regexp.MustCompile(`("(?:version|revision|go|platform)": )"(?:devel|v[0-9][^"]*|go[0-9][^"]*|[0-9a-f]{12}(?:\+dirty)?|[a-z]+/[a-z0-9]+)"`), `${1}"X"`},
