@@ -170,12 +170,12 @@ func (f *Facts) startCode() (code cudart.Code, failed bool) {
 
 // findAll runs all checks on the facts.
 func findAll(f *Facts) []Finding {
-	all := []Finding{}
+	all, places := []Finding{}, placesOf(f.Host)
 	for _, c := range Checks() {
 		add := func(found []Finding, device *int) {
 			for _, one := range found {
 				one.ID, one.Severity, one.Device = c.ID, cmp.Or(one.Severity, c.Severity()), device
-				one.describe()
+				one.describe(places...)
 				all = append(all, one)
 			}
 		}

@@ -423,7 +423,7 @@ func (f *Facts) replaceAdvice() {
 		o.State, o.Detail = r.State, r.Detail
 		switch {
 		case r.State == Missing:
-			o.Remedy = cmp.Or(o.Remedy, o.remedy(""))
+			o.Remedy = cmp.Or(o.Remedy, o.remedy(f.Host, ""))
 		case r.State != Present:
 			o.State = Uncertain
 			fallthrough

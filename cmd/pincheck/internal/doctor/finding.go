@@ -102,14 +102,14 @@ func (f *Finding) Because() string {
 	return why
 }
 
-// describe adds what the page has of a finding.
-func (f *Finding) describe() {
+// describe adds what the page has of a finding, with the words of the places where the process runs.
+func (f *Finding) describe(places ...string) {
 	c := causeOf(f.ID, f.because)
 	if f.means != (meaning{}) {
 		known := causeOf(f.means.page, f.means.cause)
 		c.Why, c.Do, c.LastResort, c.Confidence, c.Confirm = known.Why, known.Do, known.LastResort, known.Confidence, known.Confirm
 	}
-	c = c.With(f.values)
+	c = c.With(f.values, places...)
 	f.Certainty = cmp.Or(f.Certainty, Certainty(c.Confidence), Certain)
 	if len(f.Against) > 0 {
 		f.Certainty = f.Certainty.weaker()

@@ -29,6 +29,8 @@ type Requirement struct {
 	State  State  `json:"state"`
 	Detail string `json:"detail,omitempty"` // what was found, or searched for
 	Remedy string `json:"remedy,omitempty"` // if it is missing
+
+	because string // name of the cause on the finding's page, "" for its first, until Remedy is known
 }
 
 // Require checks each part that a GPU needs, after a failure to open the library, or if
@@ -47,16 +49,18 @@ func Require(host *hostinfo.Host, opening error) []Requirement {
 		requireRuntime(failed.Attempts, opening),
 	}
 	for i := range all {
-		if all[i].State != Missing {
-			all[i].Remedy = ""
+		r := &all[i]
+		if r.State == Missing {
+			r.Remedy = r.remedy(host, r.because)
 		}
+		r.because = ""
 	}
 	return all
 }
 
-// remedy returns the remedy for a requirement that is missing, for a cause on its finding's page.
-func (r Requirement) remedy(cause string) string {
-	return causeOf("no_"+r.ID, cause).With(nil).Do
+// remedy returns the remedy for a requirement that a host lacks, for a cause on its finding's page.
+func (r *Requirement) remedy(h *hostinfo.Host, cause string) string {
+	return causeOf("no_"+r.ID, cause).With(nil, placesOf(h)...).Do
 }
 
 func requireLibc(h *hostinfo.Host) Requirement {
@@ -67,7 +71,6 @@ func requireLibc(h *hostinfo.Host) Requirement {
 	case "musl":
 		r.State = Missing
 		r.Detail = "no glibc: this system has musl (" + h.Libc.Loader + ")"
-		r.Remedy = r.remedy("")
 	}
 	return r
 }
@@ -96,11 +99,11 @@ func requireGPU(h *hostinfo.Host, container bool) Requirement {
 		r.Detail = "none of " + units.Things(h.PCICount, "PCI device", "PCI devices") + " is an NVIDIA GPU (/sys/bus/pci/devices)"
 		switch {
 		case h.Virt.VM:
-			r.Remedy = r.remedy("vm")
+			r.because = "vm"
 		case container:
-			r.Remedy = r.remedy("container")
+			r.because = "container"
 		default:
-			r.Remedy = r.remedy("host")
+			r.because = "host"
 		}
 	}
 	return r
@@ -130,16 +133,16 @@ func requireModule(h *hostinfo.Host, container bool) Requirement {
 	default:
 		r.State = Missing
 		r.Detail = "no /proc/driver/nvidia/version"
-		r.Remedy = r.remedy("host")
+		r.because = "host"
 		switch bound := boundDriver(h); {
 		case bound == "nouveau" || h.NVIDIA.HasModule("nouveau"):
 			r.Detail += "; nouveau has the GPU"
-			r.Remedy = r.remedy("nouveau")
+			r.because = "nouveau"
 		case bound == "vfio-pci":
 			r.Detail += "; vfio-pci has the GPU, for a virtual machine"
-			r.Remedy = r.remedy("vfio")
+			r.because = "vfio"
 		case container:
-			r.Remedy = r.remedy("container")
+			r.because = "container"
 		}
 	}
 	return r
@@ -167,7 +170,7 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	if h.Virt.WSL {
 		if !h.NVIDIA.HasNode("/dev/dxg") {
 			r.State, r.Detail = Missing, "no /dev/dxg"
-			r.Remedy = r.remedy("wsl")
+			r.because = "wsl"
 		}
 		return r
 	}
@@ -194,9 +197,9 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	if len(found) > 0 {
 		r.Detail += "; found " + strings.Join(found, " ")
 	}
-	r.Remedy = r.remedy("host")
+	r.because = "host"
 	if container {
-		r.Remedy = r.remedy("container")
+		r.because = "container"
 	}
 	return r
 }
@@ -212,9 +215,9 @@ func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool
 	default:
 		r.State = Missing
 		r.Detail = "no libcuda.so.1"
-		r.Remedy = r.remedy("host")
+		r.because = "host"
 		if container {
-			r.Remedy = r.remedy("container")
+			r.because = "container"
 		}
 	}
 	return r
@@ -251,6 +254,6 @@ func requireRuntime(attempts []cudart.Attempt, opening error) Requirement {
 			break
 		}
 	}
-	r.Remedy = r.remedy("")
+	r.because = ""
 	return r
 }

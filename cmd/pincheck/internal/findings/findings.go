@@ -133,10 +133,12 @@ var (
 	inCode   = regexp.MustCompile(`<[^<>]+>`)            // words that stand for others in code
 )
 
-// With returns the cause with values in the place of the words that stand for them. Of the marks of Markdown
-// only the code quotes of Do, LastResort and Confirm remain.
-func (c Cause) With(values Values) Cause {
+// With returns the cause with values in the place of the words that stand for them, and with the words of the first
+// of the places that has some for each need. Of the marks of Markdown only the code quotes of Do, LastResort and
+// Confirm remain.
+func (c Cause) With(values Values, places ...string) Cause {
 	put := func(text string) string {
+		text = at(text, places)
 		return variable.ReplaceAllStringFunc(text, func(marked string) string {
 			if marked[0] == '`' {
 				return inCode.ReplaceAllStringFunc(marked, func(word string) string {
@@ -154,7 +156,7 @@ func (c Cause) With(values Values) Cause {
 
 // Variables returns the words that stand for values.
 func (c Cause) Variables() (words []string) {
-	for _, marked := range variable.FindAllString(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.LastResort+"\n"+c.Confirm, -1) {
+	for _, marked := range variable.FindAllString(at(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.LastResort+"\n"+c.Confirm, nil), -1) {
 		found := []string{marked}
 		if marked[0] == '`' {
 			found = inCode.FindAllString(marked, -1)
@@ -199,7 +201,12 @@ func parse(id, text string) (*Page, error) {
 	if head == nil || head[1] != id {
 		return malformed("it does not begin with # %s and a line such as Warning: title.", id)
 	}
-	p := &Page{ID: id, Severity: strings.ToLower(head[2]), Title: head[3], Text: text}
+	for _, braced := range need.FindAllStringSubmatch(text, -1) {
+		if needs[braced[1]] == nil {
+			return malformed("{%s} is no need of places.go", braced[1])
+		}
+	}
+	p := &Page{ID: id, Severity: strings.ToLower(head[2]), Title: head[3], Text: at(text, nil)}
 	section := ""
 	var item *string // that is being read
 	for line := range strings.Lines(text) {

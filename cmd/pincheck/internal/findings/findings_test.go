@@ -1,7 +1,9 @@
 package findings
 
 import (
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,6 +45,7 @@ func TestPagesOfAnotherFormAreErrors(t *testing.T) {
 		{"- Do: nothing", "- Cost: nothing", `"other" has no remedy`},
 		{"### other", "### heat", `duplicate cause "heat"`},
 		{"## Causes", "## Reasons", "it has no cause"},
+		{"- Do: nothing", "- Do: {luck}", "{luck} is no need"},
 	} {
 		require.Contains(t, page, c.old)
 		_, err := parse("slow", strings.Replace(page, c.old, c.new, 1))
@@ -71,6 +74,43 @@ func TestEachFindingIsInOneGroup(t *testing.T) {
 	assert.ElementsMatch(t, IDs(), grouped)
 }
 
+// places are all that any need has words for.
+func places() (all []string) {
+	for _, rows := range needs {
+		for _, row := range rows {
+			if !slices.Contains(all, row.place) {
+				all = append(all, row.place)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Words for a place name no tool of another. Each need has general words, at the end.
+func TestWordsForAPlaceAreOfThatPlace(t *testing.T) {
+	t.Parallel()
+	tools := map[string]string{
+		"kubernetes": `kubelet|Kubernetes|resources\.|the resources of|securityContext`, "docker": `\bdocker\b|Docker`, "podman": `\bpodman\b`, "apptainer": `\bapptainer\b`,
+		"enroot": `\benroot\b`, "lxc": `\bincus\b|Proxmox`, "flatpak": `\bflatpak\b`, "slurm": `\bsrun\b|\bsbatch\b|Slurm`, "systemd": `\bsystemctl\b`,
+	}
+	assert.ElementsMatch(t, append(slices.Collect(maps.Keys(tools)), ""), places())
+	for name, rows := range needs {
+		assert.Empty(t, rows[len(rows)-1].place, name)
+		for i, row := range rows {
+			assert.False(t, slices.ContainsFunc(rows[:i], func(r struct{ place, do string }) bool { return r.place == row.place }), "%s: duplicate %q", name, row.place)
+			assert.True(t, strings.HasSuffix(row.do, "."), "%s: a sentence: %s", name, row.do)
+			for place, tool := range tools {
+				if row.place != "" {
+					assert.Equal(t, place == row.place, regexp.MustCompile(tool).MatchString(row.do), "%s at %s: tools of %s: %s", name, row.place, place, row.do)
+				}
+			}
+		}
+	}
+	assert.Equal(t, "x: "+needs["gpu"][1].do, at("x: {gpu}", []string{"unknown", "docker", "slurm"}), "the first place that has words")
+	assert.Equal(t, needs["gpu"][len(needs["gpu"])-1].do, at("{gpu}", nil))
+}
+
 // Terminals and the HTML page show by the code quotes what can be copied: a command has them, and is whole.
 func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 	t.Parallel()
@@ -80,7 +120,11 @@ func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 	for _, id := range IDs() {
 		p, _ := Get(id)
 		for _, c := range p.Causes {
-			for _, text := range []string{c.Do, c.LastResort, c.Confirm} {
+			texts := []string{c.LastResort, c.Confirm}
+			for _, place := range places() {
+				texts = append(texts, at(c.Do, []string{place}))
+			}
+			for _, text := range texts {
 				parts := strings.Split(text, "`")
 				assert.Equal(t, 1, len(parts)%2, "%s: code quotes come in pairs: %s", id, text)
 				for i, part := range parts {

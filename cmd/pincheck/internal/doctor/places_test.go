@@ -1,0 +1,47 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+)
+
+// A remedy has the words of the place where the process runs.
+func TestRemediesAreOfThePlace(t *testing.T) {
+	t.Parallel()
+	const gpu, memory, quota = "container_without_gpu", "little_headroom", "few_cpus/quota"
+	for name, c := range map[string]struct {
+		virt hostinfo.Virt
+		env  map[string]string
+		want map[string]string // by finding, and its cause if that is not the first
+		not  string
+	}{
+		"bare":                {want: map[string]string{memory: "docker update --memory=SIZE CONTAINER"}},
+		"docker":              {virt: hostinfo.Virt{Container: "docker"}, want: map[string]string{gpu: "docker run --gpus all IMAGE", memory: "docker update --memory=SIZE --memory-swap=SIZE CONTAINER"}, not: "Kubernetes"},
+		"kubernetes":          {virt: hostinfo.Virt{Container: "kubernetes"}, want: map[string]string{gpu: "nvidia.com/gpu in the resources", memory: "resources.limits.memory", quota: "resources.limits.cpu"}, not: "docker run"},
+		"podman":              {virt: hostinfo.Virt{Container: "podman"}, want: map[string]string{gpu: "podman run --device nvidia.com/gpu=all IMAGE"}, not: "docker run"},
+		"apptainer":           {virt: hostinfo.Virt{Container: "apptainer"}, want: map[string]string{gpu: "apptainer exec --nv IMAGE PROGRAM"}, not: "docker run"},
+		"a unit":              {virt: hostinfo.Virt{Unit: "train.service"}, want: map[string]string{memory: "MemoryMax=SIZE", quota: "CPUQuota=800%"}, not: "docker"},
+		"a unit's container":  {virt: hostinfo.Virt{Unit: "docker.service", Container: "docker"}, want: map[string]string{memory: "docker update"}, not: "systemctl"},
+		"a job":               {env: map[string]string{"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}, want: map[string]string{memory: "sbatch --mem=SIZE SCRIPT", quota: "--cpus-per-task"}, not: "docker"},
+		"a job without a GPU": {virt: hostinfo.Virt{Container: "enroot"}, env: map[string]string{"SLURM_JOB_ID": "7"}, want: map[string]string{gpu: "srun --gres=gpu:1 PROGRAM"}, not: "docker run"},
+		"a job's container":   {virt: hostinfo.Virt{Container: "enroot"}, env: map[string]string{"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}, want: map[string]string{gpu: "enroot start", memory: "sbatch --mem"}, not: "docker run"},
+		"another runtime":     {virt: hostinfo.Virt{Container: "containerd"}, want: map[string]string{gpu: "In Kubernetes set"}},
+	} {
+		places := placesOf(&hostinfo.Host{Virt: c.virt, Env: c.env})
+		for id, want := range c.want {
+			id, cause, _ := strings.Cut(id, "/")
+			f := Finding{ID: id, because: cause}
+			f.describe(places...)
+			assert.Contains(t, f.Remedy, want, "%s: %s", name, id)
+			assert.NotContains(t, f.Remedy, "{", "%s: %s", name, id)
+			if c.not != "" {
+				assert.NotContains(t, f.Remedy, c.not, "%s: %s", name, id)
+			}
+		}
+	}
+	assert.Empty(t, placesOf(nil))
+}
