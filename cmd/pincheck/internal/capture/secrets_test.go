@@ -88,7 +88,7 @@ func TestArchivesHaveNoSecrets(t *testing.T) {
 
 // plant sets all strings of a value that JSON has, makes what is absent, and returns how many they were.
 func plant(v reflect.Value, text string, depth int) (n int) {
-	if depth > 12 {
+	if depth > 16 {
 		return 0
 	}
 	switch v.Kind() {
