@@ -11,10 +11,12 @@ var (
 	markdownLink   = regexp.MustCompile(`\[([^\]]*)\]\(([^)]*)\)`)
 	markdownItalic = regexp.MustCompile("`[^`]*`|\\*([^*]+)\\*") // or code, in which stars are stars
 	markdownItem   = regexp.MustCompile(`^(?:- |\d+\. )`)
+	markdownAdvice = regexp.MustCompile(`^(?:Do|Last resort|To confirm): `) // of a cause
 )
 
 // WriteMarkdown writes a page for a terminal: headings, paragraphs, lists and blocks of code, in lines of the
-// style's width; a command stays in one line if it fits. Words in italics stand for what is found on a host, and are written in angle brackets.
+// style's width. A command of a remedy has a line of its own, another stays in one line if it fits. Words in italics
+// stand for what is found on a host, and are written in angle brackets.
 func WriteMarkdown(w io.Writer, text string, s Style) error {
 	var b strings.Builder
 	var paragraph []string
@@ -34,7 +36,12 @@ func WriteMarkdown(w io.Writer, text string, s Style) error {
 			}
 			return marked
 		})
-		for _, line := range wrapCode(plain(text), s.width()-len(indent)) {
+		lines := wrapCode(plain(text), s.width()-len(indent))
+		if label := markdownAdvice.FindString(text); label != "" {
+			lines = stepLines(text[len(label):], s.width()-len(indent)-len(label))
+			lines[0] = label + lines[0]
+		}
+		for _, line := range lines {
 			b.WriteString(first + line + "\n")
 			first = indent
 		}

@@ -14,8 +14,8 @@ import (
 func TestMarkdownOnATerminal(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	require.NoError(t, WriteMarkdown(&b, "# no_uvm\n\nCUDA needs `nvidia_uvm`,\nand [a page](https://example.org) of *some more* GPUs (`c *:* rwm`).\n\n- Why: the module is loaded by the first program\n  that uses CUDA\n- Do: x\n\n```\nmake  it\n```\n", Style{Width: 40}))
-	assert.Equal(t, "no_uvm\n\nCUDA needs nvidia_uvm, and a page\n(https://example.org) of <some more>\nGPUs (c *:* rwm).\n\n- Why: the module is loaded by the first\n  program that uses CUDA\n- Do: x\n\n    make it\n", b.String())
+	require.NoError(t, WriteMarkdown(&b, "# no_uvm\n\nCUDA needs `nvidia_uvm`,\nand [a page](https://example.org) of *some more* GPUs (`c *:* rwm`).\n\n- Why: the module is loaded by the first program\n  that uses CUDA\n- Do: load it: `sudo modprobe nvidia_uvm --first-time`. Try again.\n\n```\nmake  it\n```\n", Style{Width: 40}))
+	assert.Equal(t, "no_uvm\n\nCUDA needs nvidia_uvm, and a page\n(https://example.org) of <some more>\nGPUs (c *:* rwm).\n\n- Why: the module is loaded by the first\n  program that uses CUDA\n- Do: Load it:\n    sudo modprobe nvidia_uvm --first-time\n  Try again.\n\n    make it\n", b.String())
 }
 
 // No page of a finding is wider than the terminal, or shows its markup.
@@ -27,7 +27,7 @@ func TestPagesOfFindingsOnATerminal(t *testing.T) {
 		var b strings.Builder
 		require.NoError(t, WriteMarkdown(&b, p.Text, Style{Width: 80}))
 		for line := range strings.Lines(b.String()) {
-			if command := strings.HasPrefix(line, "  "); !command { // which is not wrapped
+			if command := strings.HasPrefix(line, "    "); !command { // which is not wrapped
 				assert.LessOrEqual(t, len([]rune(strings.TrimRight(line, "\n"))), 80, "%s", line)
 			}
 		}
