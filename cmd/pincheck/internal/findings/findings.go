@@ -13,6 +13,7 @@
 //   - Why: the cause, if it is known
 //   - Cost: what it costs, in seconds or as a factor
 //   - Do: the remedy, as an imperative. A command on a line of its own follows a colon and ends its sentence.
+//     A need in braces, such as {gpu}, stands for the words of the place where the process runs (places.go).
 //   - Last resort: a remedy that cannot be undone or stops the work of others (a reset, a reboot, a new
 //     card). It is printed only if the cause is certain.
 //   - Confidence: likely or possible. Without it the cause is certain. A check may set another one.
