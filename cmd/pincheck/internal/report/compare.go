@@ -41,11 +41,10 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 	case Text:
 		t := &comparison{Comparison: c, Buffer: &b, style: s, width: max(s.width(), numbers+1), all: all}
 		t.write()
+		return s.write(w, b.String())
 	default:
 		return fmt.Errorf("a comparison is written as text or json, not as %s", f)
 	}
-	_, err := w.Write(b.Bytes())
-	return err
 }
 
 const numbers = 39 // columns of a pair's numbers

@@ -62,6 +62,5 @@ func WriteList(w io.Writer, entries [][2]string, s Style) error {
 			head = strings.Repeat(" ", width)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return s.write(w, b.String())
 }

@@ -69,6 +69,5 @@ func WriteMarkdown(w io.Writer, text string, s Style) error {
 		}
 	}
 	flush()
-	_, err := io.WriteString(w, b.String())
-	return err
+	return s.write(w, b.String())
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -357,6 +360,24 @@ func TestWriteErrors(t *testing.T) {
 		assert.ErrorContains(t, Write(failing{}, results(t)["healthy"], f, Style{}), "no space")
 	}
 	assert.ErrorContains(t, Write(&bytes.Buffer{}, &Result{}, "xml", Style{}), `"xml"`)
+}
+
+// Without UTF-8 every character is ASCII, and columns stay where they are.
+func TestTextWithoutUTF8(t *testing.T) {
+	t.Parallel()
+	for locale, want := range map[string]bool{"": false, "C.UTF-8": false, "en_US.utf8": false, "C": true, "POSIX": true, "de_DE.ISO-8859-1": true} {
+		assert.Equal(t, want, StyleFor(io.Discard, func(name string) string {
+			return map[string]string{"LANG": locale, "NO_COLOR": "1"}[name]
+		}).ASCII, locale)
+	}
+	r := results(t)["bench"]
+	r.Benches[0].Answers = []string{"Host größer."}
+	text, ascii := render(t, r, Text, Style{Verbose: true}), render(t, r, Text, Style{Verbose: true, ASCII: true})
+	assert.Contains(t, text, "█")
+	assert.Contains(t, ascii, "####")
+	assert.Contains(t, ascii, "Host gr??er.")
+	assert.Equal(t, -1, strings.IndexFunc(ascii, func(r rune) bool { return r > unicode.MaxASCII }))
+	assert.Equal(t, utf8.RuneCountInString(text), len(ascii))
 }
 
 func TestStyleFor(t *testing.T) {

@@ -133,6 +133,7 @@ func Write(w io.Writer, r *Result, f Format, s Style) error {
 		return err
 	case Text:
 		writeText(&b, r, s)
+		return s.write(w, b.String())
 	case Prometheus:
 		writePrometheus(&b, r)
 	case CSV:

@@ -1,8 +1,11 @@
 package report
 
 import (
+	"cmp"
 	"io"
 	"os"
+	"strings"
+	"unicode"
 
 	"golang.org/x/term"
 )
@@ -12,6 +15,7 @@ type Style struct {
 	Color   bool
 	Width   int  // in columns; 0 means 80
 	Verbose bool // all that there is, not only the answer and a table of each thing
+	ASCII   bool // no other characters: bars of # and us for microseconds
 }
 
 const (
@@ -24,13 +28,38 @@ const (
 // NO_COLOR, set to anything, and TERM=dumb switch colour off; CLICOLOR_FORCE, set to
 // anything but 0, switches it on unless NO_COLOR is set. getenv is as os.Getenv.
 func StyleFor(w io.Writer, getenv func(string) string) Style {
-	s := Style{Width: Width(w)}
+	s := Style{Width: Width(w), ASCII: !hasUTF8(getenv)}
 	if getenv("NO_COLOR") != "" {
 		return s
 	}
 	force := getenv("CLICOLOR_FORCE")
 	s.Color = force != "" && force != "0" || getenv("TERM") != "dumb" && IsTerminal(w)
 	return s
+}
+
+// hasUTF8 reports whether the locale has UTF-8. Without a locale it is taken to, as containers have none.
+func hasUTF8(getenv func(string) string) bool {
+	locale := cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG"))
+	charset := strings.ReplaceAll(strings.ToLower(locale), "-", "")
+	return locale == "" || strings.Contains(charset, "utf8")
+}
+
+// asciiForms are one character each, so that columns stay.
+var asciiForms = strings.NewReplacer("µ", "u", "…", "~", "–", "-", "×", "x", "·", ".", "±", "+", "\u00a0", " ",
+	"█", "#", "▉", "#", "▊", "#", "▋", "#", "▌", "#", "▍", " ", "▎", " ", "▏", " ", "▇", "#", "▆", "#", "▅", "=", "▄", "=", "▃", "-", "▂", "-", "▁", "_")
+
+// write writes text in the characters of the style.
+func (s Style) write(w io.Writer, text string) error {
+	if s.ASCII {
+		text = strings.Map(func(r rune) rune {
+			if r > unicode.MaxASCII {
+				return '?'
+			}
+			return r
+		}, asciiForms.Replace(text))
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // IsTerminal reports whether w is a terminal.
