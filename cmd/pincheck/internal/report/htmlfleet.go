@@ -72,6 +72,9 @@ func fleetPage(all []*Result) webPage {
 	switch d.Verdict.Tone = worst.Tone; worst.Tone {
 	case okay: // so all are
 		d.Verdict.Title = fmt.Sprintf("All %d hosts are %s", n, worst.what)
+		if n == 2 {
+			d.Verdict.Title = "Both hosts are " + worst.what
+		}
 	case unclear:
 		d.Verdict.Title = fmt.Sprintf("%d of %d runs are %s", n, len(all), worst.what)
 	default:
@@ -291,7 +294,7 @@ func hostFolds(rows []hostRow) (out []fold) {
 		healthy.Folds = append(healthy.Folds, f)
 	}
 	if n := len(healthy.Folds); n > 0 {
-		healthy.Title, healthy.Answer = units.Things(n, "host", "hosts")+" without problems or warnings", units.Count(notes)+" of them with notes"
+		healthy.Title, healthy.Answer = units.Things(n, "host", "hosts")+" without problems or warnings", units.Count(notes)+" with notes"
 		out = append(out, healthy)
 	}
 	return out
