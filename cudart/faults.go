@@ -6,7 +6,7 @@ import (
 )
 
 // The faults of a timeline are the errors of calls that recorded or queried its events,
-// any of which may be an error of the stream's work. They are guarded by timeline.mu.
+// and each of them may be an error of the stream's work. They are guarded by timeline.mu.
 type faults struct {
 	inRow  int         // since the last call that succeeded
 	some   atomic.Bool // ranges is not empty

@@ -131,7 +131,7 @@ func (s *session) names() (n capture.Names) {
 
 // readArchive puts the facts of an archive into the result.
 func (s *session) readArchive() error {
-	if unused := setFlags(s.cmd, onGPUs...); len(unused) > 0 {
+	if unused := given(s.cmd, "device", "library", "sim"); len(unused) > 0 {
 		return usagef("--from excludes %s: an archive is read, and no GPU is used", strings.Join(unused, ", "))
 	}
 	a, err := readFile(s.from, s.cmd.InOrStdin(), func(r io.Reader) (*capture.Archive, error) {

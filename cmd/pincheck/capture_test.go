@@ -256,3 +256,31 @@ func FuzzFacts(f *testing.F) {
 		}
 	})
 }
+
+// --from refuses flags that need a machine, and names the command that shows a result. --timeout works.
+func TestFromRefusesWhatItCannotUse(t *testing.T) {
+	t.Parallel()
+	sys := failing(t, "h200-vm", errors.New("an archive needs no library"))
+	dir := t.TempDir()
+	archive, result := filepath.Join(dir, "a.tar.gz"), filepath.Join(dir, "a.json")
+	call(t, sys, "capture", "-o", archive)
+	call(t, sys, "--format", "json", "-o", result)
+	for args, want := range map[string]string{
+		"--sim --device 0": "--from excludes --device, --sim: an archive is read, and no GPU is used",
+		"--library x.so":   "--from excludes --library: an archive is read, and no GPU is used",
+	} {
+		got := call(t, sys, append(strings.Fields(args), "--from", archive)...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Contains(t, got.stderr, want, args)
+	}
+	got := call(t, sys, "--from", result)
+	assert.Equal(t, exitUsage, got.code)
+	assert.Contains(t, got.stderr, "this is a result file, not an archive of pincheck\ncapture. To show it, run: pincheck report "+result+"\n")
+	assert.Less(t, call(t, sys, "--from", archive, "--timeout", "1h").code, exitUsage)
+
+	for flag, want := range map[string]string{"--sim": "--sim: with files nothing is measured or evaluated again", "--fail-on=note": "--fail-on: with files"} {
+		got := call(t, sys, "report", result, "-o", filepath.Join(dir, "page.html"), flag)
+		assert.Equal(t, exitUsage, got.code, flag)
+		assert.Contains(t, got.stderr, want, flag)
+	}
+}

@@ -184,8 +184,8 @@ func unknownFlag(cmd *cobra.Command, name string) error {
 	return usagef("unknown flag --%s", name)
 }
 
-// setFlags returns the flags among names that the command line has, with their dashes.
-func setFlags(cmd *cobra.Command, names ...string) (set []string) {
+// given returns the flags among names that the command line has, with their dashes.
+func given(cmd *cobra.Command, names ...string) (set []string) {
 	for _, name := range names {
 		if cmd.Flags().Changed(name) {
 			set = append(set, "--"+name)

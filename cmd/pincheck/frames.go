@@ -51,7 +51,7 @@ func (f *frameFlags) register(cmd *cobra.Command) {
 // validate returns what the flags ask for, zeros for flags that are not set.
 func (f *frameFlags) validate(cmd *cobra.Command, chosen []measure.Experiment) (out measure.Frames, err error) {
 	changed := cmd.Flags().Changed
-	if set := setFlags(cmd, "batch", "shape", "dtype", "repeats", "warmup"); len(set) > 0 && len(chosen) != 1 {
+	if set := given(cmd, "batch", "shape", "dtype", "repeats", "warmup"); len(set) > 0 && len(chosen) != 1 {
 		return out, usagef("%s: run bench %s alone", set[0], framesExperiment)
 	}
 	size := elementBytes[f.dtype]

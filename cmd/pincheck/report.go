@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -91,7 +92,7 @@ func (o *options) showFiles(cmd *cobra.Command, names []string) error {
 	if o.format != string(report.HTML) {
 		return usagef("--format %s: results in files are shown as html only", o.format)
 	}
-	if unused := setFlags(cmd, append(ofFindings, "device", "library", "sim", "full", "no-host-name", "verbose")...); len(unused) > 0 {
+	if unused := given(cmd, slices.Concat(ofFindings, []string{"device", "library", "sim", "full", "no-host-name", "verbose"})...); len(unused) > 0 {
 		return usagef("%s: with files nothing is measured or evaluated again", strings.Join(unused, ", "))
 	}
 	if _, err := o.validate(); err != nil {

@@ -129,7 +129,7 @@ func (w *watch) writeTextfile(now time.Time) {
 	}
 	err := report.WriteFile(w.textfile, report.WatchMetrics(w.seen.now(), now))
 	if err != nil && !w.failed {
-		complain(w.stderr, w.cmd, fmt.Errorf("--textfile: %w; this is said once", err))
+		complain(w.stderr, w.cmd, fmt.Errorf("--textfile: %w (reported once)", err))
 	}
 	w.failed = err != nil
 }

@@ -1,4 +1,4 @@
-// What experiments conclude from their series: sentences, of which the first is the headline, and tables.
+// What experiments conclude from their series: sentences, the headline first, and tables.
 
 package bench
 
@@ -189,7 +189,7 @@ func (a *answers) largest(name string, pairs ...string) *result.Series {
 }
 
 // other returns the series of a name under the conditions of s, but for the labels given as keys and values in turn;
-// nil if there is none, or if s is nil.
+// nil for no such series, and for a nil s.
 func (a *answers) other(s *result.Series, name string, pairs ...string) *result.Series {
 	return other(a.Bench, s, name, pairs...)
 }
@@ -223,7 +223,7 @@ func sizeOf(l result.Labels) int {
 	return n
 }
 
-// onFirst is said of what was measured on the first of several devices alone.
+// onFirst ends sentences about figures that were measured on the first of several devices only.
 func onFirst(env measure.Env, why string) func() []string {
 	return func() []string {
 		if len(env.Devices) < 2 {

@@ -26,7 +26,7 @@ var (
 
 // WriteHTML writes one HTML file about results, which needs nothing else: no network and no script. One result is
 // shown in full, several as a fleet. It follows the reader's light or dark colors, fits a phone, and prints. The error
-// is that of w; there is none for data of odd shapes, which is shown as far as it can be.
+// is that of w. Data of odd shapes is no error: the page shows as much of it as it can.
 func WriteHTML(w io.Writer, all ...*Result) error {
 	finites := make([]*Result, len(all))
 	for i, r := range all {

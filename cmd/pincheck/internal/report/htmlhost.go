@@ -212,7 +212,7 @@ func cardsOf(r *Result, prefix string) (cards, notes []card) {
 	return cards, notes
 }
 
-// seen returns what was seen of findings that say the same of several GPUs: of which, unless it is the same of all.
+// seen returns the evidence of findings that are the same for several GPUs. Evidence that differs names its GPU.
 func seen(same []doctor.Finding) (out []string) {
 	if !slices.ContainsFunc(same, func(f doctor.Finding) bool { return !slices.Equal(f.Evidence, same[0].Evidence) }) {
 		return same[0].Evidence
