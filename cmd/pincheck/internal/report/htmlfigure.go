@@ -192,18 +192,16 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 		return f, false
 	}
 	unit := all[0].Unit
-	xs := map[float64]bool{}
-	lines := !slices.ContainsFunc(all, func(s *result.Series) bool {
-		x, ok := numberOf(s, p.x)
-		xs[x] = true
-		return !ok || s.Unit != unit
-	}) && len(xs) >= 3 && len(xs) <= maxPoints
+	lowest, lines := p.asLines(all)
 	if _, numeric := numberOf(all[0], p.x); numeric && !lines && p.by != "" && p.title == nil { // too few for lines
 		p.at, p.x, p.by = p.x, p.by, ""
 	}
 	table := all
 	if p.at != "" {
 		all = largest(all, p.at)
+	}
+	if !lines {
+		table = all
 	}
 	at := largest(all, p.x)
 	d := drawn{of: map[string]float64{}}
@@ -214,18 +212,11 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 		d.groups = groupsOf(at)
 	}
 	what, gpus := p.fill(&d, all, lines)
-	n, top := 0, d.greatest()
-	for _, t := range d.Traces {
-		n += len(t.Points)
-	}
-	if n < 2 || !(top > 0) || len(d.Traces) > maxTraces || !lines && d.Names == nil {
+	top := d.greatest()
+	if d.points() < 2 || !(top > 0) || len(d.Traces) > maxTraces || !lines && d.Names == nil {
 		return f, false
 	}
-	for _, s := range at {
-		if e := s.Expected; e != nil && e.Value > 0 && s.Labels.Get(result.Direction) != result.Both && d.Level == nil {
-			d.Level = &level{e.Value, "reference"}
-		}
-	}
+	d.Level = cmp.Or(d.Level, referenceOf(at))
 	d.Unit = unitFor(unit, top)
 	if unit == result.PerSecond {
 		d.Unit.Name = rateName(d.Unit.Name, p.series)
@@ -238,6 +229,64 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 	default:
 		return f, false
 	}
+	where := p.conditions(&d, all, gpus, lines)
+	f.Title, f.What, f.Desc = prose(f.Title), prose(capital(joined(joinedWith(" ", d.Unit.Name, p.what), where, what))+"."), prose(d.describe())
+	if lines {
+		d.Log = lowest > 0 && (strings.HasSuffix(p.x, "_bytes") || len(distinctNumbers(table, p.x)) > 3)
+		f.Plot = drawLines(d.chart)
+	} else {
+		f.Plot = drawBars(d.chart)
+	}
+	f.Table = viewTable(result.View{Title: p.what, X: p.x, Lines: p.columns(table)}, table)
+	return f, true
+}
+
+// distinctNumbers returns the numbers that series have at a label, ascending.
+func distinctNumbers(all []*result.Series, key string) []float64 {
+	var xs []float64
+	for _, s := range all {
+		if x, ok := numberOf(s, key); ok {
+			xs = append(xs, x)
+		}
+	}
+	slices.Sort(xs)
+	return slices.Compact(xs)
+}
+
+// asLines reports whether series can be lines: of one unit, over three numbers or more. It returns the lowest number.
+func (p *plan) asLines(all []*result.Series) (lowest float64, ok bool) {
+	other := func(s *result.Series) bool {
+		_, ok := numberOf(s, p.x)
+		return !ok || s.Unit != all[0].Unit
+	}
+	xs := distinctNumbers(all, p.x)
+	if slices.ContainsFunc(all, other) || len(xs) < 3 || len(xs) > maxPoints {
+		return 0, false
+	}
+	return xs[0], true
+}
+
+// points returns the number of points of all traces.
+func (d *drawn) points() (n int) {
+	for _, t := range d.Traces {
+		n += len(t.Points)
+	}
+	return n
+}
+
+// referenceOf returns the reference of the first series that has one, nil for none. That of both directions is twice as
+// high as the others.
+func referenceOf(all []*result.Series) *level {
+	for _, s := range all {
+		if e := s.Expected; e != nil && e.Value > 0 && s.Labels.Get(result.Direction) != result.Both {
+			return &level{e.Value, "reference"}
+		}
+	}
+	return nil
+}
+
+// conditions are what all that is drawn has in common, in words.
+func (p *plan) conditions(d *drawn, all []*result.Series, gpus []int, lines bool) string {
 	where := ""
 	if lines && !strings.HasSuffix(p.x, "_bytes") {
 		where = "by number of " + labelKey(p.x)
@@ -248,24 +297,17 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 	if len(gpus) > 1 && p.x != result.Device && len(d.groups) < 2 {
 		where = joined(where, fmt.Sprintf("GPU %d", gpus[0]))
 	}
-	f.Title, f.What, f.Desc = prose(f.Title), prose(capital(joined(joinedWith(" ", d.Unit.Name, p.what), where, what))+"."), prose(d.describe())
-	if lines {
-		d.Log = slices.Min(slices.Collect(maps.Keys(xs))) > 0 && (strings.HasSuffix(p.x, "_bytes") || len(xs) > 3)
-		f.Plot = drawLines(d.chart)
-	} else {
-		f.Plot = drawBars(d.chart)
-	}
-	if !lines {
-		table = all
-	}
-	var columns []string
+	return where
+}
+
+// columns are the keys that tell the rows of a table with one value of x apart.
+func (p *plan) columns(table []*result.Series) (keys []string) {
 	for _, key := range []string{p.heads, result.Device, p.by} {
-		if key != "" && key != p.x && !slices.Contains(columns, key) && slices.ContainsFunc(table, func(s *result.Series) bool { return s.Labels.Get(key) != table[0].Labels.Get(key) }) {
-			columns = append(columns, key)
+		if key != "" && key != p.x && !slices.Contains(keys, key) && slices.ContainsFunc(table, func(s *result.Series) bool { return s.Labels.Get(key) != table[0].Labels.Get(key) }) {
+			keys = append(keys, key)
 		}
 	}
-	f.Table = viewTable(result.View{Title: p.what, X: p.x, Lines: columns}, table)
-	return f, true
+	return keys
 }
 
 // A kind tells traces apart.
