@@ -41,7 +41,12 @@ func TestSoakBuffers(t *testing.T) {
 		faults.Add(1)
 		return fmt.Errorf("%w: %w", errFault, unix.ENOMEM)
 	})
-	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()} // before calls fail
+	// Before calls fail:
+	streams := []*cudart.Stream{g.Stream, g.NewStream(), g.NewStream()}
+	workers := 4 * runtime.GOMAXPROCS(0)
+	const place = 4 * mib
+	mem := g.Device(workers * place)
+	require.NoError(t, g.Dev.Memset(mem, 0, workers*place))
 	if g.Sim != nil {
 		failAtRandom(g.Sim, &faults)
 	}
@@ -90,10 +95,6 @@ func TestSoakBuffers(t *testing.T) {
 		cycles.Add(1)
 	}
 
-	workers := 4 * runtime.GOMAXPROCS(0)
-	const place = 4 * mib
-	mem := g.Device(workers * place)
-	require.NoError(t, g.Dev.Memset(mem, 0, workers*place))
 	run := func(d time.Duration) {
 		until := time.Now().Add(d)
 		var wg sync.WaitGroup

@@ -196,9 +196,13 @@ func (s *Sim) Close() error {
 		s.mu.Unlock()
 		return nil
 	}
+	return errors.Join(s.outstandingError(), s.closeLocked())
+}
+
+// closeLocked needs mu, which it unlocks.
+func (s *Sim) closeLocked() error {
 	s.life.Seal()
 	s.slot.release()
-	left := s.outstandingError()
 	close(s.closing)
 	s.wakeAll()
 	s.mu.Unlock()
@@ -206,13 +210,13 @@ func (s *Sim) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	if s.life.Wait(ctx) != nil {
-		return errors.Join(left, s.internalErrors(),
+		return errors.Join(s.internalErrors(),
 			fmt.Errorf("%s: a host function or a call is still running %v after Close", s, closeTimeout))
 	}
 	s.mu.Lock()
 	s.blocks.drop()
 	s.mu.Unlock()
-	return errors.Join(left, s.internalErrors())
+	return s.internalErrors()
 }
 
 // Check returns an error that lists what is outstanding (see [Outstanding]),
@@ -222,6 +226,13 @@ func (s *Sim) Close() error {
 //	t.Cleanup(func() { require.NoError(t, sim.Check()); require.NoError(t, sim.Close()) })
 func (s *Sim) Check() error {
 	s.mu.Lock()
+	err := s.checkLocked()
+	s.mu.Unlock()
+	return errors.Join(err, s.internalErrors())
+}
+
+// checkLocked is Check without the internal errors. It needs mu.
+func (s *Sim) checkLocked() error {
 	errs := []error{s.outstandingError()}
 	for _, m := range s.misuses {
 		errs = append(errs, errors.New(m.String()))
@@ -229,8 +240,7 @@ func (s *Sim) Check() error {
 	if more := s.misused - len(s.misuses); more > 0 {
 		errs = append(errs, fmt.Errorf("and %d more misuses", more))
 	}
-	s.mu.Unlock()
-	return errors.Join(append(errs, s.internalErrors())...)
+	return errors.Join(errs...)
 }
 
 // wakeAll makes everything that waits look again. It needs mu.

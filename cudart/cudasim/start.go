@@ -67,16 +67,20 @@ func open(ctx context.Context, cfg Config) (*Sim, *cudart.Runtime, error) {
 	return sim, rt, nil
 }
 
-// end closes the simulator, and returns what Check finds. A stream that is closed during a call on it is
-// destroyed by the goroutine that makes the call, a moment after that returns: end waits for it. It counts polls
-// instead of time, during which the process may stand still.
+// end closes the simulator, and returns what Check finds. What an abandoned call has made is released by the goroutine
+// that makes the call, a moment after that returns: end waits until nothing is outstanding, and closes in the same
+// instant, after which a call makes nothing. It counts polls instead of time, during which the process may stand still.
 func (s *Sim) end() error {
-	for polls := 0; s.Outstanding() != (Outstanding{}) && polls < 3000; polls++ {
+	s.mu.Lock()
+	for polls := 0; s.outstanding() != (Outstanding{}) && polls < 3000; polls++ {
+		s.mu.Unlock()
 		time.Sleep(time.Millisecond)
+		s.mu.Lock()
 	}
-	err := s.Check()
-	if closing := s.Close(); err == nil { // else it would report the same again
-		err = closing
+	err := s.checkLocked()
+	if s.life.Sealed() {
+		s.mu.Unlock()
+		return errors.Join(err, s.internalErrors())
 	}
-	return err
+	return errors.Join(err, s.closeLocked())
 }
