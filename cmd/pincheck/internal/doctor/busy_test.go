@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestSlowCopiesBesideOthers(t *testing.T) {
 	t.Parallel()
 	process := func(f *Facts) {
-		f.Devices[0].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
+		f.Devices[0].Health.Processes = []nvml.Process{{PID: 9, Name: "python", Memory: 1 << 30}}
 	}
 	spread := func(f *Facts) { f.Devices[0].Bandwidth.Series[0].Spread = 1.01 * unsteady }
 	filled := func(f *Facts) { f.Devices[0].MemoryFree = 100 << 30 }

@@ -328,11 +328,12 @@ func memoryToStart(f *Facts) []Finding {
 // is closed if there is one; all have to be.
 func computeModes(mode int) func(*Facts) []Finding {
 	return func(f *Facts) []Finding {
-		if f.NVML == nil || len(f.NVML.GPUs) == 0 {
+		known := f.managed()
+		if len(known) == 0 {
 			return nil
 		}
 		var evidence []string
-		for _, g := range f.NVML.GPUs {
+		for _, g := range known {
 			closed := g.ComputeMode != nil && *g.ComputeMode == mode && (mode == 2 || len(g.Processes) > 0)
 			if !closed {
 				return nil
@@ -341,7 +342,7 @@ func computeModes(mode int) func(*Facts) []Finding {
 		}
 		out := Finding{Severity: Problem, Summary: "the compute mode allows one process per GPU, and each GPU has one", Evidence: evidence}
 		if mode == 2 {
-			out.Summary, out.values = "the compute mode allows no process on any GPU", findings.Values{"N": strconv.Itoa(f.NVML.GPUs[0].Index)}
+			out.Summary, out.values = "the compute mode allows no process on any GPU", findings.Values{"N": strconv.Itoa(known[0].Index)}
 		}
 		return finding(out)
 	}

@@ -48,7 +48,7 @@ func fine(up, down float64) Device {
 		Verify:     &verify.Report{CasesPlanned: 10, Cases: 10, VerifiedBytes: 1000},
 		Bandwidth:  &result.Bench{Series: []result.Series{series(result.HostToDevice, up), series(result.DeviceToHost, down)}},
 		Attributes: &Attributes{HostRegisterSupported: true, ManagedMemory: true},
-		Health:     &Health{},
+		Health:     &nvml.GPU{},
 	}
 }
 
@@ -445,7 +445,7 @@ var troubles = []trouble{
 		h.MemoryClock, h.MemoryClockMax, h.Throttle = 810, 3201, []string{"applications_clocks_setting"}
 	}, says: "-rmc"},
 	{id: "other_processes", change: func(f *Facts) {
-		f.Devices[0].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
+		f.Devices[0].Health.Processes = []nvml.Process{{PID: 9, Name: "python", Memory: 1 << 30}}
 	}, says: "Process 9 python: 1 GiB"},
 	{id: "persistence_off", change: func(f *Facts) { f.Devices[0].Health.Persistence = number(false) }, says: "persistenced"},
 
@@ -531,7 +531,7 @@ var troubles = []trouble{
 		apart(f)
 		allAtOnce(f, 55, 10, 55, 5)
 		for i := range f.Devices {
-			f.Devices[i].Health.Processes = []GPUProcess{{PID: 9, Name: "python", Memory: 1 << 30}}
+			f.Devices[i].Health.Processes = []nvml.Process{{PID: 9, Name: "python", Memory: 1 << 30}}
 		}
 	}, also: []string{"slow_together"}},
 	{id: "peer_path_loses_bytes", change: func(f *Facts) {

@@ -46,8 +46,7 @@ type Facts struct {
 	Probes []Probe `json:"probes,omitempty"`
 	// Processes are those that use a GPU and that this user may read.
 	Processes []Process `json:"processes,omitempty"`
-	// NVML is what the management library returned, of all GPUs of the host, also those
-	// that CUDA does not show; nil without it.
+	// NVML is what the management library returned, but what it has of Devices, which is their Health; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
 	// Stopped is, in an archive, what ended the run that found this before it was done.
@@ -211,7 +210,7 @@ type Device struct {
 	// could not be had.
 	Attributes *Attributes `json:"attributes,omitempty"`
 	// Health is what NVML reports; absent without NVML.
-	Health *Health `json:"health,omitempty"`
+	Health *nvml.GPU `json:"health,omitempty"`
 	// Errors are those of calls and measurements that failed.
 	Errors []string `json:"errors,omitempty"`
 }
@@ -225,42 +224,6 @@ type Attributes struct {
 	PageableMemoryAccess    bool `json:"pageable_memory_access"`
 	ManagedMemory           bool `json:"managed_memory"`
 	ConcurrentManagedAccess bool `json:"concurrent_managed_access"`
-}
-
-// Health is what NVML reports of a GPU. Pointers are nil where NVML does not say.
-type Health struct {
-	Persistence *bool `json:"persistence_mode,omitempty"`
-	MIG         *bool `json:"mig,omitempty"`
-	// ECC errors that could not be corrected, since the driver was loaded, and ever.
-	UncorrectedVolatile  *int `json:"ecc_uncorrected_volatile,omitempty"`
-	UncorrectedAggregate *int `json:"ecc_uncorrected_aggregate,omitempty"`
-	CorrectedVolatile    *int `json:"ecc_corrected_volatile,omitempty"`
-	RetiredPages         *int `json:"retired_pages,omitempty"`
-	// RemapPending is that retired pages or remapped rows wait for a reset of the GPU,
-	// RemapFailed that no row was left to remap to.
-	RemapPending *bool `json:"remap_pending,omitempty"`
-	RemapFailed  *bool `json:"remap_failed,omitempty"`
-	// Throttle are the reasons why clocks are reduced now, in the words of nvidia-smi -q:
-	// gpu_idle, applications_clocks_setting, sw_power_cap, hw_slowdown, sync_boost,
-	// sw_thermal_slowdown, hw_thermal_slowdown, hw_power_brake_slowdown,
-	// display_clocks_setting.
-	Throttle    []string `json:"throttle,omitempty"`
-	PCIeReplays *int     `json:"pcie_replays,omitempty"` // since the driver was loaded
-	// Clocks are in MHz, as they are now and at most.
-	SMClock        int          `json:"sm_mhz,omitempty"`
-	SMClockMax     int          `json:"sm_max_mhz,omitempty"`
-	MemoryClock    int          `json:"memory_mhz,omitempty"`
-	MemoryClockMax int          `json:"memory_max_mhz,omitempty"`
-	TemperatureC   int          `json:"temperature_c,omitempty"`
-	Utilization    *int         `json:"utilization_percent,omitempty"` // of its processors, over the last second
-	Processes      []GPUProcess `json:"processes,omitempty"`           // others than this one
-}
-
-// GPUProcess is a process that has memory on a GPU.
-type GPUProcess struct {
-	PID    int    `json:"pid"`
-	Name   string `json:"name,omitempty"`
-	Memory int    `json:"memory_bytes,omitempty"`
 }
 
 // Link is the PCI Express link of a device: as it is trained, and its maximum.
@@ -403,9 +366,28 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 	if f.Devices == nil {
 		f.Devices = []Device{}
 	}
+	f.shareHealth()
 	f.SetHost(host)
 	f.replaceAdvice()
 	return f, nil
+}
+
+// shareHealth takes NVML's GPUs for the devices that they are: archives of earlier builds have both, and of the clocks
+// under load the device's alone.
+func (f *Facts) shareHealth() {
+	if f.NVML == nil {
+		return
+	}
+	loaded := nvml.Report{}
+	for _, d := range f.Devices {
+		if d.Health != nil {
+			g := *d.Health
+			g.PCIBusID = d.PCIBusID
+			loaded.GPUs = append(loaded.GPUs, g)
+		}
+	}
+	f.SetHealth(f.NVML)
+	f.SetClocks(&loaded)
 }
 
 // replaceAdvice puts the advice and the expectations of this build instead of those of an archive, which has
@@ -604,17 +586,22 @@ func (d *Device) ReadMemory(dev *cudart.Device) {
 	}
 }
 
-// SetHealth takes what NVML returned, for the facts and for each device.
+// SetHealth takes what NVML returned.
 func (f *Facts) SetHealth(r *nvml.Report) {
 	f.NVML = r
+	of := func(d *Device, g *nvml.GPU) bool { return hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) }
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		for _, g := range r.GPUs {
-			if hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
-				d.Health = healthOf(&g)
+		for j := range r.GPUs {
+			if of(d, &r.GPUs[j]) {
+				g := r.GPUs[j]
+				d.Health = &g
 			}
 		}
 	}
+	r.GPUs = slices.DeleteFunc(r.GPUs, func(g nvml.GPU) bool {
+		return slices.ContainsFunc(f.Devices, func(d Device) bool { return of(&d, &g) })
+	})
 }
 
 // SetClocks takes the clocks, why they are reduced, and the counters of the link from what
@@ -622,39 +609,30 @@ func (f *Facts) SetHealth(r *nvml.Report) {
 // those that measured.
 func (f *Facts) SetClocks(r *nvml.Report) {
 	for i := range f.Devices {
-		d := &f.Devices[i]
-		for _, g := range r.GPUs {
-			if h := d.Health; h != nil && hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
-				now := healthOf(&g)
-				h.Throttle, h.PCIeReplays, h.TemperatureC = now.Throttle, now.PCIeReplays, now.TemperatureC
+		h := f.Devices[i].Health
+		for _, now := range r.GPUs {
+			if h != nil && hostinfo.SamePCI(now.PCIBusID, f.Devices[i].PCIBusID) {
+				h.Throttle, h.PCIeReplays, h.Temperature = now.Throttle, now.PCIeReplays, now.Temperature
 				h.SMClock, h.MemoryClock = now.SMClock, now.MemoryClock
 			}
 		}
 	}
 }
 
-func healthOf(g *nvml.GPU) *Health {
-	number := func(n *int) int {
-		if n == nil {
-			return 0
+// managed returns what NVML has of the host's GPUs, in its order, also of those that CUDA does not show.
+func (f *Facts) managed() (gpus []*nvml.GPU) {
+	for i := range f.Devices {
+		if g := f.Devices[i].Health; g != nil {
+			gpus = append(gpus, g)
 		}
-		return *n
 	}
-	h := &Health{
-		Persistence: g.Persistence, MIG: g.MIG,
-		UncorrectedVolatile: g.UncorrectedVolatile, UncorrectedAggregate: g.UncorrectedAggregate, CorrectedVolatile: g.CorrectedVolatile,
-		RetiredPages: g.RetiredPages, RemapPending: g.RemapPending, RemapFailed: g.RemapFailed,
-		Throttle: g.Throttle, PCIeReplays: g.PCIeReplays,
-		SMClock: number(g.SMClock), SMClockMax: number(g.SMClockMax), MemoryClock: number(g.MemoryClock), MemoryClockMax: number(g.MemoryClockMax),
-		TemperatureC: number(g.Temperature), Utilization: g.Utilization,
+	if f.NVML != nil {
+		for i := range f.NVML.GPUs {
+			gpus = append(gpus, &f.NVML.GPUs[i])
+		}
 	}
-	if h.RemapPending == nil { // GPUs before Ampere retire pages
-		h.RemapPending = g.RetirePending
-	}
-	for _, p := range g.Processes {
-		h.Processes = append(h.Processes, GPUProcess{PID: p.PID, Memory: p.Memory})
-	}
-	return h
+	slices.SortStableFunc(gpus, func(a, b *nvml.GPU) int { return cmp.Compare(a.Index, b.Index) })
+	return gpus
 }
 
 // Relink takes the link from facts about the host. A GPU trains its link down while it is

@@ -148,7 +148,7 @@ func (f *Facts) licence(out Finding) Finding {
 // unlicensed is 46 of a vGPU that nobody uses. Its licence does not show in CUDA.
 func unlicensed(f *Facts) []Finding {
 	name, ok := f.vgpu()
-	if !ok || f.Opening == nil || f.NVML != nil && slices.ContainsFunc(f.NVML.GPUs, used) {
+	if !ok || f.Opening == nil || slices.ContainsFunc(f.managed(), used) {
 		return nil
 	}
 	out := f.licence(Finding{Summary: "the vGPU has no license, so CUDA creates no context", Evidence: []string{f.Opening.Error, "The GPU is " + name + ", and idle"}})
@@ -218,6 +218,6 @@ func notInitialized(f *Facts) []Finding {
 	return finding(out)
 }
 
-func used(g nvml.GPU) bool {
+func used(g *nvml.GPU) bool {
 	return len(g.Processes) > 0 || g.Utilization != nil && *g.Utilization >= busyGPU
 }

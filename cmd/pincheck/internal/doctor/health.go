@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -64,10 +65,10 @@ func throttled(_ *Facts, d *Device) []Finding {
 		Summary:  "the GPU's clocks are reduced",
 		Evidence: []string{"NVML: " + strings.Join(reasons, ", ")},
 	}
-	if t := d.Health.TemperatureC; t > 0 {
+	if t := d.Health.Temperature; t > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%d °C", t))
 	}
-	switch t := d.Health.TemperatureC; {
+	switch t := d.Health.Temperature; {
 	case slices.Contains(reasons, "hw_power_brake_slowdown"):
 		out.because = "power_brake"
 	case t > 0 && t < warm && slices.ContainsFunc(reasons, func(r string) bool { return strings.Contains(r, "thermal") }):
@@ -83,7 +84,7 @@ const deeplyCapped = 0.5
 
 // capped finds a power limit that is far below what the GPU is made for. Whether that is on purpose NVML does
 // not say.
-func capped(h *Health) []Finding {
+func capped(h *nvml.GPU) []Finding {
 	if !slices.Contains(h.Throttle, "sw_power_cap") || slices.Contains(h.Throttle, "gpu_idle") || h.SMClock == 0 || float64(h.SMClock) >= deeplyCapped*float64(h.SMClockMax) {
 		return nil
 	}

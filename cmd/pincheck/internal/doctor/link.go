@@ -233,12 +233,8 @@ func (f *Facts) nameOf(d *Device) string {
 			return b.Model
 		}
 	}
-	if f.NVML != nil {
-		for _, g := range f.NVML.GPUs {
-			if hostinfo.SamePCI(g.PCIBusID, d.PCIBusID) {
-				return g.Name
-			}
-		}
+	if d.Health != nil {
+		return d.Health.Name
 	}
 	return ""
 }

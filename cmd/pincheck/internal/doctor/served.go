@@ -307,7 +307,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 		return busGPU{service: isUnexplained} // CUDA was not asked
 	case at == nodesUnshown && *f.CUDADevices > 0:
 		return busGPU{service: isUnexplained, seen: "no device node of a GPU is visible"}
-	case known != nil, f.NVML != nil && f.NVML.Count >= len(h.GPUs) && !slices.ContainsFunc(f.NVML.GPUs, func(o nvml.GPU) bool { return o.Error != "" }):
+	case known != nil, f.NVML != nil && f.NVML.Count >= len(h.GPUs) && !slices.ContainsFunc(f.managed(), func(o *nvml.GPU) bool { return o.Error != "" }):
 		return busGPU{service: isUnexplained, seen: fmt.Sprintf("NVML shows %d", f.NVML.Count)}
 	}
 	return missing("", "")
@@ -339,12 +339,9 @@ func nodeAt(h *hostinfo.Host, path string, known bool) (hostinfo.Node, bool) {
 
 // nvmlOf returns what NVML has of a GPU, or nil.
 func (f *Facts) nvmlOf(g hostinfo.PCIDevice) *nvml.GPU {
-	if f.NVML == nil {
-		return nil
-	}
-	for i := range f.NVML.GPUs {
-		if hostinfo.SamePCI(f.NVML.GPUs[i].PCIBusID, g.Address) {
-			return &f.NVML.GPUs[i]
+	for _, known := range f.managed() {
+		if hostinfo.SamePCI(known.PCIBusID, g.Address) {
+			return known
 		}
 	}
 	return nil

@@ -149,10 +149,8 @@ func compat(f *Facts) []Finding {
 
 // names lists what GPUs are called, by NVML, by the kernel module, or by CUDA.
 func (f *Facts) names() (names []string) {
-	if f.NVML != nil {
-		for _, g := range f.NVML.GPUs {
-			names = append(names, g.Name)
-		}
+	for _, g := range f.managed() {
+		names = append(names, g.Name)
 	}
 	if f.Host != nil {
 		for _, b := range f.Host.NVIDIA.Boards {
@@ -194,11 +192,9 @@ func fabric(f *Facts) []Finding {
 
 func unavailable(f *Facts) []Finding {
 	out := f.start()
-	if f.NVML != nil {
-		for _, g := range f.NVML.GPUs {
-			if n := len(g.Processes); n > 0 {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("NVML: GPU %d has %s", g.Index, units.Things(n, "process", "processes")))
-			}
+	for _, g := range f.managed() {
+		if n := len(g.Processes); n > 0 {
+			out.Evidence = append(out.Evidence, fmt.Sprintf("NVML: GPU %d has %s", g.Index, units.Things(n, "process", "processes")))
 		}
 	}
 	return finding(out)

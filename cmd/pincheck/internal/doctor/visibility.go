@@ -80,10 +80,11 @@ func (f *Facts) chosen(value string) (c choice) {
 
 // noMIG reports whether NVML shows that no GPU has an instance.
 func (f *Facts) noMIG() bool {
-	if f.NVML == nil || len(f.NVML.GPUs) == 0 || len(f.NVML.GPUs) < f.NVML.Count {
+	known := f.managed()
+	if f.NVML == nil || len(known) == 0 || len(known) < f.NVML.Count {
 		return false
 	}
-	return !slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool {
+	return !slices.ContainsFunc(known, func(g *nvml.GPU) bool {
 		return g.MIG == nil || *g.MIG && (g.MIGInstances == nil || *g.MIGInstances > 0)
 	})
 }
@@ -284,11 +285,11 @@ func (g busGPU) notInCUDA() string {
 // mig reports whether a device is a MIG instance: CUDA shows one instance a process then,
 // whatever the number of GPUs.
 func (f *Facts) mig() bool {
-	if f.NVML != nil && slices.ContainsFunc(f.NVML.GPUs, func(g nvml.GPU) bool { return isTrue(g.MIG) }) {
+	if slices.ContainsFunc(f.managed(), func(g *nvml.GPU) bool { return isTrue(g.MIG) }) {
 		return true
 	}
 	return slices.ContainsFunc(f.Devices, func(d Device) bool {
-		return strings.HasPrefix(d.UUID, "MIG-") || strings.Contains(d.Name, " MIG ") || d.Health != nil && d.Health.MIG != nil && *d.Health.MIG
+		return strings.HasPrefix(d.UUID, "MIG-") || strings.Contains(d.Name, " MIG ")
 	})
 }
 
@@ -317,11 +318,12 @@ func migWithoutInstance(f *Facts) []Finding {
 	if len(f.Devices) > 0 || f.Host == nil {
 		return migBeside(f)
 	}
-	if f.NVML == nil || len(f.NVML.GPUs) == 0 || len(f.NVML.GPUs) < f.NVML.Count {
+	known := f.managed()
+	if f.NVML == nil || len(known) == 0 || len(known) < f.NVML.Count {
 		return nil
 	}
 	var evidence []string
-	for _, g := range f.NVML.GPUs {
+	for _, g := range known {
 		if !isTrue(g.MIG) || g.MIGInstances == nil || *g.MIGInstances > 0 {
 			return nil
 		}

@@ -41,21 +41,21 @@ type GPU struct {
 	UncorrectedVolatile  *int  `json:"ecc_uncorrected_volatile,omitempty"`
 	CorrectedAggregate   *int  `json:"ecc_corrected_aggregate,omitempty"`
 	UncorrectedAggregate *int  `json:"ecc_uncorrected_aggregate,omitempty"`
-	// RetiredPages are those of GPUs before Ampere, RemappedRows those after.
-	RetiredPages  *int  `json:"retired_pages,omitempty"`
-	RetirePending *bool `json:"retire_pending,omitempty"` // a reset of the GPU will retire some
-	RemappedRows  *int  `json:"remapped_rows,omitempty"`
-	RemapPending  *bool `json:"remap_pending,omitempty"` // a reset of the GPU will remap some
-	RemapFailed   *bool `json:"remap_failed,omitempty"`
+	// RetiredPages are those of GPUs before Ampere, RemappedRows those after. RemapPending is that either wait
+	// for a reset of the GPU, RemapFailed that no row was left to remap to.
+	RetiredPages *int  `json:"retired_pages,omitempty"`
+	RemappedRows *int  `json:"remapped_rows,omitempty"`
+	RemapPending *bool `json:"remap_pending,omitempty"`
+	RemapFailed  *bool `json:"remap_failed,omitempty"`
 
 	// Throttle are the reasons why clocks are reduced now: see throttleReasons.
 	Throttle []string `json:"throttle,omitempty"`
-	// Clocks in MHz, as they are now, and at most.
-	SMClock        *int `json:"sm_mhz,omitempty"`
-	SMClockMax     *int `json:"sm_max_mhz,omitempty"`
-	MemoryClock    *int `json:"memory_mhz,omitempty"`
-	MemoryClockMax *int `json:"memory_max_mhz,omitempty"`
-	Temperature    *int `json:"temperature_c,omitempty"`
+	// Clocks in MHz, as they are now, and at most. 0 is unknown.
+	SMClock        int `json:"sm_mhz,omitempty"`
+	SMClockMax     int `json:"sm_max_mhz,omitempty"`
+	MemoryClock    int `json:"memory_mhz,omitempty"`
+	MemoryClockMax int `json:"memory_max_mhz,omitempty"`
+	Temperature    int `json:"temperature_c,omitempty"`
 	// Utilization is the share of the last second in which a kernel ran, in percent.
 	Utilization *int `json:"utilization_percent,omitempty"`
 
@@ -78,8 +78,9 @@ type GPU struct {
 
 // Process is a process with a CUDA context on a GPU.
 type Process struct {
-	PID    int `json:"pid"`
-	Memory int `json:"memory_bytes,omitempty"` // of the GPU; 0 if unknown
+	PID    int    `json:"pid"`
+	Name   string `json:"name,omitempty"`         // not by NVML: by who knows the process
+	Memory int    `json:"memory_bytes,omitempty"` // of the GPU; 0 if unknown
 }
 
 // ErrNoLibrary is returned by [Read] where no libnvidia-ml.so.1 loads.

@@ -145,6 +145,14 @@ func (d device) get(name string, before ...uintptr) *int {
 	return &n
 }
 
+// value is get of a number that is not 0 where it is known.
+func (d device) value(name string, before ...uintptr) int {
+	if n := d.get(name, before...); n != nil {
+		return *n
+	}
+	return 0
+}
+
 func (d device) string(name string) string {
 	if d.call([]string{name}, d.handle, d.text(), uintptr(len(d.out.text))) != success {
 		return ""
@@ -236,9 +244,10 @@ func (d device) memory(g *GPU) {
 			g.RetiredPages = &n
 		}
 	}
-	g.RetirePending = boolOf(d.get("nvmlDeviceGetRetiredPagesPendingStatus"))
+	g.RemapPending = boolOf(d.get("nvmlDeviceGetRetiredPagesPendingStatus")) // of GPUs before Ampere
 	if d.call([]string{"nvmlDeviceGetRemappedRows"}, d.handle, d.number(0), d.number(1), d.number(2), d.number(3)) == success {
 		rows, pending, failed := d.uint32(0)+d.uint32(1), d.uint32(2) != 0, d.uint32(3) != 0
+		pending = pending || g.RemapPending != nil && *g.RemapPending
 		g.RemappedRows, g.RemapPending, g.RemapFailed = &rows, &pending, &failed
 	}
 }
@@ -259,9 +268,9 @@ const (
 )
 
 func (d device) clocks(g *GPU) {
-	g.SMClock, g.SMClockMax = d.get("nvmlDeviceGetClockInfo", clockSM), d.get("nvmlDeviceGetMaxClockInfo", clockSM)
-	g.MemoryClock, g.MemoryClockMax = d.get("nvmlDeviceGetClockInfo", clockMemory), d.get("nvmlDeviceGetMaxClockInfo", clockMemory)
-	g.Temperature = d.get("nvmlDeviceGetTemperature", sensorGPU)
+	g.SMClock, g.SMClockMax = d.value("nvmlDeviceGetClockInfo", clockSM), d.value("nvmlDeviceGetMaxClockInfo", clockSM)
+	g.MemoryClock, g.MemoryClockMax = d.value("nvmlDeviceGetClockInfo", clockMemory), d.value("nvmlDeviceGetMaxClockInfo", clockMemory)
+	g.Temperature = d.value("nvmlDeviceGetTemperature", sensorGPU)
 	g.Utilization = d.get("nvmlDeviceGetUtilizationRates") // {gpu, memory}
 	reasons := []string{"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"}
 	if d.call(reasons, d.handle, d.number(0)) == success {

@@ -97,10 +97,10 @@ var fake = sync.OnceValue(func() map[string]uintptr {
 			return []uintptr{success, insufficientSize}[cause]
 		}),
 		"nvmlDeviceGetRetiredPagesPendingStatus": number(1),
-		"nvmlDeviceGetRemappedRows":              numbers(2, 1, 1, 0),
+		"nvmlDeviceGetRemappedRows":              numbers(2, 1, 0, 0),
 		"nvmlDeviceGetClockInfo":                 clock(1980, 3201),
 		"nvmlDeviceGetMaxClockInfo":              clock(1980, 6402),
-		"nvmlDeviceGetTemperature":               clock(0, 0),
+		"nvmlDeviceGetTemperature":               purego.NewCallback(func(_, sensor, to uintptr) uintptr { put32(to, 61+uint32(sensor)); return success }),
 		"nvmlDeviceGetUtilizationRates": purego.NewCallback(func(_, to uintptr) uintptr {
 			put32(to, 97)
 			put32(to+4, 12)
@@ -165,11 +165,11 @@ func TestRead(t *testing.T) {
 			Name: "NVIDIA H200", UUID: "GPU-00000000-1111-2222-3333-444444444444", PCIBusID: "00000000:06:00.0",
 			ECC: value(true), CorrectedVolatile: value(many), CorrectedAggregate: value(many + 1),
 			UncorrectedVolatile: value(many + 10), UncorrectedAggregate: value(many + 11),
-			RetiredPages: value(2), RetirePending: value(true),
+			RetiredPages: value(2),
 			RemappedRows: value(3), RemapPending: value(true), RemapFailed: value(false),
 			Throttle: []string{"gpu_idle", "hw_thermal_slowdown"},
-			SMClock:  value(1980), SMClockMax: value(1980), MemoryClock: value(3201), MemoryClockMax: value(6402),
-			Temperature: value(0), Utilization: value(97),
+			SMClock:  1980, SMClockMax: 1980, MemoryClock: 3201, MemoryClockMax: 6402,
+			Temperature: 61, Utilization: value(97),
 			Persistence: value(false), ComputeMode: value(3), MIG: value(true), MIGInstances: value(2),
 			PCIeGeneration: value(5), PCIeWidth: value(8), PCIeGenerationMax: value(5), PCIeWidthMax: value(16), PCIeReplays: value(17),
 			Processes: []Process{{PID: 4711, Memory: 1 << 30}, {PID: 4712}},

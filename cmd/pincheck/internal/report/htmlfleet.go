@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -212,8 +213,8 @@ var settings = []struct {
 }{
 	{"GPUs", gpuModels},
 	{"PCIe links", func(r *Result) string { return eachGPU(r, ", ", linkNow) }},
-	{"Persistence mode", switched(func(h *doctor.Health) *bool { return h.Persistence })},
-	{"MIG", switched(func(h *doctor.Health) *bool { return h.MIG })},
+	{"Persistence mode", switched(func(h *nvml.GPU) *bool { return h.Persistence })},
+	{"MIG", switched(func(h *nvml.GPU) *bool { return h.MIG })},
 	{"NVIDIA driver", func(r *Result) string { return r.Host.NVIDIA.DriverVersion }},
 	{"CUDA runtime", func(r *Result) string {
 		if r.Library == nil {
@@ -238,7 +239,7 @@ func nonZero(text string) string {
 }
 
 // switched returns what the GPUs of a host have switched on or off.
-func switched(of func(h *doctor.Health) *bool) func(r *Result) string {
+func switched(of func(h *nvml.GPU) *bool) func(r *Result) string {
 	return func(r *Result) string {
 		return eachGPU(r, ", ", func(d *doctor.Device) string {
 			if d.Health == nil || of(d.Health) == nil {
