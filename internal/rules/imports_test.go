@@ -27,7 +27,7 @@ var rooms = []room{
 	{dir: "cmd/pincheck", modules: []string{"cobra", "pflag"}},
 	{dir: "cmd/pincheck/internal/licenses"},
 	{dir: "examples", modules: []string{"x/sys"}},
-	{dir: "cmd/pincheck/internal/report", modules: []string{"pb/v3", "x/term"}},
+	{dir: "cmd/pincheck/internal/report", modules: []string{"x/term"}},
 	{dir: "cmd/pincheck/internal/compare"},
 	{dir: "cmd/pincheck/internal/capture"},
 	{dir: "cmd/pincheck/internal/jsonlimit"},

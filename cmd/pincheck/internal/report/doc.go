@@ -10,7 +10,7 @@
 //
 // All forms get a copy of the result without numbers that are not finite. Names, errors and output of
 // drivers come from outside: text replaces characters that are not printable (plain), the page escapes
-// them (html/template).
+// them (markup).
 //
 // # JSON
 //

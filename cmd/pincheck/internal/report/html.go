@@ -1,10 +1,7 @@
 package report
 
 import (
-	"bytes"
 	_ "embed"
-	"fmt"
-	"html/template"
 	"io"
 	"regexp"
 	"strings"
@@ -20,8 +17,6 @@ var (
 	pageText string
 	//go:embed style.css
 	styleText string
-
-	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"prose": prose, "steps": stepsOf, "inc": func(i int) int { return i + 1 }}).Parse(pageText))
 )
 
 // WriteHTML writes one HTML file about results, which needs nothing else: no network and no script. One result is
@@ -38,24 +33,24 @@ func WriteHTML(w io.Writer, all ...*Result) error {
 	} else {
 		d = fleetPage(finites)
 	}
-	d.Style = template.CSS(styleText)
-	var b bytes.Buffer
-	if err := pageTemplate.Execute(&b, d); err != nil {
-		return fmt.Errorf("report: html: %w", err)
-	}
-	_, err := w.Write(b.Bytes())
-	return err
+	return d.write(w)
 }
 
-// A webPage is a page: the verdict, and sections below it. The template renders it, and computes nothing.
+// A webPage is a page: the verdict, and sections below it. Its method html renders it.
 type webPage struct {
-	Style    template.CSS
 	Title    string   // of the window
 	Over     []string // above the verdict: the host and the time
 	Verdict  verdict
 	Groups   []group // of a fleet, in the order of their severity
 	Sections []block
 	Foot     string
+}
+
+// write writes the page by one call of w.Write.
+func (d *webPage) write(w io.Writer) error {
+	page := strings.NewReplacer("<!--title-->", string(tag("%v", d.Title)), "<!--style-->", styleText, "<!--page-->", string(d.html())).Replace(pageText)
+	_, err := io.WriteString(w, page)
+	return err
 }
 
 // A verdict is what a page or a fold says first.

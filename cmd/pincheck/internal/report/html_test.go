@@ -123,7 +123,7 @@ func TestPagesOfEverything(t *testing.T) {
 	assert.Less(t, len(forty), 300<<10)
 }
 
-const markup = `<script>alert(1)</script><img src=x onerror="alert('2')">&amp;</svg></style>{{.}}`
+const foreignMarkup = `<script>alert(1)</script><img src=x onerror="alert('2')">&amp;</svg></style>{{.}}`
 
 // What comes from results is text: it opens no element, and closes none, whatever shape the result has.
 func TestEverythingIsEscaped(t *testing.T) {
@@ -133,13 +133,13 @@ func TestEverythingIsEscaped(t *testing.T) {
 		checkPage(t, renderPage(t, r))
 		checkPage(t, renderPage(t, r, r))
 	}
-	s := sampled(markup, result.Unit(markup), result.Labels{{Key: markup, Value: markup}, {Key: "x", Value: "1"}}, 1, 2)
-	s.Expected = &result.Expected{Value: 3, Source: markup}
-	r := &Result{Command: markup, HostName: markup, Tool: Tool{Name: markup}, Verdict: doctor.Problems, Errors: []string{markup}, Stopped: markup,
-		Findings: []doctor.Finding{{ID: markup, Severity: doctor.Problem, Summary: markup, Evidence: []string{markup}, Cause: markup, Cost: markup,
-			Remedy: markup + " `" + markup + " x`", Settle: "`" + markup + "`", Alternatives: []string{markup}}},
-		Benches: []result.Bench{{Name: markup, Question: markup, Answers: []string{markup}, Notes: []string{markup}, Errors: []string{markup}, Series: []result.Series{s, s},
-			Views: []result.View{{Title: markup, Series: markup, X: markup, Lines: []string{markup}}}}}}
+	s := sampled(foreignMarkup, result.Unit(foreignMarkup), result.Labels{{Key: foreignMarkup, Value: foreignMarkup}, {Key: "x", Value: "1"}}, 1, 2)
+	s.Expected = &result.Expected{Value: 3, Source: foreignMarkup}
+	r := &Result{Command: foreignMarkup, HostName: foreignMarkup, Tool: Tool{Name: foreignMarkup}, Verdict: doctor.Problems, Errors: []string{foreignMarkup}, Stopped: foreignMarkup,
+		Findings: []doctor.Finding{{ID: foreignMarkup, Severity: doctor.Problem, Summary: foreignMarkup, Evidence: []string{foreignMarkup}, Cause: foreignMarkup, Cost: foreignMarkup,
+			Remedy: foreignMarkup + " `" + foreignMarkup + " x`", Settle: "`" + foreignMarkup + "`", Alternatives: []string{foreignMarkup}}},
+		Benches: []result.Bench{{Name: foreignMarkup, Question: foreignMarkup, Answers: []string{foreignMarkup}, Notes: []string{foreignMarkup}, Errors: []string{foreignMarkup}, Series: []result.Series{s, s},
+			Views: []result.View{{Title: foreignMarkup, Series: foreignMarkup, X: foreignMarkup, Lines: []string{foreignMarkup}}}}}}
 	for _, page := range []string{renderPage(t, r), renderPage(t, r, r)} {
 		checkPage(t, page)
 		assert.Contains(t, page, "&lt;script&gt;alert(1)", "the name is there, as text")

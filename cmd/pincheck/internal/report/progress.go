@@ -3,10 +3,9 @@ package report
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
-
-	"github.com/cheggaaa/pb/v3"
 )
 
 // At is how far a run is.
@@ -16,13 +15,13 @@ type At struct {
 	Left  time.Duration // 0 is unknown
 }
 
-// Progress shows how far a run is: on a terminal in a bar, elsewhere in a line every few
-// seconds, also while nothing changes. It ignores errors of writing, because a run must
-// not fail for its progress. A nil Progress shows nothing.
+// Progress shows how far a run is: on a terminal in a line that is drawn again and again, elsewhere in a line every
+// few seconds, also while nothing changes. It ignores errors of writing, because a run must not fail for its progress.
+// A nil Progress shows nothing.
 type Progress struct {
 	w     io.Writer
 	began time.Time
-	bar   *pb.ProgressBar // nil if w is not a terminal
+	style *Style // of a terminal; nil elsewhere
 	stop  chan struct{}
 	wg    sync.WaitGroup
 
@@ -32,40 +31,32 @@ type Progress struct {
 }
 
 const (
+	drawEvery = 200 * time.Millisecond // on a terminal
 	lineEvery = 5 * time.Second
-	steps     = 1000 // of the bar
 )
 
 // NewProgress returns a Progress that writes to w until it is closed: a bar that is drawn again and
 // again on a terminal that can, else a line now and then.
 func NewProgress(w io.Writer, getenv func(string) string) *Progress {
 	p := &Progress{w: w, began: time.Now(), stop: make(chan struct{})}
+	every, write := lineEvery, p.line
 	if IsTerminal(w) && getenv("TERM") != "dumb" {
-		p.bar = newBar(w, Width(w)).Start()
-		return p
+		style := StyleFor(w, getenv)
+		p.style, every, write = &style, drawEvery, p.draw
 	}
 	p.wg.Go(func() {
-		t := time.NewTicker(lineEvery)
+		t := time.NewTicker(every)
 		defer t.Stop()
 		for {
 			select {
 			case <-t.C:
-				p.line(time.Since(p.began))
+				write(time.Since(p.began))
 			case <-p.stop:
 				return
 			}
 		}
 	})
 	return p
-}
-
-// newBar returns a progress bar for a terminal. A narrow one shows the share without a bar.
-func newBar(w io.Writer, width int) *pb.ProgressBar {
-	bar := `{{string . "what"}} {{bar . "[" "█" "█" " " "]"}} {{percent . "%3.0f%%"}} {{etime . "%s"}}{{string . "left"}}`
-	if width < 60 {
-		bar = `{{string . "what"}} {{percent . "%3.0f%%"}} {{etime . "%s"}}{{string . "left"}}`
-	}
-	return pb.New(steps).SetTemplateString(bar).Set(pb.Terminal, true).Set(pb.CleanOnFinish, true).SetWidth(width - 1).SetWriter(w)
 }
 
 // Show says how far the run is now.
@@ -77,28 +68,42 @@ func (p *Progress) Show(at At) {
 	defer p.mu.Unlock()
 	at.Share = min(max(at.Share, 0), 1)
 	p.at, p.shown = at, time.Since(p.began)
-	if p.bar == nil {
-		return
-	}
-	left := ""
+}
+
+// now returns how far the run is after a time, with what is left of it then.
+func (p *Progress) now(spent time.Duration) At {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := p.at
 	if at.Left > 0 {
-		left = ", " + whole(at.Left) + " left"
+		at.Left = max(at.Left-(spent-p.shown), 1)
 	}
-	columns := p.bar.Width() - 27 // for the share and the times
-	if columns > 32 {
-		columns /= 2 // for the bar
+	return at
+}
+
+// draw replaces the line of a terminal. Where that is wide enough, a bar is between what is done and the share.
+func (p *Progress) draw(spent time.Duration) {
+	at := p.now(spent)
+	end := fmt.Sprintf(" %3.0f%% %s", 100*at.Share, whole(spent))
+	if at.Left > 0 {
+		end += ", " + whole(at.Left) + " left"
 	}
-	p.bar.Set("what", clip(plain(at.What), max(columns, 0))).Set("left", left).SetCurrent(int64(at.Share * steps))
+	room := max(p.style.Width-1-len(end), 0)
+	what, bar := clip(plain(at.What), room), ""
+	if p.style.Width >= 60 {
+		what = clip(what, room/2)
+		n := max(room-len([]rune(what))-len(" []"), 0)
+		bar = " [" + pad(strings.Repeat("█", int(at.Share*float64(n))), n) + "]"
+	}
+	_ = p.style.write(p.w, "\r"+pad(what+bar+end, p.style.Width-1))
 }
 
 // line writes one line.
 func (p *Progress) line(spent time.Duration) {
-	p.mu.Lock()
-	at, shown := p.at, p.shown
-	p.mu.Unlock()
+	at := p.now(spent)
 	text := fmt.Sprintf("%3.0f%%, %s spent", 100*at.Share, whole(spent))
-	if left := at.Left - (spent - shown); at.Left > 0 {
-		text += fmt.Sprintf(", about %s left", whole(max(left, 0)))
+	if at.Left > 0 {
+		text += fmt.Sprintf(", about %s left", whole(at.Left))
 	}
 	if at.What != "" {
 		text += ": " + plain(at.What)
@@ -116,7 +121,7 @@ func (p *Progress) Close() {
 	}
 	close(p.stop)
 	p.wg.Wait()
-	if p.bar != nil {
-		p.bar.Finish()
+	if p.style != nil {
+		_, _ = io.WriteString(p.w, "\r"+strings.Repeat(" ", p.style.Width-1)+"\r")
 	}
 }

@@ -41,16 +41,17 @@ func TestProgressOnATerminal(t *testing.T) {
 	t.Parallel()
 	for _, width := range []int{40, 80} {
 		var b bytes.Buffer
-		bar := newBar(&b, width)
-		p := &Progress{w: &b, began: time.Now(), bar: bar, stop: make(chan struct{})}
-		bar.Set("x", 1).SetRefreshRate(time.Hour).Start()
+		p := &Progress{w: &b, began: time.Now(), style: &Style{Width: width}, stop: make(chan struct{})}
+		p.draw(time.Second)
 		p.Show(At{What: "GPU 0, a name that is longer than the line of any terminal can be", Share: 0.25, Left: 40 * time.Second})
-		bar.Write()
+		p.shown = 10 * time.Second
+		p.draw(12 * time.Second)
 		p.Close()
 		text := b.String()
 		assert.NotContains(t, text, "\n")
 		assert.Contains(t, text, "25%")
-		assert.Contains(t, text, "40s left")
+		assert.Contains(t, text, " 12s, 38s left")
+		assert.Equal(t, width == 80, strings.Contains(text, "██ "), "a bar where there is room")
 		parts := strings.Split(text, "\r")
 		for _, part := range parts {
 			assert.Less(t, len([]rune(escape.ReplaceAllString(part, ""))), width, "%q", part)

@@ -390,7 +390,7 @@ func TestStyleFor(t *testing.T) {
 	require.True(t, IsTerminal(device))
 	for kind, redraws := range map[string]bool{"xterm": true, "dumb": false} {
 		p := NewProgress(device, func(string) string { return kind })
-		assert.Equal(t, redraws, p.bar != nil, kind)
+		assert.Equal(t, redraws, p.style != nil, kind)
 		p.Close()
 	}
 	null, err := os.Open(os.DevNull)
