@@ -286,8 +286,11 @@ func Environ(host *hostinfo.Host) []string {
 	for name, value := range host.Env {
 		environ = append(environ, name+"="+value)
 	}
-	if host.Virt.Container != "" { // which a variable may have told
-		environ = append(environ, "container="+host.Virt.Container)
+	for _, evidence := range host.Virt.Evidence {
+		if !strings.HasPrefix(evidence, "/") { // a variable that is not reported, with or without its value
+			name, value, _ := strings.Cut(evidence, "=")
+			environ = append(environ, name+"="+value)
+		}
 	}
 	slices.Sort(environ)
 	return environ

@@ -170,7 +170,7 @@ func (f *Facts) startCode() (code cudart.Code, failed bool) {
 
 // findAll runs all checks on the facts.
 func findAll(f *Facts) []Finding {
-	all, places := []Finding{}, placesOf(f.Host)
+	all, places := []Finding{}, f.Host.Places()
 	for _, c := range Checks() {
 		add := func(found []Finding, device *int) {
 			for _, one := range found {

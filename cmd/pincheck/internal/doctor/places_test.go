@@ -31,7 +31,7 @@ func TestRemediesAreOfThePlace(t *testing.T) {
 		"a job's container":   {virt: hostinfo.Virt{Container: "enroot"}, env: map[string]string{"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}, want: map[string]string{gpu: "enroot start", memory: "sbatch --mem"}, not: "docker run"},
 		"another runtime":     {virt: hostinfo.Virt{Container: "containerd"}, want: map[string]string{gpu: "In Kubernetes set"}},
 	} {
-		places := placesOf(&hostinfo.Host{Virt: c.virt, Env: c.env})
+		places := (&hostinfo.Host{Virt: c.virt, Env: c.env}).Places()
 		for id, want := range c.want {
 			id, cause, _ := strings.Cut(id, "/")
 			f := Finding{ID: id, because: cause}
@@ -43,5 +43,5 @@ func TestRemediesAreOfThePlace(t *testing.T) {
 			}
 		}
 	}
-	assert.Empty(t, placesOf(nil))
+	assert.Empty(t, (*hostinfo.Host)(nil).Places())
 }

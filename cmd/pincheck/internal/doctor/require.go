@@ -60,7 +60,7 @@ func Require(host *hostinfo.Host, opening error) []Requirement {
 
 // remedy returns the remedy for a requirement that a host lacks, for a cause on its finding's page.
 func (r *Requirement) remedy(h *hostinfo.Host, cause string) string {
-	return causeOf("no_"+r.ID, cause).With(nil, placesOf(h)...).Do
+	return causeOf("no_"+r.ID, cause).With(nil, h.Places()...).Do
 }
 
 func requireLibc(h *hostinfo.Host) Requirement {

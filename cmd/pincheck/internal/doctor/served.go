@@ -207,8 +207,9 @@ func told(h *hostinfo.Host, g hostinfo.PCIDevice) bool {
 // narrowed returns what gives this process GPUs of its own, though it sees all of the host's on the bus: a cause of
 // gpus_excluded, and the evidence. Empty without one.
 func narrowed(h *hostinfo.Host) (cause, seen string) {
+	_, _, job := h.SlurmJob()
 	switch {
-	case slurmJob(h):
+	case job:
 		return "job", "SLURM_JOB_ID=" + h.Env["SLURM_JOB_ID"] + ", SLURM_JOB_GPUS=" + h.Env["SLURM_JOB_GPUS"]
 	case h.Virt.Container != "":
 		return "container", "the process runs in a container (" + h.Virt.Container + ")"
@@ -218,10 +219,6 @@ func narrowed(h *hostinfo.Host) (cause, seen string) {
 		return "unit", "the unit " + h.Virt.Unit + " has its own /dev"
 	}
 	return "", ""
-}
-
-func slurmJob(h *hostinfo.Host) bool {
-	return h.Env["SLURM_JOB_ID"] != "" || h.Env["SLURM_JOB_GPUS"] != ""
 }
 
 // serviceOf returns the service of a GPU that is not examined. First comes what the hardware, the kernel and its module
@@ -284,7 +281,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 		return by("unit", n.Path+": "+n.OpenError+"; the process runs in "+h.Virt.Unit)
 	case refused && strings.Contains(n.OpenError, eperm):
 		return by("control_group", n.Path+": "+n.OpenError)
-	case slurmJob(h):
+	case own == "job":
 		return by("job", why)
 	case f.ExpectedGPUs > 0 && f.countShown() >= f.ExpectedGPUs:
 		return by("expected", fmt.Sprintf("--expect-gpus %d, and CUDA shows %d", f.ExpectedGPUs, f.countShown()))

@@ -17,7 +17,14 @@ type Virt struct {
 	// Container is docker, podman, kubernetes, lxc, containerd or another name of
 	// a container runtime; empty if no container is detected.
 	Container string `json:"container,omitempty"`
-	WSL       bool   `json:"wsl,omitempty"`
+	// Service is colab, kaggle or another service that rents out notebooks or containers.
+	Service string `json:"service,omitempty"`
+	WSL     bool   `json:"wsl,omitempty"`
+	// DockerDesktop is that Docker runs in the virtual machine of Docker Desktop.
+	DockerDesktop bool `json:"docker_desktop,omitempty"`
+	// Mapped is that root of the process's user namespace is another user of the host: a container
+	// of LXC without privileges, or a rootless one.
+	Mapped bool `json:"user_namespace,omitempty"`
 	// Sandbox is gvisor where that kernel serves the process: it shows neither the PCI bus nor modules.
 	Sandbox string `json:"sandbox,omitempty"`
 	// Tegra is that the GPU is part of the chip, as in a Jetson: it is on no bus, and another driver
@@ -29,35 +36,105 @@ type Virt struct {
 	// Unit is the systemd service that the process is in, whose /dev is its own with PrivateDevices.
 	Unit           string `json:"systemd_unit,omitempty"`
 	PrivateDevices bool   `json:"private_devices,omitempty"`
+	// Evidence has the file with its line, or the variable, that shows a field above, by the field's name here.
+	Evidence map[string]string `json:"evidence,omitempty"`
 }
 
-func readVirt(f files, environ []string) Virt {
-	release := strings.ToLower(f.line("proc/sys/kernel/osrelease"))
-	v := Virt{
-		WSL:       strings.Contains(release, "microsoft") || f.exists("dev/dxg"),
-		Container: readContainer(f, environ),
+// maxEvidence is how much of a line is kept, in bytes.
+const maxEvidence = 200
+
+// found notes what shows a field.
+func (v *Virt) found(field, evidence string) {
+	if evidence == "" {
+		return
 	}
-	v.Sandbox = readSandbox(f)
-	if v.Container == "" {
-		v.Container = v.Sandbox
+	evidence = strings.ToValidUTF8(evidence[:min(len(evidence), maxEvidence)], "?")
+	if v.Evidence == nil {
+		v.Evidence = map[string]string{}
 	}
+	v.Evidence[field] = evidence
+}
+
+func readVirt(f files, environ []string) (v Virt) {
+	signs := readSigns(f, environ)
+	v.readContainer(signs)
+	v.readService(signs)
+	v.readKernel(f)
+	v.readMachine(f)
+	v.readUnit(f, signs)
+	v.Mapped = mappedRoot(f)
+	if v.Mapped {
+		v.found("user_namespace", "/proc/self/uid_map: "+strings.Join(strings.Fields(f.line("proc/self/uid_map")), " "))
+	}
+	return v
+}
+
+// mappedRoot reports whether the first user of the namespace, or all of it, is another user of the host.
+func mappedRoot(f files) bool {
+	fields := strings.Fields(f.line("proc/self/uid_map"))
+	return len(fields) == 3 && fields[1] != "0"
+}
+
+// readKernel finds whose kernel serves the process, which is not that of a Linux machine in WSL and gVisor.
+func (v *Virt) readKernel(f files) {
+	release := f.line("proc/sys/kernel/osrelease")
+	switch {
+	case strings.Contains(strings.ToLower(release), "microsoft"):
+		v.WSL = true
+		v.found("wsl", "/proc/sys/kernel/osrelease: "+release)
+	case f.exists("dev/dxg"):
+		v.WSL = true
+		v.found("wsl", "/dev/dxg")
+	}
+	if v.Sandbox = readSandbox(f); v.Sandbox != "" {
+		v.found("sandbox", "/proc/version: "+f.line("proc/version"))
+		if v.Container == "" {
+			v.Container = v.Sandbox
+			v.found("container", v.Evidence["sandbox"])
+		}
+	}
+	if strings.Contains(release, "linuxkit") {
+		v.DockerDesktop = true
+		v.found("docker_desktop", "/proc/sys/kernel/osrelease: "+release)
+	}
+}
+
+// tegraFiles are there on a Jetson alone.
+var tegraFiles = []string{"etc/nv_tegra_release", "dev/nvmap"}
+
+// readMachine finds the machine's hypervisor, or its board.
+func (v *Virt) readMachine(f files) {
 	v.Hypervisor = readHypervisor(f)
-	v.Board = strings.Trim(f.line("proc/device-tree/model"), "\x00")
-	v.Tegra = strings.Contains(v.Board, "Jetson") || strings.Contains(f.text("sys/firmware/devicetree/base/compatible"), "nvidia,tegra") ||
-		f.exists("etc/nv_tegra_release") || f.exists("dev/nvmap") || strings.Contains(release, "tegra")
-	if v.WSL {
+	switch {
+	case v.WSL:
 		v.Hypervisor = "wsl"
+	case v.Hypervisor != "" && f.exists("sys/class/dmi/id/sys_vendor"):
+		v.found("hypervisor", "/sys/class/dmi/id: "+v.Hypervisor)
+	case v.Hypervisor != "":
+		v.found("hypervisor", "/sys/hypervisor/type: "+v.Hypervisor)
 	}
-	v.VM = v.WSL || v.Hypervisor != "" || parseCPUInfo(f.text("proc/cpuinfo")).HypervisorFlag
+	flag := parseCPUInfo(f.text("proc/cpuinfo")).HypervisorFlag
+	v.VM = v.WSL || v.Hypervisor != "" || flag
 	if v.VM {
 		v.Confidential = readConfidential(f)
 	}
-	v.Unit = readUnit(f)
-	mounts, _ := linux.ReadMounts(f.fsys)
-	v.PrivateDevices = v.Unit != "" && v.Container == "" && slices.ContainsFunc(mounts, func(m linux.Mount) bool {
-		return m.Point == "/dev" && m.Type == "tmpfs" // the host's is a devtmpfs
-	})
-	return v
+	if v.VM && v.Hypervisor == "" {
+		v.found("vm", "/proc/cpuinfo: flags: hypervisor")
+	}
+	v.Board = strings.Trim(f.line("proc/device-tree/model"), "\x00")
+	switch compatible, release := f.text("sys/firmware/devicetree/base/compatible"), f.line("proc/sys/kernel/osrelease"); {
+	case strings.Contains(v.Board, "Jetson"):
+		v.found("tegra", "/proc/device-tree/model: "+v.Board)
+	case strings.Contains(compatible, "nvidia,tegra"):
+		v.found("tegra", "/sys/firmware/devicetree/base/compatible: nvidia,tegra")
+	case strings.Contains(strings.ToLower(release), "tegra"):
+		v.found("tegra", "/proc/sys/kernel/osrelease: "+release)
+	default:
+		if i := slices.IndexFunc(tegraFiles, f.exists); i >= 0 {
+			v.found("tegra", "/"+tegraFiles[i])
+		}
+	}
+	v.Tegra = v.Evidence["tegra"] != ""
 }
 
 // readSandbox knows gVisor by its kernel, whose version does not change.
@@ -83,25 +160,40 @@ func readConfidential(f files) string {
 	return ""
 }
 
-// readUnit returns the service in the path of the control group. The manager of a user's services, in which
+// readUnit finds the service in the path of the control group. The manager of a user's services, in which
 // programs of a desktop are, is none.
-func readUnit(f files) string {
-	members, _ := linux.ReadCgroupMembers(f.fsys)
-	for _, m := range members {
-		for part := range strings.SplitSeq(m.Path, "/") {
-			if strings.HasSuffix(part, ".service") && !strings.HasPrefix(part, "user@") {
-				return part
+func (v *Virt) readUnit(f files, signs *signs) {
+	for _, group := range signs.groups {
+		for part := range strings.SplitSeq(group, "/") {
+			if v.Unit == "" && strings.HasSuffix(part, ".service") && !strings.HasPrefix(part, "user@") {
+				v.Unit = part
+				v.found("systemd_unit", "/proc/self/cgroup: "+group)
 			}
 		}
 	}
-	return ""
+	v.PrivateDevices = v.Unit != "" && v.Container == "" && slices.ContainsFunc(signs.mounts, func(m linux.Mount) bool {
+		return m.Point == "/dev" && m.Type == "tmpfs" // the host's is a devtmpfs
+	})
+	if v.PrivateDevices {
+		v.found("private_devices", "/proc/self/mountinfo: tmpfs on /dev")
+	}
 }
 
-// virtualVendors are words in the firmware's vendor or product of virtual machines. Bare
+// virtualVendors are words in the firmware's vendor or product of virtual machines, with the hypervisor's name. Bare
 // metal of the same vendors has other words.
-var virtualVendors = []string{
-	"QEMU", "KVM", "VMware", "VirtualBox", "innotek", "Xen", "OpenStack",
-	"Google Compute Engine", "Virtual Machine", "Bochs", "Firecracker", "Cloud Hypervisor",
+var virtualVendors = []struct{ word, name string }{
+	{"Google Compute Engine", "Google Compute Engine"},
+	{"OpenStack", "OpenStack"},
+	{"QEMU", "KVM or QEMU"},
+	{"KVM", "KVM"},
+	{"VMware", "VMware"},
+	{"VirtualBox", "VirtualBox"},
+	{"innotek", "VirtualBox"},
+	{"Xen", "Xen"},
+	{"Virtual Machine", "Hyper-V"},
+	{"Bochs", "Bochs"},
+	{"Firecracker", "Firecracker"},
+	{"Cloud Hypervisor", "Cloud Hypervisor"},
 }
 
 func readHypervisor(f files) string {
@@ -111,75 +203,22 @@ func readHypervisor(f files) string {
 	if strings.HasPrefix(vendor, "Amazon EC2") && !strings.Contains(product, "metal") {
 		return name
 	}
-	for _, word := range virtualVendors {
-		if strings.Contains(name, word) {
+	for _, v := range virtualVendors {
+		if strings.Contains(name, v.word) {
 			return name
 		}
 	}
 	return f.line("sys/hypervisor/type")
 }
 
-// cgroupRuntimes are parts of control group paths, with the runtime that uses them.
-var cgroupRuntimes = []struct{ part, name string }{
-	{"kubepods", "kubernetes"},
-	{"docker", "docker"},
-	{"libpod", "podman"},
-	{"lxc", "lxc"},
-	{"containerd", "containerd"},
-}
-
-// containerSigns are what other runtimes leave in the environment, or in the root directory.
-var containerSigns = []struct{ variable, file, name string }{
-	{"APPTAINER_CONTAINER", ".singularity.d", "apptainer"},
-	{"SINGULARITY_CONTAINER", "singularity", "apptainer"},
-	{"FLATPAK_ID", ".flatpak-info", "flatpak"},
-	{"ENROOT_ROOTFS", "", "enroot"},
-}
-
-// containerRoots are file systems that the root directories of containers lie on.
-var containerRoots = []string{"overlay", "fuse.fuse-overlayfs", "fuse.squashfuse_ll", "fuse.squashfuse"}
-
-func readContainer(f files, environ []string) string {
-	if _, ok := lookupEnv(environ, "KUBERNETES_SERVICE_HOST"); ok {
-		return "kubernetes"
+// guestOf returns a virtual machine in words, by the firmware's name of it.
+func guestOf(hypervisor string) string {
+	if strings.HasPrefix(hypervisor, "Amazon EC2") {
+		return "guest of Amazon EC2"
 	}
-	switch {
-	case f.exists("run/.containerenv"):
-		return "podman"
-	case f.exists(".dockerenv"):
-		return "docker"
-	}
-	if name := f.line("run/systemd/container"); name != "" {
-		return name
-	}
-	var groups string
-	members, _ := linux.ReadCgroupMembers(f.fsys)
-	for _, m := range members {
-		groups += m.Path + "\n"
-	}
-	mounts, _ := linux.ReadMounts(f.fsys)
-	for _, m := range mounts {
-		if m.Type == "cgroup" || m.Type == "cgroup2" {
-			groups += m.Root + "\n" // a namespace hides the group's path, not the mount's root
-		}
-	}
-	for _, r := range cgroupRuntimes {
-		if strings.Contains(groups, r.part) {
-			return r.name
-		}
-	}
-	if name, ok := lookupEnv(environ, "container"); ok {
-		return name
-	}
-	for _, c := range containerSigns {
-		_, set := lookupEnv(environ, c.variable)
-		if set && c.variable != "" || c.file != "" && f.exists(c.file) {
-			return c.name
-		}
-	}
-	for _, m := range mounts {
-		if m.Point == "/" && slices.Contains(containerRoots, m.Type) {
-			return "container"
+	for _, v := range virtualVendors {
+		if strings.Contains(strings.ToLower(hypervisor), strings.ToLower(v.word)) {
+			return "guest of " + v.name
 		}
 	}
 	return ""

@@ -336,11 +336,7 @@ func hostLine(r *Result) (parts []string) {
 		parts = append(parts, units.Bytes(h.Memory.Total))
 	}
 	if len(r.Devices) == 0 {
-		vm := ""
-		if h.Virt.VM {
-			vm = "VM"
-		}
-		parts = append(parts, h.Distro.Name, prefixed("Linux ", h.Kernel.Release), vm, h.Virt.Container)
+		parts = append(parts, h.Distro.Name, prefixed("Linux ", h.Kernel.Release), joined(h.Where()...))
 	}
 	parts = append(parts, prefixed("driver ", h.NVIDIA.DriverVersion))
 	if l := r.Library; l != nil && l.DriverAlone() {

@@ -451,7 +451,6 @@ func fieldsOf(r *Result) (out []field) {
 	if r.Facts != nil && r.Host != nil {
 		add("CPU and memory", machineText(r.Host))
 		add("System", systemText(r.Host))
-		add("Runs in", prefixed("Slurm job ", r.Host.Env["SLURM_JOB_ID"]))
 	}
 	if r.Facts != nil && r.Library != nil {
 		add("CUDA", joined(versionsText(r.Library), r.Library.Path))

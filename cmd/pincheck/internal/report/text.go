@@ -214,13 +214,7 @@ func (p *page) host(h *hostinfo.Host) {
 // systemText is about a host's software.
 func systemText(h *hostinfo.Host) string {
 	system := []string{h.Distro.Name, prefixed("Linux ", h.Kernel.Release), strings.TrimSpace(h.Libc.Kind + " " + h.Libc.Version)}
-	switch {
-	case h.Virt.WSL:
-		system = append(system, "WSL")
-	case h.Virt.VM:
-		system = append(system, "virtual machine")
-	}
-	return joined(append(system, prefixed("container: ", h.Virt.Container), prefixed("NVIDIA kernel module ", h.NVIDIA.DriverVersion))...)
+	return joined(append(append(system, h.Where()...), prefixed("NVIDIA kernel module ", h.NVIDIA.DriverVersion))...)
 }
 
 // machineText is about a host's CPUs and memory.
