@@ -26,7 +26,8 @@
 #   -verify            pincheck verify --full too
 #   -timeout SECONDS   for each package's tests, benchmarks and each pincheck (default 600)
 #   -out DIRECTORY     where the logs go (default: results)
-#   -no-gpu            for a machine without one: GPU tests skip, pincheck runs the simulated GPU
+#   -no-gpu            for a machine without one: GPU tests skip, others take -short, pincheck runs the
+#                      simulated GPU
 #
 # gpus prints the topology, then a table: BenchmarkGPUs of internal/benchmarks for as many GPUs as there are, with C
 # beside them where it can be built; pincheck, pincheck report and pincheck verify on all GPUs with their times; the suites
@@ -115,7 +116,7 @@ build() {
 }
 
 run() {
-	local libraries=() only=() tests="" bench="" count=1 verify=0 limit=600 results="" gpu=1 carried=0
+	local libraries=() only=() tests="" bench="" count=1 verify=0 limit=600 results="" gpu=1 carried=0 short=()
 	while (($# > 0)); do
 		case $1 in
 		-libcudart) libraries+=("${2:?}") && shift 2 ;;
@@ -145,6 +146,7 @@ run() {
 		export PINNED_TEST_GPU=1
 	else
 		unset PINNED_TEST_GPU
+		short=(-test.short)
 	fi
 
 	grep '^#' manifest
@@ -163,7 +165,7 @@ run() {
 		printf '\n=== libcudart: %s\n' "${PINNED_CUDART:-$library}"
 		while IFS=$'\t' read -r package name; do
 			((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
-			step "$package" "./$name" -test.v -test.timeout="${limit}s" -test.run="$tests" -test.parallel="$parallel"
+			step "$package" "./$name" -test.v "${short[@]}" -test.timeout="${limit}s" -test.run="$tests" -test.parallel="$parallel"
 			if [[ -n $bench ]] && (cd "$package" && "./$name" -test.list="$bench") | grep -q ^Benchmark; then
 				step "$package" "./$name" -test.run='^$' -test.bench="$bench" -test.benchmem \
 					-test.count="$count" -test.timeout="${limit}s"

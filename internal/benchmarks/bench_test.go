@@ -255,9 +255,6 @@ var callsAlone = []string{"Calls/event-query", "Calls/event-record", "Calls/idle
 
 // A benchmark whose operation does nothing fails: the bytes that it would have moved are missing.
 func TestVerificationFindsMissingBytes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short")
-	}
 	var unproven []string
 	for _, group := range slices.Sorted(maps.Keys(groups)) {
 		for _, r := range groups[group] {

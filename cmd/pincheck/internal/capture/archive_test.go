@@ -223,7 +223,7 @@ func TestCapturedHostsReadTheSame(t *testing.T) {
 	hosts, err := filepath.Glob("../../../../testdata/hosts/*.txtar")
 	require.NoError(t, err)
 	require.NotEmpty(t, hosts)
-	for _, name := range hosts {
+	for _, name := range hosttest.Sample(hosts) {
 		fsys, err := hosttest.Load(name)
 		require.NoError(t, err)
 		environ := []string{"CUDA_VISIBLE_DEVICES=0,1", "HOME=/home/someone", "container=podman"}

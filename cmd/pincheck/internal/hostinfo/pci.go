@@ -95,7 +95,7 @@ func (l PCIe) Generation() int { return 1 + slices.Index(generations, l.Speed) }
 // Version returns the generation in words: "PCIe 5.0", and "65 GT/s" for a speed that none has.
 func (l PCIe) Version() string {
 	if g := l.Generation(); g > 0 {
-		return fmt.Sprintf("PCIe %d.0", g)
+		return "PCIe " + strconv.Itoa(g) + ".0"
 	}
 	return fmt.Sprintf("%g GT/s", l.Speed)
 }
@@ -105,16 +105,15 @@ func (l PCIe) String() string { return fmt.Sprintf("%s x%d", l.Version(), l.Widt
 
 // ParsePCIe parses what String returns of a generation: "PCIe 5.0 x16".
 func ParsePCIe(text string) (PCIe, error) {
-	var generation int
-	var l PCIe
-	_, err := fmt.Sscanf(text, "PCIe %d.0 x%d", &generation, &l.Width)
-	if err == nil && generation >= 1 && generation <= len(generations) {
-		l.Speed = generations[generation-1]
+	version, lanes, _ := strings.Cut(text, " x")
+	width, err := strconv.Atoi(lanes)
+	for _, speed := range generations {
+		l := PCIe{Speed: speed, Width: width}
+		if l.Version() == version && err == nil && width > 0 && strconv.Itoa(width) == lanes {
+			return l, nil
+		}
 	}
-	if l.Rate() == 0 || l.String() != text {
-		return PCIe{}, fmt.Errorf("%q is no PCI Express link such as PCIe 5.0 x16", text)
-	}
-	return l, nil
+	return PCIe{}, fmt.Errorf("%q is no PCI Express link such as PCIe 5.0 x16", text)
 }
 
 // Rate returns what the link can carry each way in GB/s, after the encoding of its generation
