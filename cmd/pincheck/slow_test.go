@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // A skippedTime is a clock on which only pauses take time, and those none of the test's.
@@ -78,7 +79,7 @@ func TestSlowLinks(t *testing.T) {
 	}
 	const ever = time.Hour
 	const half = 27.1 / 55.4
-	for _, c := range []struct {
+	for _, c := range hosttest.Sample([]struct {
 		name     string
 		share    func(at time.Duration, n int) float64
 		args     string
@@ -96,7 +97,7 @@ func TestSlowLinks(t *testing.T) {
 		{name: "below-the-flag", share: until(ever, 1), args: "--expect-bandwidth 60", code: exitProblems, id: "slow_copies", severity: doctor.Problem, pauses: 5},
 		{name: "below-the-flag-3s", share: until(3*time.Second, 0.95), args: "--expect-bandwidth 54", code: exitOK, id: "busy", severity: doctor.Note, pauses: 2},
 		{name: "healthy", share: until(0, 1), code: exitOK},
-	} {
+	}) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			sys, clock := slowHost(t, c.share)

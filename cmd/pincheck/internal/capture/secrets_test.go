@@ -54,7 +54,7 @@ func TestArchivesHaveNoSecrets(t *testing.T) {
 	require.NoError(t, err)
 	rec := hostinfo.Record(fsys)
 	hostinfo.Read(rec, nil)
-	for _, leak := range leaks {
+	for _, leak := range hosttest.Sample(leaks) {
 		a := &capture.Archive{Host: fstest.MapFS{}}
 		for name, file := range rec.Host() { // each file that is read
 			file := *file

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // A keptSeries is a series of a kept run, with what its samples differ from their median by.
@@ -237,7 +238,7 @@ func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 	if long() {
 		rounds, widening = 1000, 1000
 	}
-	for _, c := range []struct {
+	for _, c := range hosttest.Sample([]struct {
 		name    string
 		hosts   int
 		samples int
@@ -251,7 +252,7 @@ func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 		{"fleet of 4, report", 4, 0, all, widening},
 		{"fleet of 4, bandwidth", 4, 0, bandwidth, rounds},
 		{"fleet of 16, bandwidth", 16, 0, bandwidth, rounds},
-	} {
+	}) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, 7, c.of)
@@ -281,7 +282,7 @@ func TestOneMachineDiffersSeldomWithTheDriftOfEachRun(t *testing.T) {
 	if long() {
 		rounds = 1000
 	}
-	for _, run := range keptChecks { // the run of benches alone has no series of another one
+	for _, run := range hosttest.Sample(keptChecks) { // the run of benches alone has no series of another one
 		t.Run(run, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, 9, all)
