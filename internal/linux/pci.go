@@ -23,12 +23,14 @@ type PCIAddress struct {
 // case, with a domain of four to eight digits: the kernel writes 0000:c3:00.0 and
 // 10000:e1:00.0, CUDA and nvidia-smi also 00000000:C3:00.0.
 func ParsePCIAddress(text string) (PCIAddress, error) {
-	bad := &SyntaxError{Text: text, Want: "a PCI address, such as 0000:c3:00.0"}
+	bad := func() (PCIAddress, error) {
+		return PCIAddress{}, &SyntaxError{Text: text, Want: "a PCI address, such as 0000:c3:00.0"}
+	}
 	domain, rest, _ := strings.Cut(text, ":")
 	bus, rest, _ := strings.Cut(rest, ":")
 	device, function, _ := strings.Cut(rest, ".")
 	if len(domain) < 4 || len(domain) > 8 || len(bus) != 2 || len(device) != 2 || len(function) != 1 {
-		return PCIAddress{}, bad
+		return bad()
 	}
 	var n [4]uint64
 	for i, field := range []struct {
@@ -37,7 +39,7 @@ func ParsePCIAddress(text string) (PCIAddress, error) {
 	}{{domain, 32}, {bus, 8}, {device, 5}, {function, 3}} {
 		var err error
 		if n[i], err = strconv.ParseUint(field.text, 16, field.bits); err != nil {
-			return PCIAddress{}, bad
+			return bad()
 		}
 	}
 	return PCIAddress{uint32(n[0]), uint8(n[1]), uint8(n[2]), uint8(n[3])}, nil
