@@ -212,6 +212,9 @@ down.`,
 	return cmd
 }
 
+// versionFormats are the formats of a version, which has no page.
+var versionFormats = []report.Format{report.Text, report.JSON, report.JSONLines, report.Prometheus, report.CSV}
+
 func newVersion(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
@@ -220,13 +223,13 @@ func newVersion(o *options) *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.writeVersion(cmd) },
 	}
-	o.share(cmd, []string{"format", "output"})
-	cmd.Flags().Lookup("format").Usage = "text, json, jsonl, prometheus or csv"
+	o.share(cmd, []string{"output"})
+	o.formats(cmd, versionFormats...)
 	return cmd
 }
 
 func (o *options) writeVersion(cmd *cobra.Command) error {
-	format, err := o.validate(report.Text, report.JSON, report.JSONLines, report.Prometheus, report.CSV)
+	format, err := o.validate(versionFormats...)
 	if err != nil {
 		return err
 	}

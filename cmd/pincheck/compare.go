@@ -41,6 +41,7 @@ run, replace the built-in table.`,
 		Example: `
   pincheck compare before.json after.json
   pincheck compare host-*.json
+  pincheck compare before.json after.json --format html -o compare.html
   pincheck compare --reference run.json`,
 		Annotations: map[string]string{exitNote: "Exit status: 0 nothing is worse, 1 a series or a host is worse."},
 		Args: func(_ *cobra.Command, args []string) error {
@@ -51,7 +52,7 @@ run, replace the built-in table.`,
 		},
 		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := o.validate(report.Text, report.JSON)
+			format, err := o.validate(report.ComparisonFormats()...)
 			if err != nil {
 				return err
 			}
@@ -86,8 +87,8 @@ run, replace the built-in table.`,
 			return nil
 		},
 	}
-	o.share(cmd, []string{"format", "output", "timeout"})
-	cmd.Flags().Lookup("format").Usage = "text or json"
+	o.share(cmd, []string{"output", "timeout"})
+	o.formats(cmd, report.ComparisonFormats()...)
 	cmd.Flags().Lookup("timeout").Usage = "give up after TIME, such as 30s"
 	cmd.Flags().Float64Var(&threshold, "threshold", threshold, "smallest relevant difference")
 	named(cmd.Flags(), "threshold", "PERCENT")

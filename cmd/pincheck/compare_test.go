@@ -71,6 +71,14 @@ func TestCompare(t *testing.T) {
 	assert.Equal(t, "b", c.Hosts[1].Name)
 	assert.Equal(t, 1, c.Hosts[1].Worse)
 
+	file := filepath.Join(dir, "compare.html")
+	got = call(t, system{}, "compare", fast, slow, "--format", "html", "-o", file)
+	assert.Equal(t, exitProblems, got.code, got.stderr)
+	page, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.Contains(t, string(page), "Worse: 1 of 1 series")
+	assert.Equal(t, "text\njson\nhtml\n:4\n", call(t, system{}, "__complete", "compare", "--format", "").stdout)
+
 	root := newRoot(&options{}, system{})
 	var out bytes.Buffer
 	root.SetArgs([]string{"compare", "-", fast})
@@ -90,7 +98,7 @@ func TestCompare(t *testing.T) {
 		{[]string{fast, dir}, dir + ": is a directory, not a file\n"},
 		{[]string{fast, garbage}, "garbage: not JSON: byte 2"},
 		{[]string{fast, write("future", strings.Replace(benchJSON("a", 1), `"schema_version": `, `"schema_version": 9`, 1))}, "future: document 1: schema_version 9"},
-		{[]string{fast, slow, "--format", "xml"}, "--format xml: want text or json"},
+		{[]string{fast, slow, "--format", "xml"}, "--format xml: want text, json or html"},
 		{[]string{fast, slow, "--threshold", "-1"}, "threshold -0.01: must not be negative"},
 		{[]string{fast, slow, "--threshold", "NaN"}, "threshold NaN: must not be negative"},
 	} {

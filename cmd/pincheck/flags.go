@@ -90,6 +90,14 @@ func (o *options) share(cmd *cobra.Command, groups ...[]string) {
 	}
 }
 
+// formats gives a command --format with some formats alone.
+func (o *options) formats(cmd *cobra.Command, can ...report.Format) {
+	sharedFlags["format"](o, cmd.Flags(), "format")
+	list, _ := choice(can)
+	cmd.Flags().Lookup("format").Usage = list
+	complete(cmd, "format", can...)
+}
+
 // complete offers the values of a flag to the shell. It fails only for a flag that does
 // not exist, which a test would notice.
 func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
@@ -196,16 +204,20 @@ func given(cmd *cobra.Command, names ...string) (set []string) {
 
 // wrongValue is the error for a value of a fixed list.
 func wrongValue[T ~string](flag, value string, want []T) error {
-	var texts []string
-	for _, w := range want {
-		texts = append(texts, string(w))
-	}
-	last := len(texts) - 1
-	list := strings.Join(texts[:last], ", ") + " or " + texts[last]
+	list, texts := choice(want)
 	if closest := nearest(value, texts); closest != "" {
 		return usagef("--%s %s: want %s. Did you mean %s?", flag, value, list, closest)
 	}
 	return usagef("--%s %s: want %s", flag, value, list)
+}
+
+// choice returns values as a list in words, and as texts.
+func choice[T ~string](values []T) (list string, texts []string) {
+	for _, v := range values {
+		texts = append(texts, string(v))
+	}
+	last := len(texts) - 1
+	return strings.Join(texts[:last], ", ") + " or " + texts[last], texts
 }
 
 // nearest returns the name with the lowest edit distance, if that is below 3 and at most half of the

@@ -66,8 +66,8 @@ file is removed when watch ends.`,
 			}).run(ctx, interval)
 		},
 	}
-	o.share(cmd, []string{"expect-gpus", "format", "ignore", "timeout"})
-	cmd.Flags().Lookup("format").Usage = "text or jsonl"
+	o.share(cmd, []string{"expect-gpus", "ignore", "timeout"})
+	o.formats(cmd, report.Text, report.JSONLines)
 	cmd.Flags().Lookup("timeout").Usage = "stop after TIME, such as 8h"
 	cmd.Flags().DurationVar(&interval, "interval", interval, "time from one check to the next")
 	named(cmd.Flags(), "interval", "TIME")

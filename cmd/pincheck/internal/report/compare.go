@@ -23,9 +23,12 @@ type comparisonDocument struct {
 	*compare.Comparison
 }
 
-// WriteComparison writes a comparison as text or JSON, by one call of w.Write. Text has
-// lines of the style's width, and 40 columns at least. All shows also the series that are
-// the same, which many are not otherwise. The error is that of w, or of another format.
+// ComparisonFormats returns the formats of a comparison.
+func ComparisonFormats() []Format { return []Format{Text, JSON, HTML} }
+
+// WriteComparison writes a comparison in one of its formats, by one call of w.Write. Text has
+// lines of the style's width, and 40 columns at least; with all it lists also the series that are
+// the same, which a page always does. The error is that of w, or of another format.
 func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s Style, all bool) error {
 	var b bytes.Buffer
 	switch f {
@@ -38,12 +41,15 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 		}
 		_, err := w.Write(printable.JSON(b.Bytes()))
 		return err
+	case HTML:
+		d := comparisonPage(&comparison{Comparison: c}, tool)
+		return d.write(w)
 	case Text:
 		t := &comparison{Comparison: c, Buffer: &b, style: s, width: max(s.width(), numbers+1), all: all}
 		t.write()
 		return s.write(w, b.String())
 	default:
-		return fmt.Errorf("a comparison is written as text or json, not as %s", f)
+		return fmt.Errorf("a comparison has no format %q", string(f))
 	}
 }
 
@@ -68,14 +74,8 @@ func (t *comparison) referenced() bool { return len(t.Rows) > 0 && t.Rows[0].Sou
 
 // write writes the verdict, the runs, the rows that differ, how many do not, and what to do about unclear ones.
 func (t *comparison) write() {
-	n, common := map[compare.Verdict]int{}, 0
-	for i := range t.Rows {
-		v := t.Rows[i].Verdict
-		if n[v]++; v != compare.Missing {
-			common++
-		}
-	}
-	c, text := t.concluded(n, common)
+	n := t.tally()
+	c, text := t.concluded(n)
 	lines := wrap(plain(text), t.width)
 	label, _, _ := strings.Cut(lines[0], ":")
 	lines[0] = t.style.paint(c, label) + strings.TrimPrefix(lines[0], label)
@@ -92,13 +92,30 @@ func (t *comparison) write() {
 	t.missing(n[compare.Missing])
 	if t.referenced() {
 		t.sources()
-	} else if t.pair() && n[compare.Unclear]+n[compare.Untested] > 0 {
-		t.wrapped("", "To resolve unclear and untested series, add runs of each side to its file.")
+	} else if t.unresolved(n) {
+		t.wrapped("", moreRuns)
 	}
 }
 
+// unresolved reports whether more runs can tell more.
+func (t *comparison) unresolved(n map[compare.Verdict]int) bool {
+	return t.pair() && !t.referenced() && n[compare.Unclear]+n[compare.Untested] > 0
+}
+
+const moreRuns = "To resolve unclear and untested series, add runs of each side to its file."
+
+// tally counts the rows by their verdicts.
+func (t *comparison) tally() map[compare.Verdict]int {
+	n := map[compare.Verdict]int{}
+	for i := range t.Rows {
+		n[t.Rows[i].Verdict]++
+	}
+	return n
+}
+
 // concluded returns the verdict, and its color.
-func (t *comparison) concluded(n map[compare.Verdict]int, common int) (ansiColor, string) {
+func (t *comparison) concluded(n map[compare.Verdict]int) (ansiColor, string) {
+	common := len(t.Rows) - n[compare.Missing]
 	switch {
 	case t.Verdict == compare.Simulated:
 		return yellow, "No verdict: a run is of the simulated GPU, whose copies take the time of the host's processors."
@@ -177,13 +194,7 @@ func (t *comparison) runs() {
 		if t.pair() {
 			role = []string{"a  ", "b  "}[i]
 		}
-		text := plain(r.Tool)
-		if !r.Started.IsZero() {
-			text += ", " + r.Started.UTC().Format("2006-01-02 15:04 UTC")
-		}
-		if !r.Complete {
-			text += ", incomplete"
-		}
+		text := joined(plain(r.Tool), stamp(r.Started), map[bool]string{false: "incomplete"}[r.Complete])
 		t.lines(role+t.style.paint(bold, plain(r.Name)), text)
 		for _, n := range r.Notes {
 			t.wrapped("   ", plain(n))
@@ -195,13 +206,7 @@ func (t *comparison) runs() {
 func (t *comparison) rows() {
 	var rows []*compare.Row
 	for i := range t.Rows {
-		switch r := &t.Rows[i]; r.Verdict {
-		case compare.Missing:
-		case compare.Same, compare.Unclear, compare.Untested, compare.Simulated:
-			if t.all {
-				rows = append(rows, r)
-			}
-		default:
+		if r := &t.Rows[i]; differs(r) || t.all && r.Verdict != compare.Missing {
 			rows = append(rows, r)
 		}
 	}
@@ -210,14 +215,7 @@ func (t *comparison) rows() {
 	}
 	group := ""
 	for _, r := range rows {
-		head := plain(r.Bench)
-		if r.Name != r.Bench {
-			head += ": " + words(r.Name)
-		}
-		if unit := unitText(r.Unit); unit != "" {
-			head += ", " + unit
-		}
-		if head != group {
+		if head := rowHead(r); head != group {
 			group = head
 			t.WriteString("\n")
 			t.head(head)
@@ -228,6 +226,20 @@ func (t *comparison) rows() {
 			t.fleetRow(r)
 		}
 	}
+}
+
+// differs reports whether a row is worse, better or different.
+func differs(r *compare.Row) bool {
+	return !slices.Contains([]compare.Verdict{compare.Missing, compare.Same, compare.Unclear, compare.Untested, compare.Simulated}, r.Verdict)
+}
+
+// rowHead is what rows of one experiment, name and unit have in common.
+func rowHead(r *compare.Row) string {
+	name := ""
+	if r.Name != r.Bench {
+		name = words(r.Name)
+	}
+	return joined(joinedWith(": ", plain(r.Bench), name), unitText(r.Unit))
 }
 
 // head writes the head of a group, with those of the columns at its end.
@@ -269,30 +281,41 @@ func (t *comparison) painted(c ansiColor, text string) string {
 
 // pairRow writes both medians of a series, their relative change, and the verdict.
 func (t *comparison) pairRow(r *compare.Row) {
-	change := "–"
-	if r.Ratio != nil {
-		change = percent(*r.Ratio - 1)
+	t.columns(rowText(r), "", fmt.Sprintf("%9s %9s %8s  %s", value(r.Unit, r.Values[0].Median), value(r.Unit, r.Values[1].Median), change(r), t.verdict(r.Verdict)))
+}
+
+// change is the relative change of a row of two runs.
+func change(r *compare.Row) string {
+	if r.Ratio == nil {
+		return "–"
 	}
-	t.columns(rowText(r), "", fmt.Sprintf("%9s %9s %8s  %s", value(r.Unit, r.Values[0].Median), value(r.Unit, r.Values[1].Median), change, t.verdict(r.Verdict)))
+	return percent(*r.Ratio - 1)
 }
 
 // fleetRow writes the median of the hosts with their scatter, and each host that is out of line.
 func (t *comparison) fleetRow(r *compare.Row) {
-	scatter := ""
-	if *r.Center != 0 {
-		scatter = fmt.Sprintf(" ± %.1f%%", 100**r.Deviation/math.Abs(*r.Center))
-	}
-	t.lines("  "+rowText(r), value(r.Unit, *r.Center)+scatter+"  "+t.verdict(r.Verdict))
+	t.lines("  "+rowText(r), center(r)+"  "+t.verdict(r.Verdict))
 	for i, v := range r.Values {
-		if v == nil || v.Verdict == "" {
-			continue
+		if v != nil && v.Verdict != "" {
+			t.lines("    "+plain(t.Runs[i].Name), off(r, v)+"  "+t.verdict(v.Verdict))
 		}
-		change := ""
-		if *r.Center != 0 {
-			change = " (" + percent(v.Median / *r.Center - 1) + ")"
-		}
-		t.lines("    "+plain(t.Runs[i].Name), value(r.Unit, v.Median)+change+"  "+t.verdict(v.Verdict))
 	}
+}
+
+// center is the median of the hosts with their scatter.
+func center(r *compare.Row) string {
+	if *r.Center == 0 {
+		return value(r.Unit, *r.Center)
+	}
+	return fmt.Sprintf("%s ± %.1f%%", value(r.Unit, *r.Center), 100**r.Deviation/math.Abs(*r.Center))
+}
+
+// off is the value of a host with its distance from the median of all.
+func off(r *compare.Row, v *compare.Value) string {
+	if *r.Center == 0 {
+		return value(r.Unit, v.Median)
+	}
+	return value(r.Unit, v.Median) + " (" + percent(v.Median / *r.Center - 1) + ")"
 }
 
 // verdict colours a verdict. Same needs no word.
@@ -317,35 +340,40 @@ func (t *comparison) missing(n int) {
 	}
 	t.WriteString("\n")
 	if !t.all {
-		verb := map[bool]string{true: "is", false: "are"}[n == 1]
-		where := "not in all runs"
-		if t.pair() {
-			where = "in only one run"
-		}
-		t.wrapped("", fmt.Sprintf("%s series %s %s. To list all series: --all", units.Count(n), verb, where))
+		t.wrapped("", t.missingText(n)+" To list all series: --all")
 		return
 	}
 	t.WriteString("Not measured by all\n")
 	for i := range t.Rows {
-		r := &t.Rows[i]
-		if r.Verdict != compare.Missing {
-			continue
+		if r := &t.Rows[i]; r.Verdict == compare.Missing {
+			t.wrapped("  ", fmt.Sprintf("%s %s: %s", plain(r.Bench), rowText(r), t.which(r)))
 		}
-		var have, lack []string
-		for j, v := range r.Values {
-			name := plain(t.Runs[j].Name)
-			if v == nil {
-				lack = append(lack, name)
-			} else {
-				have = append(have, name)
-			}
-		}
-		which := "only " + strings.Join(have, ", ")
-		if len(lack) < len(have) {
-			which = "not " + strings.Join(lack, ", ")
-		}
-		t.wrapped("  ", fmt.Sprintf("%s %s: %s", plain(r.Bench), rowText(r), which))
 	}
+}
+
+// missingText says how many series are not compared.
+func (t *comparison) missingText(n int) string {
+	where := "not in all runs"
+	if t.pair() {
+		where = "in only one run"
+	}
+	return fmt.Sprintf("%s series %s %s.", units.Count(n), map[bool]string{true: "is", false: "are"}[n == 1], where)
+}
+
+// which names the runs that have a series, or those that do not, whatever is shorter.
+func (t *comparison) which(r *compare.Row) string {
+	var have, lack []string
+	for i, v := range r.Values {
+		if name := plain(t.Runs[i].Name); v == nil {
+			lack = append(lack, name)
+		} else {
+			have = append(have, name)
+		}
+	}
+	if len(lack) < len(have) {
+		return "not " + strings.Join(lack, ", ")
+	}
+	return "only " + strings.Join(have, ", ")
 }
 
 // hosts writes for each host in how many series it is out of line.
@@ -366,21 +394,31 @@ func (t *comparison) hosts() {
 	}
 }
 
-// counts writes how many series do not differ.
-func (t *comparison) counts(n map[compare.Verdict]int) {
-	limit := units.Share(t.Threshold)
-	if t.Threshold < 0.0995 {
-		limit = fmt.Sprintf("%g%%", math.Round(1e4*t.Threshold)/100)
-	}
+// counted returns the verdicts of the rows that do not differ, with what they mean.
+func (t *comparison) counted(n map[compare.Verdict]int) [][2]string {
+	within := "within " + limit(t.Threshold)
 	rows := [][2]string{
-		{string(compare.Same), "within " + limit},
+		{string(compare.Same), within},
 		{string(compare.Unclear), "the difference is within what runs of one machine show"},
 		{string(compare.Untested), "too few samples"},
 	}
 	if !t.pair() {
-		rows = [][2]string{{string(compare.Same), "within " + limit + " or the scatter of the hosts"}, {string(compare.Divided), "the hosts differ, and none stands out"}}
+		rows = [][2]string{{string(compare.Same), within + " or the scatter of the hosts"}, {string(compare.Divided), "the hosts differ, and none stands out"}}
 	}
-	rows = slices.DeleteFunc(rows, func(r [2]string) bool { return n[compare.Verdict(r[0])] == 0 })
+	return slices.DeleteFunc(rows, func(r [2]string) bool { return n[compare.Verdict(r[0])] == 0 })
+}
+
+// limit formats a share as its user gave it: 3%.
+func limit(v float64) string {
+	if v >= 0.0995 {
+		return units.Share(v)
+	}
+	return fmt.Sprintf("%g%%", math.Round(1e4*v)/100)
+}
+
+// counts writes how many series do not differ.
+func (t *comparison) counts(n map[compare.Verdict]int) {
+	rows := t.counted(n)
 	if len(rows) > 0 {
 		t.WriteString("\n")
 	}
@@ -397,16 +435,26 @@ func (t *comparison) counts(n map[compare.Verdict]int) {
 func (t *comparison) sources() {
 	t.WriteString("\n")
 	if t.Unjudged > 0 {
-		t.wrapped("", units.Things(t.Unjudged, "other series has", "other series have")+" no reference.")
+		t.wrapped("", t.unjudgedText())
 	}
 	t.WriteString("Reference\n")
-	var written []string
+	for _, source := range t.allSources() {
+		t.wrapped("  ", source)
+	}
+}
+
+func (t *comparison) unjudgedText() string {
+	return units.Things(t.Unjudged, "other series has", "other series have") + " no reference."
+}
+
+// allSources are the sources of the references, each once.
+func (t *comparison) allSources() (all []string) {
 	for i := range t.Rows {
-		if source := plain(t.Rows[i].Source); !slices.Contains(written, source) {
-			written = append(written, source)
-			t.wrapped("  ", source)
+		if source := plain(t.Rows[i].Source); source != "" && !slices.Contains(all, source) {
+			all = append(all, source)
 		}
 	}
+	return all
 }
 
 // lines writes a label and a text behind it, or below where it does not fit. The label

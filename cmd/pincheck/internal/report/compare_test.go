@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -55,6 +56,7 @@ func madeUp(t *testing.T, rates ...float64) *compare.Comparison {
 
 func TestComparisons(t *testing.T) {
 	t.Parallel()
+	schema := compiled(t)
 	for name, c := range map[string]*compare.Comparison{
 		"two": madeUp(t, 55.4, 41.5), "same": madeUp(t, 55.4, 55.3), "fleet": madeUp(t, 55.4, 55.3, 41.5, 55.5), "divided": madeUp(t, 55, 55, 40, 40),
 	} {
@@ -67,6 +69,9 @@ func TestComparisons(t *testing.T) {
 			}
 			golden(t, fmt.Sprintf("golden/compare-%s-%d.txt", name, width), b.String())
 		}
+		var b bytes.Buffer
+		require.NoError(t, WriteComparison(&b, c, testTool, JSON, Style{}, false))
+		assert.NoError(t, valid(schema, b.Bytes()), "%s is of the schema", name)
 	}
 	var b bytes.Buffer
 	require.NoError(t, WriteComparison(&b, madeUp(t, 55.4, 41.5), testTool, JSON, Style{Width: 80}, false))
@@ -75,7 +80,7 @@ func TestComparisons(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b.Bytes(), &back))
 	assert.Equal(t, "compare", back["command"])
 	assert.Equal(t, "worse", back["verdict"])
-	assert.ErrorContains(t, WriteComparison(&b, madeUp(t, 1, 2), testTool, "csv", Style{Width: 80}, false), "text or json, not as csv")
+	assert.ErrorContains(t, WriteComparison(&b, madeUp(t, 1, 2), testTool, "csv", Style{Width: 80}, false), `no format "csv"`)
 	assert.Error(t, WriteComparison(full{}, madeUp(t, 1, 2), testTool, Text, Style{Width: 80}, false))
 }
 
@@ -128,6 +133,11 @@ func TestComparisonWithAReference(t *testing.T) {
 		require.NoError(t, WriteComparison(&b, c, testTool, Text, Style{Width: width}, false))
 		golden(t, fmt.Sprintf("golden/compare-reference-%d.txt", width), b.String())
 	}
+	var page bytes.Buffer
+	require.NoError(t, WriteComparison(&page, c, testTool, HTML, Style{}, false))
+	checkPage(t, page.String())
+	assert.Contains(t, page.String(), `<li id="ref-1">reference/a.json: NVIDIA X1`)
+	assert.Contains(t, page.String(), "worse below 90% of its reference, and better above 111%.")
 	var b bytes.Buffer
 	require.NoError(t, WriteComparison(&b, c, testTool, JSON, Style{}, false))
 	golden(t, "golden/compare-reference.json", b.String())
@@ -154,6 +164,54 @@ func TestComparisonOfManySeriesShowsWhatDiffers(t *testing.T) {
 	assert.Contains(t, show(false), "1 GiB")
 	assert.Contains(t, show(true), "168 KiB")
 	assert.Contains(t, show(false), "\x1b[1;31mworse\x1b[0m")
+}
+
+// The page of a comparison: whole whatever is compared, with the verdict first, and what is worse with both figures.
+func TestPagesOfComparisons(t *testing.T) {
+	t.Parallel()
+	page := func(c *compare.Comparison) string {
+		var b bytes.Buffer
+		require.NoError(t, WriteComparison(&b, c, testTool, HTML, Style{}, false))
+		checkPage(t, b.String())
+		return b.String()
+	}
+	two := page(madeUp(t, 55.4, 41.5))
+	golden(t, "golden/page-compare.html", two)
+	rest := two
+	for _, want := range []string{"<title>Worse", "Worse: 2 of 5 series, by up to 25%</span></h1>", ">2 series are worse</h2>", "<td>55.4</td><td>41.5</td><td>-25%</td>", ">Runs</h2>", "a: made-up-1", "b: made-up-2",
+		">No significant difference</h2>", "Same: 3", ">All series</h2>", ">Method</h2>"} {
+		_, after, found := strings.Cut(rest, want)
+		if assert.True(t, found, "%s, in this order", want) {
+			rest = after
+		}
+	}
+	fleet := page(madeUp(t, 55.4, 55.3, 41.5, 55.5))
+	assert.Contains(t, fleet, "made-up-3 41.5 (-25%)", "the host is named beside its figure")
+	for want, c := range map[string]*compare.Comparison{
+		"No significant difference: 0 of 5": madeUp(t, 55.4, 55.3), ">2 series differ otherwise</h2>": madeUp(t, 55, 55, 40, 40), "Better: 2 of 5 series": madeUp(t, 41.5, 55.4),
+	} {
+		assert.Contains(t, page(c), want)
+	}
+	simulated := madeUp(t, 55.4, 41.5)
+	simulated.Verdict, simulated.Runs[0].Simulated = compare.Simulated, true
+	for i := range simulated.Rows {
+		if r := &simulated.Rows[i]; r.Verdict != compare.Missing {
+			r.Verdict = compare.Simulated
+		}
+	}
+	assert.Contains(t, page(simulated), "No verdict: a run is of the simulated GPU")
+	assert.NotContains(t, page(simulated), "is worse")
+	many := madeUp(t, slices.Repeat([]float64{55.4, 55.3, 55.5}, 13)...)
+	assert.Less(t, len(page(many)), 300<<10)
+	hostile := madeUp(t, 55.4, 41.5, 30)
+	for i := range hostile.Runs {
+		hostile.Runs[i].Name, hostile.Runs[i].Tool, hostile.Runs[i].Notes, hostile.Hosts[i].Name = foreignMarkup, foreignMarkup, []string{foreignMarkup}, foreignMarkup
+	}
+	for i := range hostile.Rows {
+		r := &hostile.Rows[i]
+		r.Bench, r.Name, r.Unit, r.Source, r.Labels = foreignMarkup, foreignMarkup, result.Unit(foreignMarkup), foreignMarkup, result.Labels{{Key: foreignMarkup, Value: foreignMarkup}}
+	}
+	assert.NotContains(t, page(hostile), "<script")
 }
 
 // What comes from files cannot write to the terminal.

@@ -46,6 +46,15 @@ type webPage struct {
 	Foot     string
 }
 
+// add adds the sections that have something to show.
+func (d *webPage) add(sections ...block) {
+	for _, b := range sections {
+		if len(b.Findings)+len(b.Tiles)+len(b.Figures)+len(b.Folds)+len(b.Tables)+len(b.Facts)+len(b.Texts)+len(b.Refs) > 0 {
+			d.Sections = append(d.Sections, b)
+		}
+	}
+}
+
 // write writes the page by one call of w.Write.
 func (d *webPage) write(w io.Writer) error {
 	page := strings.NewReplacer("<!--title-->", string(tag("%v", d.Title)), "<!--style-->", styleText, "<!--page-->", string(d.html())).Replace(pageText)

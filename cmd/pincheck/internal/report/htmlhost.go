@@ -50,17 +50,12 @@ func hostPage(r *Result) webPage {
 		plots.Figures[i].ID = fmt.Sprintf("p%d", i+1)
 	}
 	tiles := tilesOf(r, refs)
-	for _, b := range []block{
-		{ID: "findings", Title: joined(count(bad, "problem", "problems"), count(warn, "warning", "warnings")), Findings: cards},
-		{ID: "figures", Title: "Key figures", Quiet: len(cards) == 0, Tiles: tiles}, listed, plots, folded,
-		{ID: "machine", Title: "Machine", Tables: gpuTable(r), Facts: fieldsOf(r)},
-		{ID: "more", Title: "All measurements and checks", Folds: foldsOf(r)},
-		{ID: "method", Title: "Method and references", Texts: methodText(r), Refs: refs.all},
-	} {
-		if len(b.Findings)+len(b.Tiles)+len(b.Figures)+len(b.Folds)+len(b.Tables)+len(b.Facts)+len(b.Texts)+len(b.Refs) > 0 {
-			d.Sections = append(d.Sections, b)
-		}
-	}
+	d.add(
+		block{ID: "findings", Title: joined(count(bad, "problem", "problems"), count(warn, "warning", "warnings")), Findings: cards},
+		block{ID: "figures", Title: "Key figures", Quiet: len(cards) == 0, Tiles: tiles}, listed, plots, folded,
+		block{ID: "machine", Title: "Machine", Tables: gpuTable(r), Facts: fieldsOf(r)},
+		block{ID: "more", Title: "All measurements and checks", Folds: foldsOf(r)},
+		block{ID: "method", Title: "Method and references", Texts: methodText(r), Refs: refs.all})
 	return d
 }
 
