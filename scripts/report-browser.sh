@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the HTML report in a real browser, headless: at the widths of a phone, a tablet and a desk,
-# light and dark, and on paper. No overflow, no error, no request, all text of plots whole.
+# light and dark, and on paper. No overflow, no error, no request, all text of plots whole; contrast, names, headings,
+# landmarks, tables and keyboard access as axe-core's rules have them, with folds closed and open.
 # `scripts/report-browser.sh DIRECTORY` also keeps the pictures and the PDFs there: look at them after
 # each change of the page.
 #
@@ -28,5 +29,5 @@ if [[ -z $browser ]]; then
 fi
 "$browser" --version
 PINNED_TEST_BROWSER=$browser PINNED_TEST_BROWSER_OUT=$out CGO_ENABLED=0 \
-	go test -count=1 -timeout=5m -run '^TestInABrowser$' -v ./cmd/pincheck/internal/report
+	go test -count=1 -timeout=5m -run '^(TestInABrowser|TestAccess)' -v ./cmd/pincheck/internal/report
 [[ -z $out ]] || ls "$out"

@@ -406,5 +406,5 @@ func TestNoResultFileCommandsATerminal(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, map[string]int{"report": 2, "compare": 4}, shown)
+	assert.Equal(t, map[string]int{"report": 2, "compare": 6}, shown)
 }

@@ -194,12 +194,16 @@ func (t *comparison) runs() {
 		if t.pair() {
 			role = []string{"a  ", "b  "}[i]
 		}
-		text := joined(plain(r.Tool), stamp(r.Started), map[bool]string{false: "incomplete"}[r.Complete])
-		t.lines(role+t.style.paint(bold, plain(r.Name)), text)
+		t.lines(role+t.style.paint(bold, plain(r.Name)), runText(&r))
 		for _, n := range r.Notes {
 			t.wrapped("   ", plain(n))
 		}
 	}
+}
+
+// runText says by what and when a run was measured.
+func runText(r *compare.Run) string {
+	return joined(plain(r.Tool), stamp(r.Started), map[bool]string{false: "incomplete"}[r.Complete])
 }
 
 // rows writes the rows that differ, or all.

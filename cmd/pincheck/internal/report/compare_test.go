@@ -166,14 +166,20 @@ func TestComparisonOfManySeriesShowsWhatDiffers(t *testing.T) {
 	assert.Contains(t, show(false), "\x1b[1;31mworse\x1b[0m")
 }
 
+func comparisonHTML(t *testing.T, c *compare.Comparison) string {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, WriteComparison(&b, c, testTool, HTML, Style{}, false))
+	return b.String()
+}
+
 // The page of a comparison: whole whatever is compared, with the verdict first, and what is worse with both figures.
 func TestPagesOfComparisons(t *testing.T) {
 	t.Parallel()
 	page := func(c *compare.Comparison) string {
-		var b bytes.Buffer
-		require.NoError(t, WriteComparison(&b, c, testTool, HTML, Style{}, false))
-		checkPage(t, b.String())
-		return b.String()
+		text := comparisonHTML(t, c)
+		checkPage(t, text)
+		return text
 	}
 	two := page(madeUp(t, 55.4, 41.5))
 	golden(t, "golden/page-compare.html", two)

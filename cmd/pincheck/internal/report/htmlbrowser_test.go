@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
 )
 
 // A browser is a Chromium that is spoken to by the DevTools protocol over pipes: every
@@ -191,16 +193,27 @@ type shownLayout struct {
 	Paper                            string
 }
 
+// browserPages are one page of each kind.
+func browserPages(t *testing.T) map[string]string {
+	pages := map[string]string{}
+	for name, all := range map[string][]*Result{"two-h200": {kept(t, "report-two-h200-2026-11-22")}, "fault": {captured(t, "h200-vm-x8")}, "eight": {captured(t, "eight-gpus-starved")},
+		"mig": {captured(t, "healthy-mig-container")}, "no-gpu": {captured(t, "container-without-gpu")}, "stopped": {results(t)["stopped"]}, "fleet": fleet(t, 40)} {
+		pages[name] = renderPage(t, all...)
+	}
+	for name, c := range map[string]*compare.Comparison{"compare": madeUp(t, 55.4, 41.5), "compare-fleet": madeUp(t, 55.4, 55.3, 41.5, 55.5)} {
+		pages[name] = comparisonHTML(t, c)
+	}
+	return pages
+}
+
 // The page in a real browser: no overflow, no error, no request, no text of a plot over another, at the widths of a
 // phone, a tablet and a desk, light and dark, and on paper.
 func TestInABrowser(t *testing.T) {
 	b := newBrowser(t)
 	dir := t.TempDir()
-	pages := map[string][]*Result{"two-h200": {kept(t, "report-two-h200-2026-11-22")}, "fault": {captured(t, "h200-vm-x8")}, "eight": {captured(t, "eight-gpus-starved")},
-		"mig": {captured(t, "healthy-mig-container")}, "no-gpu": {captured(t, "container-without-gpu")}, "stopped": {results(t)["stopped"]}, "fleet": fleet(t, 40)}
-	for name, all := range pages {
+	for name, page := range browserPages(t) {
 		file := filepath.Join(dir, name+".html")
-		require.NoError(t, os.WriteFile(file, []byte(renderPage(t, all...)), 0o644))
+		require.NoError(t, os.WriteFile(file, []byte(page), 0o644))
 		for _, width := range []int{320, 800, 1200} {
 			for _, scheme := range []string{"light", "dark"} {
 				what := fmt.Sprintf("%s-%d-%s", name, width, scheme)
@@ -210,7 +223,7 @@ func TestInABrowser(t *testing.T) {
 				checkLayout(t, what, l)
 				dark := l.Paper != "rgb(255, 255, 255)"
 				assert.Equal(t, scheme == "dark", dark, "%s: paper is %s", what, l.Paper)
-				b.eval(`document.querySelectorAll("details").forEach((d) => { d.open = true }), 1`, new(int))
+				b.eval(openFolds, new(int))
 				b.eval(measureLayout, &l)
 				checkLayout(t, what+", folds open", l)
 				b.open(file, width, scheme, "screen")

@@ -113,7 +113,10 @@ func (t *comparison) cells(r *compare.Row) []cell {
 	row := []cell{{Text: prose(clip(rowText(r), 160))}}
 	if t.pair() {
 		p := "–"
-		if r.P != nil {
+		switch {
+		case r.P != nil && *r.P < 0.001:
+			p = "under 0.001"
+		case r.P != nil:
 			p = units.Number(*r.P, 2)
 		}
 		return append(row, cell{Text: prose(value(r.Unit, r.Values[0].Median))}, cell{Text: prose(value(r.Unit, r.Values[1].Median))}, cell{Text: change(r)}, verdictCell(r.Verdict), cell{Text: p})
@@ -135,15 +138,13 @@ func verdictCell(v compare.Verdict) cell {
 
 // runSheet has the runs side by side.
 func (t *comparison) runSheet() sheet {
-	s := sheet{Caption: "What is compared", Text: 5, Head: []string{"Run", "Measured by", "Started", "Complete", "Notes"}}
+	s := sheet{Caption: "What is compared", Text: 3, Head: []string{"Run", "Measured by", "Notes"}}
 	for i := range t.Runs {
-		r := &t.Runs[i]
-		role := ""
+		r, role := &t.Runs[i], ""
 		if t.pair() {
 			role = []string{"a: ", "b: "}[i]
 		}
-		s.Rows = append(s.Rows, []cell{{Text: role + prose(clip(r.Name, 80))}, {Text: prose(clip(r.Tool, 80))}, {Text: cmp.Or(stamp(r.Started), "unknown")},
-			{Text: map[bool]string{true: "yes", false: "no"}[r.Complete]}, {Text: prose(clip(joinedWith("; ", r.Notes...), 300))}})
+		s.Rows = append(s.Rows, []cell{{Text: role + prose(clip(r.Name, 80))}, {Text: prose(clip(runText(r), 120))}, {Text: prose(clip(joinedWith("; ", r.Notes...), 300))}})
 	}
 	return s
 }

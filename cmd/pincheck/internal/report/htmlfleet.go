@@ -265,12 +265,12 @@ func differing(rows []hostRow) sheet {
 		}
 		values := slices.SortedFunc(maps.Keys(hosts), func(a, b string) int { return cmp.Or(cmp.Compare(len(hosts[b]), len(hosts[a])), cmp.Compare(a, b)) })
 		for i, v := range values[min(len(values), 1):min(len(values), 8)] {
-			row := []cell{{}, {}, {Lead: prose(v) + ": ", Links: hosts[v][:min(len(hosts[v]), maxOthers)]}}
+			row := []cell{{Text: s.name}, {}, {Lead: prose(v) + ": ", Links: hosts[v][:min(len(hosts[v]), maxOthers)]}}
 			if more := len(hosts[v]) - maxOthers; more > 0 {
 				row[2].More = fmt.Sprintf("and %d more:", more)
 			}
 			if i == 0 {
-				row[0].Text, row[1].Text = s.name, fmt.Sprintf("%s (%d)", prose(values[0]), len(hosts[values[0]]))
+				row[1].Text = fmt.Sprintf("%s (%d)", prose(values[0]), len(hosts[values[0]]))
 			}
 			t.Rows = append(t.Rows, row)
 		}
