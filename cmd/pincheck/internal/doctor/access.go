@@ -151,15 +151,19 @@ var forGuests = []string{"vfio-pci", "pci-stub", "pciback", "xen-pciback"}
 
 func otherDriver(f *Facts) []Finding {
 	bound := boundDriver(f.Host)
-	if bound == "" && f.Host.NVIDIA.HasModule("nova_core") {
-		bound = "nova_core"
+	evidence := ""
+	switch {
+	case bound == "" && f.Host.NVIDIA.HasModule("nova_core"):
+		bound, evidence = "nova_core", "nova_core is in /proc/modules"
+	case bound != "":
+		evidence = "/sys/bus/pci/devices/" + f.Host.GPUs[0].Address + "/driver is " + bound
 	}
 	if bound == "" || bound == "nvidia" || bound == "nouveau" || slices.Contains(forGuests, bound) || f.Host.Virt.Tegra {
 		return nil
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("the %s driver has the GPU, and does not support CUDA", bound),
-		Evidence: []string{"/sys/bus/pci/devices/" + f.Host.GPUs[0].Address + "/driver is " + bound},
+		Evidence: []string{evidence},
 		values:   findings.Values{"driver": word(bound)},
 	})
 }
