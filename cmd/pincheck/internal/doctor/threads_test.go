@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hosttest"
 )
 
@@ -125,71 +126,103 @@ func (th *thread) grade(verdict Verdict, found []Finding) (g grade, why string) 
 // and nothing is asserted of it.
 const threadsDir = "../../../../testdata/threads"
 
-// Each host has its thread and an expectation. What the doctor does not get right yet is in
-// known-failures.txt, with its grade: the list can only get shorter.
-func TestHostsFromThreadsAreNamedRight(t *testing.T) {
-	t.Parallel()
-	dir, elsewhere := os.LookupEnv("PINNED_THREADS")
-	if !elsewhere {
-		dir = threadsDir
-	}
+// A judgement is what the doctor makes of a host that was composed from a thread.
+type judgement struct {
+	name, group, place, why string
+	grade                   grade
+	thread                  *thread
+}
+
+// judgeThreads judges the hosts of a directory.
+func judgeThreads(t *testing.T, dir string) (all []judgement) {
+	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
-	known := map[string]grade{}
-	if !elsewhere {
-		known = knownFailures(t, filepath.Join(dir, "known-failures.txt"))
-	}
-	table := map[string]map[grade]int{}
-	urls := map[string]string{}
-	healthy := 0
 	for _, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), ".txtar")
 		c, err := hosttest.LoadCase(file)
 		require.NoError(t, err)
-		th := readThread(t, name, c)
-		assert.Empty(t, urls[th.URL], "%s and %s have one thread", name, urls[th.URL])
-		urls[th.URL] = name
-		if th.Kind == "healthy" {
-			healthy++
-		}
-		verdict, found := Evaluate(factsOfCase(t, c))
-		g, why := th.grade(verdict, found)
-		for _, row := range []string{th.Group, "all"} {
+		j := judgement{name: strings.TrimSuffix(filepath.Base(file), ".txtar")}
+		j.thread = readThread(t, j.name, c)
+		facts := factsOfCase(t, c)
+		j.group, j.place = "group "+j.thread.Group, "place "+placeOf(facts.Host)
+		verdict, found := Evaluate(facts)
+		j.grade, j.why = j.thread.grade(verdict, found)
+		t.Logf("%-8s %s: %s", j.grade, j.name, j.why)
+		all = append(all, j)
+	}
+	return all
+}
+
+// placeOf returns where a process runs, in one word.
+func placeOf(h *hostinfo.Host) string {
+	if places := h.Places(); len(places) > 0 {
+		return strings.ReplaceAll(places[0], " ", "-")
+	}
+	if h.Virt.VM {
+		return "guest"
+	}
+	if h.Virt.Tegra {
+		return "jetson"
+	}
+	return "machine"
+}
+
+// tabulate counts the grades of all hosts, and by group and place.
+func tabulate(all []judgement) map[string]map[grade]int {
+	table := map[string]map[grade]int{}
+	for _, j := range all {
+		for _, row := range []string{"all hosts", j.group, j.place} {
 			if table[row] == nil {
 				table[row] = map[grade]int{}
 			}
-			table[row][g]++
+			table[row][j.grade]++
 		}
-		t.Logf("%-8s %s: %s", g, name, why)
-		if elsewhere {
-			continue
+	}
+	return table
+}
+
+// Each host has its thread and an expectation. What the doctor does not get right yet is in
+// known-failures.txt, with its grade. How many of each group and place are right is in right.txt, and never falls.
+func TestHostsFromThreadsAreNamedRight(t *testing.T) {
+	t.Parallel()
+	if dir, elsewhere := os.LookupEnv("PINNED_THREADS"); elsewhere {
+		t.Log("\n" + tableOf(tabulate(judgeThreads(t, dir))))
+		return
+	}
+	all := judgeThreads(t, threadsDir)
+	known := knownFailures(t, filepath.Join(threadsDir, "known-failures.txt"))
+	urls := map[string]string{}
+	healthy := 0
+	for _, j := range all {
+		assert.Empty(t, urls[j.thread.URL], "%s and %s have one thread", j.name, urls[j.thread.URL])
+		urls[j.thread.URL] = j.name
+		if j.thread.Kind == "healthy" {
+			healthy++
 		}
-		before, listed := known[name]
-		delete(known, name)
-		if g == namedRight {
-			assert.False(t, listed, "%s is right now: take it from known-failures.txt", name)
+		before, listed := known[j.name]
+		delete(known, j.name)
+		if j.grade == namedRight {
+			assert.False(t, listed, "%s is right now: take it from known-failures.txt", j.name)
 		} else {
-			assert.Equal(t, before, g, "%s: %s", name, why)
+			assert.Equal(t, before, j.grade, "%s: %s", j.name, j.why)
 		}
 	}
 	assert.Empty(t, slices.Sorted(maps.Keys(known)), "no such host: take it from known-failures.txt")
-	assert.GreaterOrEqual(t, 10*healthy, 3*len(files), "three hosts of ten are healthy or merely unusual")
+	assert.GreaterOrEqual(t, 10*healthy, 3*len(all), "three hosts of ten are healthy or merely unusual")
+	table := tabulate(all)
 	t.Log("\n" + tableOf(table))
-	if elsewhere {
-		return
-	}
-	floor := rightOnes(t, filepath.Join(dir, "right.txt"))
+	floor := rightOnes(t, filepath.Join(threadsDir, "right.txt"))
 	for row, grades := range table {
-		assert.Contains(t, floor, row, "right.txt has each group")
+		assert.Contains(t, floor, row, "right.txt has each group and place")
 		assert.GreaterOrEqual(t, grades[namedRight], floor[row], "hosts of %s that are right: what was right once stays right", row)
 	}
 	for row := range floor {
-		assert.Contains(t, table, row, "right.txt has a group without hosts")
+		assert.Contains(t, table, row, "right.txt has a group or place without hosts")
 	}
 }
 
-// rightOnes reads how many hosts of each group are right: none may become wrong, and none may go.
+// rightOnes reads how many hosts of each group and place are right: none may become wrong, and none may go.
 func rightOnes(t *testing.T, file string) map[string]int {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -199,11 +232,11 @@ func rightOnes(t *testing.T, file string) map[string]int {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
-		var group string
+		var kind, name string
 		var n int
-		_, err := fmt.Sscanf(line, "%s %d", &group, &n)
+		_, err := fmt.Sscanf(line, "%s %s %d", &kind, &name, &n)
 		require.NoError(t, err, line)
-		floor[group] = n
+		floor[kind+" "+name] = n
 	}
 	return floor
 }
@@ -259,13 +292,8 @@ func readThread(t *testing.T, name string, c *hosttest.Case) *thread {
 func tableOf(table map[string]map[grade]int) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "group\thosts\tright\tpartly\twrong\taccused\t")
-	for _, row := range slices.SortedFunc(maps.Keys(table), func(a, b string) int {
-		if (a == "all") != (b == "all") {
-			return strings.Compare(b, a)
-		}
-		return strings.Compare(a, b)
-	}) {
+	fmt.Fprintln(w, "\thosts\tright\tpartly\twrong\taccused\t")
+	for _, row := range slices.Sorted(maps.Keys(table)) {
 		sum := 0
 		for _, n := range table[row] {
 			sum += n
