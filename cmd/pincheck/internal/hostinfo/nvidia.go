@@ -203,6 +203,9 @@ func readNodes(f files) []Node {
 		}
 		node := Node{Path: "/dev/" + name}
 		if info, err := fs.Stat(f.fsys, "dev/"+name); err == nil {
+			if info.Mode()&fs.ModeDevice == 0 {
+				continue // a file or directory that was made where the host had no node to mount
+			}
 			node.Mode = info.Mode().String()
 			node.Major = linux.MajorOf(info)
 			if owner, ok := linux.OwnerOf(info); ok && errUser == nil {
