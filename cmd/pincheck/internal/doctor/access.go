@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
@@ -29,10 +28,10 @@ var accessChecks = []Check{
 	{ID: "no_gpu", Explains: withoutDriver, Suppresses: slices.Concat(withoutRuntime, []string{"missing_gpus"}), Host: unlessUsable(noGPU)},
 	{ID: "gpu_switched_off", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(switchedOff)},
 	{ID: "gpu_off_bus", Explains: notReached, Suppresses: []string{"missing_gpus", "driver_hangs", "driver_crashes"}, Host: offBus},
+	{ID: "gpu_too_old_for_driver", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: tooOld},
 	{ID: "nouveau_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(nouveau)},
 	{ID: "other_driver_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(otherDriver)},
 	{ID: "vfio_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(vfio)},
-	{ID: "gpu_too_old_for_driver", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: tooOld},
 	{ID: "module_not_signed", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(notSigned)},
 	{ID: "no_kernel_module", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(noModule)},
 	{ID: "container_gpu_void", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(gpuVoid)},
@@ -186,77 +185,6 @@ func vfio(f *Facts) []Finding {
 	})
 }
 
-// lastBranches are the drivers that are the last for GPUs up to a device id, and what these GPUs are called. The
-// ids of an architecture are not in one range, and those here are of the boards that are met.
-var lastBranches = []struct {
-	first, last int
-	name        string
-	branch      int
-}{
-	{0x06c0, 0x0e0f, "Fermi", 390}, {0x0e10, 0x103f, "Kepler", 470}, {0x1040, 0x117f, "Fermi", 390},
-	{0x1180, 0x11ff, "Kepler", 470}, {0x1200, 0x127f, "Fermi", 390}, {0x1280, 0x133f, "Kepler", 470},
-	{0x1340, 0x15ef, "Maxwell", 580}, {0x15f0, 0x15ff, "Pascal", 580}, {0x1600, 0x17ff, "Maxwell", 580},
-	{0x1b00, 0x1d7f, "Pascal", 580}, {0x1d80, 0x1dff, "Volta", 580},
-}
-
-// firstOpen is the first device id of Turing: the open kernel module serves no GPU before it.
-const firstOpen = 0x1e00
-
-// tooOldFor reports whether the loaded driver no longer supports a GPU: with the cause on the finding's page, its
-// values, and the evidence.
-func tooOldFor(h *hostinfo.Host, g hostinfo.PCIDevice) (because string, values findings.Values, seen string, tooOld bool) {
-	n := h.NVIDIA
-	branch := versionOf(n.DriverVersion)
-	id, err := strconv.ParseInt(strings.TrimPrefix(g.DeviceID, "0x"), 16, 32)
-	if err != nil || len(branch) == 0 {
-		return "", nil, "", false
-	}
-	for _, last := range lastBranches {
-		switch {
-		case int(id) < last.first || int(id) > last.last:
-		case branch[0] > last.branch:
-			return "branch", findings.Values{"architecture": last.name, "branch": strconv.Itoa(last.branch)},
-				fmt.Sprintf("%s (10de:%04x) is a %s GPU, which driver %d was the last to support; this driver is %s", g.Address, id, last.name, last.branch, n.DriverVersion), true
-		case n.OpenModule && id < firstOpen:
-			return "open", nil, fmt.Sprintf("%s (10de:%04x) is older than Turing, and the open kernel module %s is loaded", g.Address, id, n.DriverVersion), true
-		}
-	}
-	return "", nil, "", false
-}
-
-// tooOld finds GPUs that the loaded driver no longer supports. Where CUDA shows no GPU each has to be: one that is
-// supported works. Others work beside those that are not.
-func tooOld(f *Facts) []Finding {
-	if f.Host == nil || len(f.Devices) == 0 && f.NVML != nil && f.NVML.Count > 0 {
-		return nil
-	}
-	var out Finding
-	count := 0
-	for _, g := range f.Host.GPUs {
-		if len(f.Devices) > 0 && !slices.ContainsFunc(f.services(), func(o busGPU) bool { return o.Address == g.Address && o.finding == tooOldID }) {
-			continue
-		}
-		because, values, seen, is := tooOldFor(f.Host, g)
-		if !is {
-			return nil
-		}
-		count++
-		out.because, out.values = because, values
-		out.Evidence = append(out.Evidence, seen)
-	}
-	if count == 0 {
-		return nil
-	}
-	out.Summary = "the loaded driver no longer supports this GPU"
-	if out.because == "open" {
-		out.Summary = "the open kernel module does not support this GPU"
-	}
-	if len(f.Devices) > 0 {
-		out.Severity, out.Summary = Warning, strings.Replace(out.Summary, "this GPU", fmt.Sprintf("%d of %d GPUs", count, len(f.Host.GPUs)), 1)
-	}
-	return finding(out)
-}
-
 // notSigned needs the module's file, or a driver that was installed: without them nothing was refused.
 func notSigned(f *Facts) []Finding {
 	r, ok := f.requirement("kernel_module")
@@ -278,13 +206,6 @@ func notSigned(f *Facts) []Finding {
 		out.Certainty = Possible // it may not be built
 	}
 	return finding(out)
-}
-
-func noModule(f *Facts) []Finding {
-	if f.NVML != nil && f.NVML.Count > 0 {
-		return nil
-	}
-	return f.missing("kernel_module", "the NVIDIA kernel module is not loaded")
 }
 
 // gpuVoid needs no sign of a container: the variable asks for one without a GPU, and there is none.

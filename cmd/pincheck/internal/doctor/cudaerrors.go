@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -266,7 +267,11 @@ func failedCall(f *Facts, d *Device) (out []Finding) {
 	}
 	for _, c := range causes {
 		texts := alike[c]
-		one := Finding{Summary: "not everything could be examined", Evidence: texts[:min(len(texts), 4)], means: c.meaning}
+		one := Finding{Summary: "not everything could be examined", Evidence: slices.Clone(texts[:min(len(texts), 4)]), means: c.meaning}
+		if c.meaning.cause == "unavailable" {
+			means, seen := f.whyUnavailable(d)
+			one.means, one.Evidence = cmp.Or(means, one.means), append(one.Evidence, seen...)
+		}
 		if len(texts) > 1 {
 			one.Summary += fmt.Sprintf(": %d calls failed", len(texts))
 		}
@@ -338,7 +343,7 @@ func computeModes(mode int) func(*Facts) []Finding {
 			if !closed {
 				return nil
 			}
-			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has compute mode %d, and %s", g.Index, mode, units.Things(len(g.Processes), "process", "processes")))
+			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has compute mode %d, and %s", g.Index, mode, f.holders(g)))
 		}
 		out := Finding{Severity: Problem, Summary: "the compute mode allows one process per GPU, and each GPU has one", Evidence: evidence}
 		if mode == 2 {

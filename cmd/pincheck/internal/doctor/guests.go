@@ -192,32 +192,6 @@ func (f *Facts) due(d *Device) (rate float64) {
 	return rate
 }
 
-// notInitialized is a GPU that the module holds and could not start: NVML works, and shows none.
-func notInitialized(f *Facts) []Finding {
-	h := f.Host
-	_, failed := f.denied(eio)
-	none := f.NVML != nil && f.NVML.Count == 0
-	if !f.called() || !none && len(failed) == 0 || h.NVIDIA.DriverVersion == "" {
-		return nil
-	}
-	out := Finding{Summary: "the driver could not initialize the GPU (RmInitAdapter)", Evidence: append([]string{f.Opening.Error}, failed...)}
-	if none {
-		out.Evidence = append(out.Evidence, "NVML works and shows no GPU")
-	}
-	held := false
-	for _, g := range h.GPUs {
-		held = held || g.Driver == "nvidia"
-		if g.NoWindow {
-			out.because = "window"
-			out.Evidence = append(out.Evidence, fmt.Sprintf("/sys/bus/pci/devices/%s/resource: BAR 1 has no address", g.Address))
-		}
-	}
-	if !held && len(failed) == 0 {
-		return nil
-	}
-	return finding(out)
-}
-
 func used(g *nvml.GPU) bool {
 	return len(g.Processes) > 0 || g.Utilization != nil && *g.Utilization >= busyGPU
 }

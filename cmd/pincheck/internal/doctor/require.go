@@ -7,6 +7,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
@@ -30,7 +31,8 @@ type Requirement struct {
 	Detail string `json:"detail,omitempty"` // what was found, or searched for
 	Remedy string `json:"remedy,omitempty"` // if it is missing
 
-	because string // name of the cause on the finding's page, "" for its first, until Remedy is known
+	because string          // name of the cause on the finding's page, "" for its first, until Remedy is known
+	values  findings.Values // for the words of the cause
 }
 
 // Require checks each part that a GPU needs, after a failure to open the library, or if
@@ -53,14 +55,14 @@ func Require(host *hostinfo.Host, opening error) []Requirement {
 		if r.State == Missing {
 			r.Remedy = r.remedy(host, r.because)
 		}
-		r.because = ""
+		r.because, r.values = "", nil
 	}
 	return all
 }
 
 // remedy returns the remedy for a requirement that a host lacks, for a cause on its finding's page.
 func (r *Requirement) remedy(h *hostinfo.Host, cause string) string {
-	return causeOf("no_"+r.ID, cause).With(nil, h.Places()...).Do
+	return causeOf("no_"+r.ID, cause).With(r.values, h.Places()...).Do
 }
 
 func requireLibc(h *hostinfo.Host) Requirement {
@@ -104,45 +106,6 @@ func requireGPU(h *hostinfo.Host, container bool) Requirement {
 			r.because = "container"
 		default:
 			r.because = "host"
-		}
-	}
-	return r
-}
-
-func requireModule(h *hostinfo.Host, container bool) Requirement {
-	r := Requirement{ID: "kernel_module", Name: "kernel module", State: Present, Detail: "nvidia " + h.NVIDIA.DriverVersion}
-	if h.NVIDIA.OpenModule {
-		r.Detail += " (open)"
-	}
-	switch {
-	case h.NVIDIA.DriverVersion != "":
-	case boundDriver(h) == "nvidia":
-		r.Detail = "nvidia is bound to the GPU; its version is not visible (/proc/driver/nvidia/version)"
-	case h.Virt.WSL:
-		r.Detail = "not needed under WSL, which uses the driver of Windows"
-	case h.Virt.Tegra:
-		r.Detail = "the chip's own: nvgpu"
-	case h.Virt.Sandbox != "":
-		r.State, r.Detail = Uncertain, "the sandbox ("+h.Virt.Sandbox+") does not show it"
-	case h.NVIDIA.HasModule("nvidia") && container:
-		r.Detail = "nvidia is in /proc/modules; its version is not visible (/proc/driver/nvidia/version)"
-	case h.NVIDIA.HasGPUNode() && h.NVIDIA.HasNode("/dev/nvidiactl") && container:
-		r.State, r.Detail = Uncertain, "not visible in this container, which has the GPU's nodes"
-	case h.Kernel.Release == "":
-		r.State, r.Detail = Uncertain, "/proc is not visible"
-	default:
-		r.State = Missing
-		r.Detail = "no /proc/driver/nvidia/version"
-		r.because = "host"
-		switch bound := boundDriver(h); {
-		case bound == "nouveau" || h.NVIDIA.HasModule("nouveau"):
-			r.Detail += "; nouveau has the GPU"
-			r.because = "nouveau"
-		case bound == "vfio-pci":
-			r.Detail += "; vfio-pci has the GPU, for a virtual machine"
-			r.because = "vfio"
-		case container:
-			r.because = "container"
 		}
 	}
 	return r

@@ -231,7 +231,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	missing := func(cause, seen string) busGPU {
 		return busGPU{service: isReported, finding: missingID, cause: cause, seen: seen}
 	}
-	dir := "/sys/bus/pci/devices/" + g.Address
+	dir := g.Dir()
 	own, why := narrowed(h)
 	board, listed := boardOf(h, g)
 	switch {
@@ -254,7 +254,7 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	case (at == nodeGone || at == nodeUnlisted) && own != "":
 		return by(own, why+"; its device node is missing")
 	}
-	if _, _, evidence, ok := tooOldFor(h, g); ok && f.nvmlOf(g) == nil && !listed {
+	if _, _, evidence, ok := unsupported(h, g); ok && f.nvmlOf(g) == nil && !listed {
 		return busGPU{service: isReported, finding: tooOldID, seen: evidence}
 	}
 	asked := f.CUDADevices != nil || len(h.NVIDIA.GPUNodes()) < len(h.GPUs)                                                           // a node for each speaks against it

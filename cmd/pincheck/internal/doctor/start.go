@@ -26,7 +26,7 @@ type startCode struct {
 // startCodes are the codes that name a state of the host. Their pages have the same cause and remedy
 // as the errors of package cudart.
 var startCodes = []startCode{
-	{id: "stub_library", codes: []cudart.Code{cudart.ErrStubLibrary}},
+	{id: "stub_library", codes: []cudart.Code{cudart.ErrStubLibrary}, examine: stub},
 	{id: "compat_library", codes: []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}, examine: compat,
 		also: []cudart.Code{cudart.ErrSystemDriverMismatch, cudart.ErrNoDevice, cudart.ErrUnknown, cudart.ErrInitializationError, cudart.ErrInsufficientDriver}},
 	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, examine: mismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
@@ -84,6 +84,33 @@ var startChecks = slices.Concat(
 // start makes the finding of the code with which CUDA failed to start.
 func (f *Facts) start() Finding {
 	return Finding{Summary: fmt.Sprintf("CUDA does not start: %v", cudart.Code(f.Opening.Code)), Evidence: []string{f.Opening.Error}}
+}
+
+// stub names the stub that was loaded: the error proves that it is one. Its directory is in LD_LIBRARY_PATH, or else
+// the loader's cache has it.
+func stub(f *Facts) []Finding {
+	out := f.start()
+	named := strings.FieldsFunc(f.Host.Env["LD_LIBRARY_PATH"], func(c rune) bool { return c == ':' || c == ';' })
+	dir := path.Dir(f.Opening.DriverLibrary)
+	if i := slices.IndexFunc(named, func(d string) bool { return strings.HasSuffix(strings.TrimRight(d, "/"), "/stubs") }); i >= 0 && !slices.Contains(named, dir) {
+		dir = path.Clean(named[i])
+	}
+	if !path.IsAbs(dir) {
+		return finding(out)
+	}
+	out.Summary, out.values = "libcuda.so.1 in "+dir+" is the toolkit's stub, not the driver", findings.Values{"DIR": word(dir)}
+	out.because = "cache"
+	if slices.ContainsFunc(named, func(d string) bool { return path.Clean(d) == dir }) {
+		out.because = "library_path"
+		out.Evidence = append(out.Evidence, "LD_LIBRARY_PATH contains "+dir)
+	}
+	for _, l := range f.Host.NVIDIA.Libraries {
+		if path.Dir(l.Path) != dir && !isCompat(l.Path) {
+			out.Evidence = append(out.Evidence, "The driver's own library is "+l.Path)
+			break
+		}
+	}
+	return finding(out)
 }
 
 // mismatch compares the versions of the kernel module and of the library that was loaded. Where that is one for
@@ -186,16 +213,6 @@ func fabric(f *Facts) []Finding {
 	}
 	if n.NVSwitches > 0 {
 		out.Evidence = append(out.Evidence, "This host has "+units.Things(n.NVSwitches, "NVSwitch", "NVSwitches"))
-	}
-	return finding(out)
-}
-
-func unavailable(f *Facts) []Finding {
-	out := f.start()
-	for _, g := range f.managed() {
-		if n := len(g.Processes); n > 0 {
-			out.Evidence = append(out.Evidence, fmt.Sprintf("NVML: GPU %d has %s", g.Index, units.Things(n, "process", "processes")))
-		}
 	}
 	return finding(out)
 }

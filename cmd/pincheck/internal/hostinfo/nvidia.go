@@ -15,8 +15,10 @@ import (
 type NVIDIA struct {
 	// DriverVersion is the version of the loaded kernel module: 580.159.04.
 	DriverVersion string `json:"driver_version,omitempty"`
-	// OpenModule is true for the open kernel module, false for the closed one.
-	OpenModule bool `json:"open_module,omitempty"`
+	// OpenModule is true for the open kernel module, false for the closed one. ModuleKindUnknown is that only the
+	// version shows, in /sys: it may be either.
+	OpenModule        bool `json:"open_module,omitempty"`
+	ModuleKindUnknown bool `json:"module_kind_unknown,omitempty"`
 	// Nodes are the device files: /dev/nvidia0, /dev/nvidiactl, …
 	Nodes []Node `json:"device_nodes,omitempty"`
 	// Modules are the loaded kernel modules of NVIDIA, other drivers of its GPUs, and mlx5_ib.
@@ -27,8 +29,7 @@ type NVIDIA struct {
 	Libraries []DriverLibrary `json:"driver_libraries,omitempty"`
 	// Majors are the major numbers of the modules' device nodes (/proc/devices): nvidia 195, nvidia-uvm 509.
 	Majors map[string]int `json:"majors,omitempty"`
-	// ModuleFile is the kernel module for the running kernel; empty if there is none, or it does not show.
-	ModuleFile string `json:"module_file,omitempty"`
+	InstalledModule
 	// NVSwitches is how many switches of NVLink are on the PCI bus or have a node.
 	NVSwitches int `json:"nvswitches,omitempty"`
 	// LicenceServer is that a vGPU has a licence server or a token (gridd.conf); nil if the file does not show.
@@ -116,10 +117,11 @@ func readNVIDIA(f files, environ []string) NVIDIA {
 	n.DriverVersion, n.OpenModule = parseDriverVersion(f.text("proc/driver/nvidia/version"))
 	if n.DriverVersion == "" {
 		n.DriverVersion = f.line("sys/module/nvidia/version")
+		n.ModuleKindUnknown = n.DriverVersion != ""
 	}
 	n.Libraries = readDriverLibraries(f, environ)
 	n.Majors = readMajors(f)
-	n.ModuleFile = readModuleFile(f)
+	n.InstalledModule = readInstalledModule(f)
 	n.NVSwitches = countSwitches(f)
 	n.LicenceServer = readLicence(f)
 	n.ExcludedGPUs, n.AssignedGPUs = readExcluded(f), readAssigned(f)
@@ -255,25 +257,6 @@ func readMajors(f files) (majors map[string]int) {
 		}
 	}
 	return majors
-}
-
-// moduleDirs are where packages put kernel modules, below /lib/modules/RELEASE.
-var moduleDirs = []string{"updates/dkms", "updates", "extra", "extra/nvidia", "weak-updates/nvidia", "kernel/drivers/video",
-	"kernel/drivers/video/nvidia", "kernel/nvidia", "misc"}
-
-func readModuleFile(f files) string {
-	release := f.line("proc/sys/kernel/osrelease")
-	if release == "" || strings.Contains(release, "/") {
-		return ""
-	}
-	for _, dir := range moduleDirs {
-		for _, suffix := range []string{"", ".xz", ".zst", ".gz"} {
-			if name := "lib/modules/" + release + "/" + dir + "/nvidia.ko" + suffix; f.exists(name) {
-				return "/" + name
-			}
-		}
-	}
-	return ""
 }
 
 // countSwitches counts the bridges of NVIDIA that are neither PCI Express nor a GPU, or their nodes.

@@ -37,11 +37,16 @@ type PCIDevice struct {
 	SwitchedOff bool   `json:"switched_off,omitempty"`
 	// NoWindow is that the firmware gave a window of its memory (BAR) no address.
 	NoWindow bool `json:"no_memory_window,omitempty"`
+	// Window is the size of that window in bytes; 0 if unknown.
+	Window int `json:"memory_window_bytes,omitempty"`
 	// Errors are those that the kernel has counted on the link (AER); nil if it does not.
 	Errors *LinkErrors `json:"link_errors,omitempty"`
 	// IOMMU is the type of its IOMMU group: DMA, DMA-FQ, identity; empty if unknown.
 	IOMMU string `json:"iommu,omitempty"`
 }
+
+// Dir returns the device's directory.
+func (d PCIDevice) Dir() string { return "/" + linux.PCIDevices + "/" + d.Address }
 
 // LinkErrors are errors of a PCI Express link since boot.
 type LinkErrors struct {
@@ -156,10 +161,10 @@ func readGPUs(f files) []PCIDevice {
 			CPUs:     cpus.String(),
 			Link:     readLink(f, dir),
 			Upstream: readUpstream(f, dir),
-			NoWindow: noWindow(f, dir),
 			Errors:   readLinkErrors(f, dir),
 			IOMMU:    f.line(dir + "/iommu_group/type"),
 		}
+		d.Window, d.NoWindow = window(f, dir)
 		d.PowerState = f.line(dir + "/power_state")
 		d.SwitchedOff = slices.Contains(switchedOff, name)
 		d.Asleep = d.SwitchedOff || d.PowerState == "D3cold" || f.line(dir+"/power/runtime_status") == "suspended"
@@ -208,17 +213,36 @@ func bbswitch(f files) (off []string) {
 	return off
 }
 
-// noWindow reports whether BAR 1, the window of a GPU's memory, has no address. The file resource has a
-// line of start, end and flags for each BAR; BAR 0 has the registers, and one that is known to be set
-// shows that the lines can be trusted.
-func noWindow(f files, dir string) bool {
+// window reads BAR 1, the window of a GPU's memory: its size, and whether it has no address. The file resource has a
+// line of start, end and flags for each BAR; BAR 0 has the registers, and one that is known to be set shows that the
+// lines can be trusted. A window that the kernel found no room for begins at 0, with its size as its end or without.
+func window(f files, dir string) (size int, none bool) {
 	lines := strings.Split(f.text(dir+"/resource"), "\n")
-	const none = "0x0000000000000000"
 	if len(lines) < 2 {
-		return false
+		return 0, false
 	}
-	registers, window := strings.Fields(lines[0]), strings.Fields(lines[1])
-	return len(registers) == 3 && len(window) == 3 && registers[0] != none && window[0] == none && window[1] == none
+	var bars [2][3]uint64
+	for i := range bars {
+		fields := strings.Fields(lines[i])
+		if len(fields) != 3 {
+			return 0, false
+		}
+		for k, field := range fields {
+			n, err := strconv.ParseUint(field, 0, 64)
+			if err != nil {
+				return 0, false
+			}
+			bars[i][k] = n
+		}
+	}
+	registers, memory := bars[0], bars[1]
+	if registers[0] == 0 || memory[1] < memory[0] || memory[1]-memory[0] >= 1<<60 {
+		return 0, false
+	}
+	if memory[1] > 0 {
+		size = int(memory[1] - memory[0] + 1)
+	}
+	return size, memory[0] == 0
 }
 
 // offBus reads the vendor and the device from the configuration space, which the kernel

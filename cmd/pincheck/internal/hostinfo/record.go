@@ -191,10 +191,10 @@ func reduce(name string, data []byte) []byte {
 			return []byte("ServerAddress=\n")
 		}
 		return []byte("ServerAddress=set\n")
-	case path.Dir(name) == modprobeDir: // it may name what it likes
+	case path.Base(path.Dir(name)) == path.Base(modprobeDir): // it may name what it likes
 		var out []byte
 		for line := range strings.Lines(string(data)) {
-			if strings.Contains(line, assignGPUs) {
+			if strings.Contains(line, assignGPUs) || slices.Contains(blockers, strings.Join(strings.Fields(line), " ")) {
 				out = append(out, line...)
 			}
 		}

@@ -47,6 +47,7 @@ type GPU struct {
 	RemappedRows *int  `json:"remapped_rows,omitempty"`
 	RemapPending *bool `json:"remap_pending,omitempty"`
 	RemapFailed  *bool `json:"remap_failed,omitempty"`
+	Wear
 
 	// Throttle are the reasons why clocks are reduced now: see throttleReasons.
 	Throttle []string `json:"throttle,omitempty"`
@@ -75,6 +76,19 @@ type GPU struct {
 	// Processes with a CUDA context on the GPU, this one among them if it has one.
 	Processes []Process `json:"processes,omitempty"`
 }
+
+// Wear is what of a GPU is used up or damaged, and what the driver asks for.
+type Wear struct {
+	// BanksWithoutSpares is the number of memory banks that have no row left to remap to.
+	BanksWithoutSpares *int `json:"banks_without_spare_rows,omitempty"`
+	// InfoROMCorrupted is that the checksum of the board's InfoROM is wrong.
+	InfoROMCorrupted *bool `json:"inforom_corrupted,omitempty"`
+	// Recovery is what the driver asks for after an error, in the words of recoveries: none, reset.
+	Recovery string `json:"recovery_action,omitempty"`
+}
+
+// recoveries are those of nvmlDeviceGpuRecoveryAction_t.
+var recoveries = []string{"none", "reset", "reboot", "drain_p2p", "drain_and_reset"}
 
 // Process is a process with a CUDA context on a GPU.
 type Process struct {
@@ -105,6 +119,7 @@ const (
 	missing          = -1 // ours, for a function that the library does not have
 	success          = 0
 	insufficientSize = 7
+	corruptedInfoROM = 14
 )
 
 // codes are those of nvmlReturn_t, in nvml.h's words.
@@ -113,7 +128,7 @@ var codes = map[int]string{
 	1:       "NVML was not initialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
 	6: "not found", insufficientSize: "insufficient size", 8: "insufficient power", 9: "the driver is not loaded",
 	10: "timeout", 11: "interrupt request problem", 12: "the library does not load", 13: "function not found",
-	14: "corrupted infoROM", 15: "the GPU is lost: it has fallen off the bus or is otherwise inaccessible",
+	corruptedInfoROM: "corrupted infoROM", 15: "the GPU is lost: it has fallen off the bus or is otherwise inaccessible",
 	16: "the GPU needs a reset", 17: "the operating system refuses", 18: "the driver's library and its kernel module have different versions",
 	19: "the GPU is in use", 20: "out of memory", 21: "no data", 25: "MIG is in the way", 999: "unknown error",
 }

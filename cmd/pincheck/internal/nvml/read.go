@@ -209,6 +209,7 @@ func (l *library) gpu(i int) GPU {
 		return g
 	}
 	d.memory(&g)
+	g.Wear = d.wear()
 	d.clocks(&g)
 	d.modes(&g)
 	d.link(&g)
@@ -250,6 +251,36 @@ func (d device) memory(g *GPU) {
 		pending = pending || g.RemapPending != nil && *g.RemapPending
 		g.RemappedRows, g.RemapPending, g.RemapFailed = &rows, &pending, &failed
 	}
+}
+
+// fieldRecovery is NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and the others are offsets in an nvmlFieldValue_t of 40 bytes.
+const (
+	fieldRecovery = 230
+	fieldResultAt = 28
+	fieldValueAt  = 32
+)
+
+func (d device) wear() (w Wear) {
+	switch d.call([]string{"nvmlDeviceValidateInforom"}, d.handle) {
+	case success:
+		w.InfoROMCorrupted = new(bool)
+	case corruptedInfoROM:
+		corrupted := true
+		w.InfoROMCorrupted = &corrupted
+	}
+	// nvmlRowRemapperHistogramValues_t: banks with all spare rows, with many, some, few and none
+	if d.call([]string{"nvmlDeviceGetRowRemapperHistogram"}, d.handle, d.text()) == success {
+		none := int(binary.NativeEndian.Uint32(d.out.text[16:]))
+		w.BanksWithoutSpares = &none
+	}
+	field := d.text()
+	binary.NativeEndian.PutUint32(d.out.text[:], fieldRecovery)
+	if d.call([]string{"nvmlDeviceGetFieldValues"}, d.handle, 1, field) == success && binary.NativeEndian.Uint32(d.out.text[fieldResultAt:]) == success {
+		if n := int(binary.NativeEndian.Uint32(d.out.text[fieldValueAt:])); n < len(recoveries) {
+			w.Recovery = recoveries[n]
+		}
+	}
+	return w
 }
 
 // get2 is get of a function that writes a current value and a pending one.

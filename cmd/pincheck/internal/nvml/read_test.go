@@ -97,10 +97,24 @@ var fake = sync.OnceValue(func() map[string]uintptr {
 			return []uintptr{success, insufficientSize}[cause]
 		}),
 		"nvmlDeviceGetRetiredPagesPendingStatus": number(1),
-		"nvmlDeviceGetRemappedRows":              numbers(2, 1, 0, 0),
-		"nvmlDeviceGetClockInfo":                 clock(1980, 3201),
-		"nvmlDeviceGetMaxClockInfo":              clock(1980, 6402),
-		"nvmlDeviceGetTemperature":               purego.NewCallback(func(_, sensor, to uintptr) uintptr { put32(to, 61+uint32(sensor)); return success }),
+		"nvmlDeviceValidateInforom":              purego.NewCallback(func(_ uintptr) uintptr { return corruptedInfoROM }),
+		"nvmlDeviceGetRowRemapperHistogram": purego.NewCallback(func(_, to uintptr) uintptr {
+			for i := range uintptr(5) {
+				put32(to+4*i, uint32(i+1))
+			}
+			return success
+		}),
+		"nvmlDeviceGetFieldValues": purego.NewCallback(func(_, count, to uintptr) uintptr {
+			if count != 1 || binary.NativeEndian.Uint32(at(to, 4)) != fieldRecovery {
+				return 2
+			}
+			put32(to+fieldValueAt, 4)
+			return success
+		}),
+		"nvmlDeviceGetRemappedRows": numbers(2, 1, 0, 0),
+		"nvmlDeviceGetClockInfo":    clock(1980, 3201),
+		"nvmlDeviceGetMaxClockInfo": clock(1980, 6402),
+		"nvmlDeviceGetTemperature":  purego.NewCallback(func(_, sensor, to uintptr) uintptr { put32(to, 61+uint32(sensor)); return success }),
 		"nvmlDeviceGetUtilizationRates": purego.NewCallback(func(_, to uintptr) uintptr {
 			put32(to, 97)
 			put32(to+4, 12)
@@ -167,6 +181,7 @@ func TestRead(t *testing.T) {
 			UncorrectedVolatile: value(many + 10), UncorrectedAggregate: value(many + 11),
 			RetiredPages: value(2),
 			RemappedRows: value(3), RemapPending: value(true), RemapFailed: value(false),
+			Wear:     Wear{BanksWithoutSpares: value(5), InfoROMCorrupted: value(true), Recovery: "drain_and_reset"},
 			Throttle: []string{"gpu_idle", "hw_thermal_slowdown"},
 			SMClock:  1980, SMClockMax: 1980, MemoryClock: 3201, MemoryClockMax: 6402,
 			Temperature: 61, Utilization: value(97),
