@@ -34,13 +34,17 @@ func TestCausesOfHosts(t *testing.T) {
 		{"blackwell-closed-module", "gpu_too_old_for_driver", Certain, []string{"closed kernel module 580.95.05", "packages with '-open'"}, nil},
 		{"not-initialized-asleep", "gpu_not_initialized", Likely, []string{"power_state is D3cold", "power/control"}, nil},
 		{"not-initialized-vgpu", "gpu_not_initialized", Likely, []string{"/etc/nvidia/gridd.conf", "vGPU"}, nil},
-		{"not-initialized", "gpu_not_initialized", Possible, []string{"BAR 1 has 32 GiB and an address"}, []string{"BAR 1 has no address"}},
+		{"not-initialized", "gpu_not_initialized", Likely, []string{"BAR 1 has 32 GiB and an address"}, []string{"BAR 1 has no address"}},
 		{"unavailable-and-idle", "gpus_unavailable", Likely, []string{"no process has a GPU", "waits for a reset"}, []string{"nvidia-smi -r"}},
 		{"unavailable-until-reset", "gpus_unavailable", Certain, []string{"recovery action reset", "nvidia-smi -r"}, nil},
 		{"unavailable-in-container", "gpus_unavailable", Possible, []string{"does not show processes outside"}, []string{"nvidia-smi -r"}},
 		{"exclusive-and-busy", "gpus_unavailable", Possible, []string{"nvidia-smi -c DEFAULT"}, nil},
 		{"stub-library", "stub_library", Certain, []string{"/usr/local/cuda/lib64/stubs is the toolkit's stub", "Remove /usr/local/cuda/lib64/stubs from LD_LIBRARY_PATH"}, nil},
 		{"stub-in-cache", "stub_library", Likely, []string{"lib/stubs is the toolkit's stub", "ldconfig"}, nil},
+		{"laptop-on-battery", "slow_link", Likely, []string{"power_supply", "Connect the power supply", "policy is powersave"}, []string{"riser"}},
+		{"laptop-at-gen1", "slow_link", Possible, []string{"soldered", "powerprofilesctl"}, []string{"riser"}},
+		{"link-held-to-gen1", "slow_link", Certain, []string{"0000:00:01.1/config: Link Control 2 has a target of 2.5 GT/s", "setpci -s 0000:00:01.1 CAP_EXP+30.w=4:f"}, []string{"riser"}},
+		{"gen1-fallback", "slow_link", Certain, []string{"riser"}, nil},
 	} {
 		t.Run(c.host, func(t *testing.T) {
 			t.Parallel()
@@ -60,4 +64,50 @@ func TestCausesOfHosts(t *testing.T) {
 			assert.Equal(t, c.certainty, one.Certainty)
 		})
 	}
+}
+
+// hostCase returns the facts of a host of the corpus.
+func hostCase(t *testing.T, dir, name string) *Facts {
+	t.Helper()
+	loaded, err := hosttest.LoadCase(filepath.Join("../../../../testdata", dir, name+".txtar"))
+	require.NoError(t, err)
+	return factsOfCase(t, loaded)
+}
+
+// A job on the other half of a divided socket loses nothing while its copies reach their rate.
+func TestDividedSocketsAreNoTroubleAtFullRate(t *testing.T) {
+	t.Parallel()
+	f := hostCase(t, "hosts", "healthy-snc")
+	severity := func() Severity {
+		found := remoteCPUs(f, &f.Devices[0])
+		require.Len(t, found, 1)
+		return found[0].Severity
+	}
+	assert.Equal(t, Note, severity())
+	for i := range f.Devices[0].Bandwidth.Series {
+		s := &f.Devices[0].Bandwidth.Series[i]
+		s.Median, s.Min, s.Max = s.Median/2, s.Min/2, s.Max/2
+	}
+	assert.Empty(t, severity(), "the page's: copies are slow")
+	f.Devices[0].Bandwidth, f.Host.CPU.Allowed = nil, "32-63"
+	assert.Equal(t, Note, severity(), "the nodes are of one socket")
+	f.Host.CPU.Allowed = "96-127"
+	assert.Empty(t, severity(), "they are of another one")
+}
+
+// Copies of a GPU that is part of the processor are no shares of the link that it shows, which is a placeholder.
+func TestPlaceholderLinksHaveNoShares(t *testing.T) {
+	t.Parallel()
+	f := hostCase(t, "threads", "healthy-dgx-spark")
+	d := &f.Devices[0]
+	require.Positive(t, d.Link.PathRate())
+	d.Relink(f.Host)
+	assert.Zero(t, d.LinkRate())
+	for _, s := range d.copies() {
+		assert.Nil(t, s.ShareOfLink)
+	}
+	f = hostCase(t, "hosts", "healthy-rtx4090-desktop")
+	assert.InDelta(t, f.Devices[0].Link.PathRate(), f.Devices[0].LinkRate(), 1e-9)
+	f.Devices[0].Link.Rate /= 16
+	assert.InDelta(t, f.Devices[0].Link.MaxRate, f.Devices[0].LinkRate(), 1e-9, "it slept again when it was read")
 }

@@ -642,11 +642,7 @@ func (d *Device) Relink(host *hostinfo.Host) {
 		d.NUMANode, d.LocalCPUs = pci.NUMANode, pci.CPUs
 		d.Link = newLink(pci)
 	}
-	rate := d.Link.PathRate()
-	if d.Link != nil && rate > 0 && d.fastest() > impossible*rate {
-		rate = d.Link.MaxRate // it slept again when it was read
-	}
-	if d.Bandwidth != nil && rate > 0 {
+	if rate := d.LinkRate(); d.Bandwidth != nil && rate > 0 {
 		for i := range d.Bandwidth.Series {
 			share := d.Bandwidth.Series[i].Median / rate
 			d.Bandwidth.Series[i].ShareOfLink = &share

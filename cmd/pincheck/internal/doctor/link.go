@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
@@ -110,7 +111,7 @@ func (f *Facts) underLoad(d *Device) hostinfo.PCIe {
 // unknown, as of GPUs that have another way to the host's memory. madeUp is whether the host may show links that
 // are not real: virtual machines do, and Thunderbolt's bridges show one of 2.5 GT/s.
 func (f *Facts) boundedBy(d *Device) (link hostinfo.PCIe, madeUp bool) {
-	if f.Host == nil || f.nameOf(d) == "" || reference.Coherent(f.nameOf(d)) || isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated {
+	if f.Host == nil || f.nameOf(d) == "" || reference.Coherent(f.nameOf(d)) || !d.overLink() {
 		return hostinfo.PCIe{}, false
 	}
 	link = f.made(d)
@@ -245,13 +246,14 @@ var soldNarrow = regexp.MustCompile(`\b(?:L4|T4|A10G?|P4|M60)\b`)
 // narrowLink needs no load: the width of a link is the same when it is idle.
 func narrowLink(f *Facts, d *Device) []Finding {
 	made, l := f.made(d), d.Link
-	if l == nil || l.Width == 0 || l.Width >= made.Width || d.misread() {
+	if l == nil || l.Width == 0 || l.Width >= made.Width || d.misread() || !d.overLink() {
 		return nil
 	}
 	return finding(Finding{
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("the PCIe link uses %d of %d lanes", l.Width, made.Width),
 		Evidence: []string{fmt.Sprintf("current_link_width is %d", l.Width), asMade(made)},
+		because:  f.chassis(d),
 		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: l.Speed, Width: made.Width}.Rate())},
 	})
 }
@@ -259,15 +261,82 @@ func narrowLink(f *Facts, d *Device) []Finding {
 // slowLink needs load: an idle link is trained down.
 func slowLink(f *Facts, d *Device) []Finding {
 	made, l := f.made(d), d.Link
-	if l == nil || !d.measured() || l.Rate == 0 || l.Speed >= made.Speed || d.misread() {
+	if l == nil || !d.measured() || l.Rate == 0 || l.Speed >= made.Speed || d.misread() || !d.overLink() {
 		return nil
 	}
-	return finding(Finding{
+	out := Finding{
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("under load the PCIe link runs at %s of %s", l.Now().Version(), made.Version()),
 		Evidence: []string{fmt.Sprintf("current_link_speed is %g GT/s after copies at %s", l.Speed, units.Rate(d.fastest())), asMade(made)},
+		because:  f.chassis(d),
 		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: made.Speed, Width: l.Width}.Rate())},
-	})
+	}
+	if f.Host == nil {
+		return finding(out)
+	}
+	if f.Host.Power.ASPM != "" && f.Host.Power.ASPM != "default" {
+		out.Evidence = append(out.Evidence, "/sys/module/pcie_aspm/parameters/policy is "+f.Host.Power.ASPM)
+	}
+	if pci, _ := f.pci(d); isTrue(pci.Link.Sleeps) {
+		out.Evidence = append(out.Evidence, pci.Dir()+"/link: ASPM is on")
+	}
+	switch at, target := f.heldTo(d, made); {
+	case at != "":
+		out.because, out.values["ADDRESS"] = "target_speed", word(at)
+		out.values["G"] = strconv.Itoa(made.Generation())
+		out.Evidence = append(out.Evidence, fmt.Sprintf("/sys/bus/pci/devices/%s/config: Link Control 2 has a target of %g GT/s", at, target))
+	case isTrue(f.Host.Power.OnBattery):
+		out.because, out.Severity = "battery", Warning
+		out.Evidence = append(out.Evidence, "/sys/class/power_supply: a battery supplies the host")
+	}
+	return finding(out)
+}
+
+// heldTo returns the end of the link that is set to train to less than the link is made for: the GPU or its slot.
+func (f *Facts) heldTo(d *Device, made hostinfo.PCIe) (address string, speed float64) {
+	pci, _ := f.pci(d)
+	ends := append([]hostinfo.Link{pci.Link}, pci.Upstream[:min(1, len(pci.Upstream))]...)
+	ends[0].Address = pci.Address
+	for _, end := range ends {
+		if end.TargetSpeed > 0 && end.TargetSpeed < made.Speed && end.TargetSpeed <= d.Link.Speed {
+			return end.Address, end.TargetSpeed
+		}
+	}
+	return "", 0
+}
+
+// chassis returns the cause of the pages of links where the GPU is soldered, and nobody can seat it better. It is
+// empty for cards.
+func (f *Facts) chassis(d *Device) string {
+	switch {
+	case f.Host != nil && f.Host.Power.Laptop, strings.Contains(d.Name, "Laptop GPU"), strings.Contains(d.Name, "Max-Q"):
+		return "laptop"
+	case f.Host != nil && f.Host.Virt.VM: // whose virtual slot is not that of the GPU
+	case strings.Contains(d.Name, "SXM"), f.Host != nil && (f.Host.NVIDIA.NVSwitches > 0 || f.Host.NVIDIA.HasNode("/dev/nvidia-nvswitchctl")):
+		return "board"
+	}
+	return ""
+}
+
+// overLink reports whether copies of a GPU go over the PCI Express link that the host shows. What is part of the
+// processor, or coherent with it, has another way, and shows a link that is a placeholder.
+func (d *Device) overLink() bool {
+	return !reference.Coherent(d.Name) && !isTrue(d.pageTables()) && (d.Attributes == nil || !d.Attributes.Integrated)
+}
+
+// LinkRate returns what the path to a GPU carries, in GB/s, for its copies to be shares of. A link that was read
+// when it slept again counts as it is made. It is 0 where copies do not go over the link, and where the link carries
+// less than they reached.
+func (d *Device) LinkRate() float64 {
+	if d.Link == nil || !d.overLink() {
+		return 0
+	}
+	for _, rate := range []float64{d.Link.PathRate(), d.Link.MaxRate} {
+		if rate > 0 && d.fastest() <= impossible*rate {
+			return rate
+		}
+	}
+	return 0
 }
 
 // misread reports whether copies were faster than the link as it was read: it was read when

@@ -95,8 +95,8 @@ func stub(f *Facts) []Finding {
 	if i := slices.IndexFunc(named, func(d string) bool { return strings.HasSuffix(strings.TrimRight(d, "/"), "/stubs") }); i >= 0 && !slices.Contains(named, dir) {
 		dir = path.Clean(named[i])
 	}
-	if !path.IsAbs(dir) {
-		return finding(out)
+	if searched := slices.ContainsFunc(named, func(d string) bool { return path.Clean(d) == dir }); !searched && path.Base(dir) != "stubs" {
+		return finding(out) // it may be a link, or a copy in the driver's place
 	}
 	out.Summary, out.values = "libcuda.so.1 in "+dir+" is the toolkit's stub, not the driver", findings.Values{"DIR": word(dir)}
 	out.because = "cache"

@@ -22,6 +22,7 @@ type Host struct {
 	AddressSpace Limit      `json:"address_space_bytes,omitzero"`
 	OpenFiles    Limit      `json:"open_files,omitzero"`
 	Security     Security   `json:"security,omitzero"`
+	Power        Power      `json:"power,omitzero"`
 	NUMA         []NUMANode `json:"numa_nodes,omitempty"`
 	// User has the credentials by which the kernel lets this process open a device; nil if unknown.
 	User *User `json:"user,omitempty"`
@@ -52,6 +53,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 		Cgroup:   readCgroup(f),
 		MemLock:  limits["Max locked memory"],
 		Security: readSecurity(f),
+		Power:    readPower(f),
 		NUMA:     readNUMA(f),
 		NVIDIA:   readNVIDIA(f, environ),
 		PCICount: len(f.names(linux.PCIDevices)),

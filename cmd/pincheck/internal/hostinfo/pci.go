@@ -1,6 +1,8 @@
 package hostinfo
 
 import (
+	"bytes"
+	"encoding/hex"
 	"fmt"
 	"io/fs"
 	"path"
@@ -63,6 +65,11 @@ type Link struct {
 	CurrentWidth int     `json:"current_width,omitempty"`
 	MaxSpeed     float64 `json:"max_gt_per_s,omitempty"`
 	MaxWidth     int     `json:"max_width,omitempty"`
+	// TargetSpeed is the speed above which this end does not train (Link Control 2); 0 if the configuration space
+	// does not show it, as to users other than root.
+	TargetSpeed float64 `json:"target_gt_per_s,omitempty"`
+	// Sleeps is that this end may let the link sleep (ASPM); nil if it does not show.
+	Sleeps *bool `json:"aspm,omitempty"`
 }
 
 // Now returns what the link is trained to now.
@@ -276,12 +283,80 @@ func readLinkErrors(f files, dir string) *LinkErrors {
 }
 
 func readLink(f files, dir string) Link {
-	return Link{
+	l := Link{
 		CurrentSpeed: parseSpeed(f.line(dir + "/current_link_speed")),
 		CurrentWidth: parseWidth(f.line(dir + "/current_link_width")),
 		MaxSpeed:     parseSpeed(f.line(dir + "/max_link_speed")),
 		MaxWidth:     parseWidth(f.line(dir + "/max_link_width")),
+		TargetSpeed:  targetSpeed(f.text(dir + "/config")),
 	}
+	for _, state := range []string{"l0s_aspm", "l1_aspm"} {
+		switch f.line(dir + "/link/" + state) {
+		case "1":
+			on := true
+			l.Sleeps = &on
+		case "0":
+			if l.Sleeps == nil {
+				l.Sleeps = new(bool)
+			}
+		}
+	}
+	return l
+}
+
+// The list of capabilities in a configuration space, and what is read of PCI Express's.
+const (
+	capabilitiesAt   = 0x34
+	expressID        = 0x10
+	linkControl2At   = 0x30
+	configHeader     = 0x40 // all that users other than root can read
+	maxCapabilities  = 48
+	recordedConfig   = 0x100
+	hexConfigPrefix  = "config "
+	targetSpeedField = 0xf
+)
+
+// targetSpeed returns the speed in Link Control 2 of a configuration space, 0 if it does not show.
+func targetSpeed(config string) float64 {
+	config = binaryConfig(config)
+	if len(config) <= configHeader {
+		return 0
+	}
+	at := int(config[capabilitiesAt])
+	for range maxCapabilities {
+		if at < configHeader || at+linkControl2At >= len(config) {
+			return 0
+		}
+		if config[at] == expressID {
+			if n := int(config[at+linkControl2At] & targetSpeedField); n >= 1 && n <= len(generations) {
+				return generations[n-1]
+			}
+			return 0
+		}
+		at = int(config[at+1])
+	}
+	return 0
+}
+
+// binaryConfig returns the configuration space of a recording, which has it as text, in bytes.
+func binaryConfig(config string) string {
+	digits, ok := strings.CutPrefix(config, hexConfigPrefix)
+	if !ok {
+		return config
+	}
+	b, err := hex.DecodeString(strings.TrimSpace(digits))
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// textConfig is the form of a configuration space in a recording.
+func textConfig(config []byte) []byte {
+	if bytes.HasPrefix(config, []byte("\xff\xff\xff\xff")) {
+		return config[:4] // offBus
+	}
+	return []byte(hexConfigPrefix + hex.EncodeToString(config[:min(len(config), recordedConfig)]) + "\n")
 }
 
 // parseSpeed parses "32.0 GT/s PCIe", and "8 GT/s" of older kernels. Anything else, such

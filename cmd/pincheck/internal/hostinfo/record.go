@@ -178,6 +178,8 @@ func reduce(name string, data []byte) []byte {
 	switch {
 	case strings.Contains(name, "efi/efivars/SecureBoot") && len(data) >= 5: // attributes, and one byte
 		return []byte{'0', '0', '0', '0', '0' + data[4]&1, '\n'}
+	case path.Base(name) == "config" && strings.HasPrefix(name, "sys/"):
+		return textConfig(data)
 	case name == "proc/cmdline":
 		var words []string
 		for word := range strings.FieldsSeq(string(data)) {

@@ -241,7 +241,7 @@ func deviceRow(f *doctor.Facts, d *doctor.Device, width int) []string {
 			if e := f.Reference(d, s); e != nil {
 				ofReference = min(ofReference, s.Median/e.Value)
 			}
-			if rate := d.Link.PathRate(); rate > 0 {
+			if rate := d.LinkRate(); rate > 0 {
 				ofLink = min(ofLink, s.Median/rate)
 			}
 		}

@@ -246,7 +246,7 @@ func copiesOf(r *Result) (out []copyRate) {
 		expected[s] = s.Expected
 	}
 	for _, d := range r.gpus() {
-		links[d.Ordinal] = d.Link.PathRate()
+		links[d.Ordinal] = d.LinkRate()
 		narrow := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" && f.Device != nil && *f.Device == d.Ordinal })
 		if narrow && d.Link != nil {
 			links[d.Ordinal] = d.Link.MaxRate // what it should be

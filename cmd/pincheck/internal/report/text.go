@@ -440,12 +440,12 @@ func staleText(s *verify.StaleResult) string {
 
 // bandwidth writes the rates of pinned copies, as shares of the link if its rate is known.
 func (p *page) bandwidth(d *doctor.Device) {
-	rate := d.Link.PathRate()
+	rate := d.LinkRate()
 	for _, s := range d.Bandwidth.Series {
 		text := fmt.Sprintf("pinned %s %s", directionText(&s), units.Rate(s.Median))
 		if rate > 0 {
 			text += fmt.Sprintf(", %s of the link", units.Share(s.Median/rate))
-		} else {
+		} else if d.Link.PathRate() == 0 {
 			text += ", link unknown"
 		}
 		p.row("", "%s (median of %d, %s to %s)", text, len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
