@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -15,12 +17,28 @@ var budgetChecks = []Check{
 	{ID: "little_headroom", Suppresses: []string{"cgroup_below_host"}, Host: littleHeadroom},
 	{ID: "memory_high", Suppresses: []string{"little_headroom"}, Host: memoryHigh},
 	{ID: "hugetlb_unused", Host: hugetlbUnused},
-	{ID: "strict_overcommit", Host: strictOvercommit},
+	{ID: "strict_overcommit", Explains: []cudart.Code{cudart.ErrMemoryAllocation}, Host: strictOvercommit},
 	{ID: "swapping", Host: swapping},
 	{ID: "pinned_by_others", Host: pinnedByOthers},
 	{ID: "limits_exceed_memory", Host: limitsExceedMemory},
 	{ID: "cgroup_below_host", Host: cgroupBelowHost},
+	{ID: "small_dev_shm", Host: smallDevShm},
 	{ID: "memlock_rdma", Host: memlockRDMA},
+}
+
+// hostMemory returns the memory of the host, zero if it is unknown.
+func (f *Facts) hostMemory() hostinfo.Memory {
+	if f.Host == nil {
+		return hostinfo.Memory{}
+	}
+	return f.Host.Memory
+}
+
+// sharedHolds reports whether shared memory holds much of what is used: pools in /dev/shm outlive their programs.
+func (f *Facts) sharedHolds() (evidence string, ok bool) {
+	m := f.hostMemory()
+	shared, known := m.Shared.Finite()
+	return fmt.Sprintf("/proc/meminfo: Shmem is %s of %s", units.Bytes(shared), units.Bytes(m.Total)), known && m.Total > 0 && shared > m.Total/3
 }
 
 // headroom returns how much can be pinned, and the file that says so.
@@ -63,6 +81,9 @@ func littleHeadroom(f *Facts) []Finding {
 	} else if _, texts := f.pinners(); len(texts) > 0 {
 		out.Evidence = append(out.Evidence, texts...)
 		out.because = "other_programs"
+	} else if seen, ok := f.sharedHolds(); ok {
+		out.Evidence = append(out.Evidence, seen)
+		out.because = "shared"
 	}
 	return finding(out)
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -50,6 +51,11 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 		all := float64(f.Host.CPU.Threads)
 		note(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("Other programs kept %s of %d CPUs busy (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
 	}
+	if f.Host != nil {
+		if text, ok := throttledText(f.Host.Cgroup); ok {
+			seen = append(seen, text) // since the group was made: it may be over
+		}
+	}
 	for _, s := range d.copies() {
 		if s.Spread > unsteady {
 			varied = true
@@ -66,6 +72,19 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 		return seen, true
 	}
 	return append(seen, idle...), false
+}
+
+// oftenThrottled is the share of periods in which a group used its CPU quota up, from which on that slows its programs
+// down, of at least manyPeriods.
+const (
+	oftenThrottled = 0.25
+	manyPeriods    = 100
+)
+
+// throttledText says how often the CPU quota was used up.
+func throttledText(g hostinfo.Cgroup) (text string, often bool) {
+	return fmt.Sprintf("The CPU quota of %s was used up in %d of %d periods (cpu.stat)", units.Number(g.CPUQuota, 2), g.Throttled, g.Periods),
+		g.CPUQuota > 0 && g.Periods >= manyPeriods && float64(g.Throttled) >= oftenThrottled*float64(g.Periods)
 }
 
 // twice returns what the slower direction reached in two measurements. ok is false if there was

@@ -45,6 +45,16 @@ func TestCausesOfHosts(t *testing.T) {
 		{"laptop-at-gen1", "slow_link", Possible, []string{"soldered", "powerprofilesctl"}, []string{"riser"}},
 		{"link-held-to-gen1", "slow_link", Certain, []string{"0000:00:01.1/config: Link Control 2 has a target of 2.5 GT/s", "setpci -s 0000:00:01.1 CAP_EXP+30.w=4:f"}, []string{"riser"}},
 		{"gen1-fallback", "slow_link", Certain, []string{"riser"}, nil},
+		{"gpu-full-of-page-cache", "gpu_full", Likely, []string{"/proc/meminfo", "the rest is page cache", "drop_caches"}, nil},
+		{"gpu-full", "gpu_full", Certain, []string{"Process 4711"}, []string{"page cache"}},
+		{"pin-refused-wsl", "pin_refused", Likely, []string{"under WSL", ".wslconfig"}, nil},
+		{"pin-refused-movable", "pin_refused", Likely, []string{"/proc/zoneinfo", "movablecore="}, nil},
+		{"balloon", "leaked_pins", Possible, []string{"virtio_balloon", "virsh dommemstat"}, nil},
+		{"leaked-pins", "leaked_pins", Likely, []string{"not pin more than 2 GiB"}, []string{"balloon"}},
+		{"data-limit", "address_space_limit", Certain, []string{"Max data size is 4294967296", "ulimit -d unlimited"}, nil},
+		{"hpet", "slow_small_copies", Likely, []string{"current_clocksource is hpet", "echo tsc"}, nil},
+		{"shared-memory-left", "little_headroom", Likely, []string{"Shmem is 57.2 GiB", "ls -lS /dev/shm"}, nil},
+		{"colab-variable-lost", "driver_library_off_path", Likely, []string{"/usr/lib64-nvidia"}, []string{"--gpus"}},
 	} {
 		t.Run(c.host, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
@@ -11,6 +12,7 @@ import (
 
 // copyChecks judge the short measurements beside the bandwidth.
 var copyChecks = []Check{
+	{ID: "launch_blocking", Host: launchesBlock},
 	{ID: "slow_small_copies", Device: slowSmallCopies},
 	{ID: "slow_pageable", Device: slowPageable},
 	{ID: "write_combined_slow", Device: writeCombinedSlow},
@@ -55,12 +57,26 @@ func slowSmallCopies(f *Facts, d *Device) []Finding {
 	if s == nil || s.Median <= maxLatency {
 		return nil
 	}
-	return finding(Finding{
+	out := Finding{
 		Severity: noteIf(f.byDesign(d)),
 		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
 		Evidence: []string{fmt.Sprintf("Median of %d; usual are 5 to 15 µs", len(s.Samples))},
-	})
+	}
+	if f.Host != nil {
+		switch source := f.Host.Kernel.ClockSource; {
+		case f.blocking():
+			out.because = "blocking"
+			out.Evidence = append(out.Evidence, launchBlocking+"="+f.Host.Env[launchBlocking])
+		case slices.Contains(slowClocks, source):
+			out.because, out.values = "clock_source", findings.Values{"clock": source}
+			out.Evidence = append(out.Evidence, "/sys/devices/system/clocksource/clocksource0/current_clocksource is "+source)
+		}
+	}
+	return finding(out)
 }
+
+// slowClocks are sources of the time that are read over a bus, in a microsecond or more.
+var slowClocks = []string{"hpet", "acpi_pm", "refined-jiffies", "jiffies"}
 
 func slowPageable(_ *Facts, d *Device) []Finding {
 	var out Finding

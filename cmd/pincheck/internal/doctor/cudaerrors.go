@@ -292,6 +292,10 @@ func gpuFull(f *Facts, d *Device) []Finding {
 	if d.MemoryTotal > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s is free", units.Bytes(d.MemoryFree), units.Bytes(d.MemoryTotal)))
 	}
+	if cache, ok := f.cacheOn(d); ok && (d.Health == nil || len(d.Health.Processes) == 0) {
+		out.because = "page_cache"
+		out.Evidence = append(out.Evidence, cache)
+	}
 	if d.Health != nil {
 		for _, p := range d.Health.Processes {
 			out.Evidence = append(out.Evidence, strings.TrimSpace(fmt.Sprintf("Process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
@@ -300,16 +304,36 @@ func gpuFull(f *Facts, d *Device) []Finding {
 	return finding(out)
 }
 
+// cacheOn returns how much memory of a GPU without a memory of its own, or with one that the kernel uses too, the page
+// cache holds: what is available and not free.
+func (f *Facts) cacheOn(d *Device) (evidence string, much bool) {
+	unified := isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated || f.Host != nil && f.Host.Virt.Tegra
+	if !unified || f.Host == nil || f.Host.Memory.Available == 0 {
+		return "", false
+	}
+	free := 0
+	for _, n := range f.Host.NUMA {
+		free += n.Free
+	}
+	cache := f.Host.Memory.Available - free
+	return fmt.Sprintf("/proc/meminfo: %s is available, and %s of it free: the rest is page cache", units.Bytes(f.Host.Memory.Available), units.Bytes(free)),
+		free > 0 && cache > f.Host.Memory.Total/4
+}
+
 func hostMemoryShort(f *Facts, d *Device) []Finding {
 	texts := errorsOf(f, d, "host_memory_short")
 	if len(texts) == 0 {
 		return nil
 	}
 	left, source, _ := f.headroom()
-	return finding(Finding{
+	out := Finding{
 		Summary:  fmt.Sprintf("only %s of host memory is available, too little for the whole examination", units.Bytes(left)),
 		Evidence: append(slices.Clone(texts[:min(len(texts), 2)]), source+": "+units.Bytes(left)),
-	})
+	}
+	if seen, ok := f.sharedHolds(); ok {
+		out.because, out.Evidence = "shared", append(out.Evidence, seen)
+	}
+	return finding(out)
 }
 
 // startBytes is the host memory for each GPU below which CUDA may not start: with 8 GB left it did not on eight

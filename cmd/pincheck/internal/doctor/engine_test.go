@@ -349,6 +349,21 @@ var troubles = []trouble{
 		d.Ordinal, d.PCIBusID = 1, other.Address
 		f.Devices, f.CUDADevices = append(f.Devices, d), number(2)
 	}, says: "PCI_BUS_ID"},
+	{id: "launch_blocking", change: func(f *Facts) { f.Host.Env = map[string]string{"CUDA_LAUNCH_BLOCKING": "1"} }, says: "unset CUDA_LAUNCH_BLOCKING"},
+	{id: "small_dev_shm", change: func(f *Facts) {
+		container(f)
+		f.Host.CPU.AllowedCount = 16
+		f.Host.Mounts = append(f.Host.Mounts, hostinfo.Mount{Point: "/dev/shm", Type: "tmpfs", Size: hostinfo.Limit{Known: true, N: 64 << 20}})
+	}, says: "--shm-size"},
+	{id: "inforom_corrupted", change: func(f *Facts) {
+		corrupted := true
+		f.Devices[0].Health.InfoROMCorrupted = &corrupted
+	}, says: "checksum"},
+	{id: "memory_spares_used_up", change: func(f *Facts) { f.Devices[0].Health.BanksWithoutSpares = number(2) }, says: "2 memory banks"},
+	{id: "memory_spares_used_up", change: func(f *Facts) { f.Devices[0].Health.RetiredPages = number(64) }, says: "64 retired pages"},
+	{id: "large_pages_fault", change: func(f *Facts) {
+		f.Host.CPU.Model, f.Host.Memory.THP.PageSize, f.Host.NVIDIA.DriverVersion = "arm64 implementer 0x41 part 0xd4f", 512<<20, "595.58.03"
+	}, says: "580 is not"},
 	{id: "stubs_in_library_path", change: func(f *Facts) {
 		f.Host.Env = map[string]string{"LD_LIBRARY_PATH": "/usr/lib:/usr/local/cuda/lib64/stubs/"}
 	}, says: "stubs"},

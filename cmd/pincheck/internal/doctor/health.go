@@ -14,6 +14,8 @@ import (
 var healthChecks = []Check{
 	{ID: "row_remap_failed", Suppresses: []string{"row_remap_pending"}, Device: remapFailed},
 	{ID: "row_remap_pending", Device: remapPending},
+	{ID: "memory_spares_used_up", Device: sparesUsedUp},
+	{ID: "inforom_corrupted", Device: corruptedInfoROM},
 	{ID: "throttled", Device: throttled},
 	{ID: "locked_memory_clock", Device: lockedMemoryClock},
 	{ID: "other_processes", Device: otherProcesses},

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -104,21 +105,37 @@ func fewTasks(f *Facts) []Finding {
 // GPUs, several times.
 const minAddresses = 1 << 40
 
+// memoryLimits are those of a process that hold for what CUDA reserves: all addresses, or those that it may write.
+var memoryLimits = []struct {
+	because, name, what, flag string
+	of                        func(*hostinfo.Host) hostinfo.Limit
+}{
+	{"addresses", "Max address space", "address space", "-v", func(h *hostinfo.Host) hostinfo.Limit { return h.AddressSpace }},
+	{"data", "Max data size", "writable memory", "-d", func(h *hostinfo.Host) hostinfo.Limit { return h.DataSize }},
+}
+
 func addressSpace(f *Facts) []Finding {
 	if f.Host == nil {
 		return nil
 	}
-	limit, finite := f.Host.AddressSpace.Finite()
 	failed := f.failures([]cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrOperatingSystem, cudart.ErrInitializationError, cudart.ErrUnknown}, "cannot allocate memory")
-	if !finite || limit >= minAddresses || len(failed) == 0 {
+	if len(failed) == 0 {
 		return nil
 	}
-	out := Finding{
-		Summary:  fmt.Sprintf("the address space is limited to %s (ulimit -v)", units.Bytes(limit)),
-		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("/proc/self/limits: Max address space is %d; the host has %s of memory", limit, units.Bytes(f.Host.Memory.Total))),
+	for _, m := range memoryLimits {
+		limit, finite := m.of(f.Host).Finite()
+		if !finite || limit >= minAddresses {
+			continue
+		}
+		out := Finding{
+			Summary:  fmt.Sprintf("the %s is limited to %s (ulimit %s)", m.what, units.Bytes(limit), m.flag),
+			Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("/proc/self/limits: %s is %d; the host has %s of memory", m.name, limit, units.Bytes(f.Host.Memory.Total))),
+			because:  m.because,
+		}
+		if limit > 2*f.Host.Memory.Total {
+			out.Against = []string{"it is more than twice the host's memory"}
+		}
+		return finding(out)
 	}
-	if limit > 2*f.Host.Memory.Total {
-		out.Against = []string{"it is more than twice the host's memory"}
-	}
-	return finding(out)
+	return nil
 }

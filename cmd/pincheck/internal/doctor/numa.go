@@ -88,7 +88,7 @@ func remoteCPUs(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Severity: noteIf(f.sameSocket(d, node)),
+		Severity: noteIf(f.divided(d, node)),
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may use no CPU there", node.ID),
 		Evidence: []string{"CPUs near the GPU: " + local, "Cpus_allowed_list is " + f.Host.CPU.Allowed + " (/proc/self/status)"},
 		values:   d.remoteValues(node.ID),
@@ -99,27 +99,26 @@ func remoteCPUs(f *Facts, d *Device) []Finding {
 // more.
 const siblingDistance = 15
 
-// sameSocket reports whether sockets are divided into nodes, and nothing is lost by that: copies reach the rate that
-// is expected, or all memory of this process is near the GPU's node. A divided socket has its nodes for latency.
-func (f *Facts) sameSocket(d *Device, home hostinfo.NUMANode) bool {
-	h, nodes := f.Host, f.memoryNodes()
-	if h.CPU.Sockets == 0 || len(nodes) <= h.CPU.Sockets {
+// divided reports whether sockets are divided into nodes, as far as is known, and nothing shows that this costs: copies
+// reach the rate that is expected, or a CPU of this process is of the GPU's socket.
+func (f *Facts) divided(d *Device, home hostinfo.NUMANode) bool {
+	h := f.Host
+	if h.CPU.Sockets > 0 && len(f.memoryNodes()) <= h.CPU.Sockets {
 		return false
 	}
 	if len(f.comparisons(d)) > 0 {
 		return !f.Slow(d)
 	}
-	used := 0
+	nearest := 0 // unknown
 	for i, n := range h.NUMA {
-		if in, known := h.CPU.AllowedIn(n.CPUs); !known || in == 0 {
+		if in, known := h.CPU.AllowedIn(n.CPUs); !known || in == 0 || i >= len(home.Distances) {
 			continue
 		}
-		used++
-		if i >= len(home.Distances) || home.Distances[i] > siblingDistance {
-			return false
+		if nearest == 0 || home.Distances[i] < nearest {
+			nearest = home.Distances[i]
 		}
 	}
-	return used > 0
+	return nearest <= siblingDistance
 }
 
 func remoteMemory(f *Facts, d *Device) []Finding {
@@ -147,7 +146,7 @@ func pagesRemote(f *Facts, d *Device) []Finding {
 			continue
 		}
 		return finding(Finding{
-			Severity: noteIf(f.sameSocket(d, node)),
+			Severity: noteIf(f.divided(d, node)),
 			Summary:  fmt.Sprintf("the measured memory was on NUMA node %d, and the GPU is on node %d", *s.NUMANode, node.ID),
 			Evidence: []string{fmt.Sprintf("/proc/self/numa_maps, for the memory of copies %s", directionText(&s))},
 			values:   d.remoteValues(node.ID),

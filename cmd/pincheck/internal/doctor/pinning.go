@@ -50,6 +50,10 @@ func slowPinning(f *Facts, d *Device) []Finding {
 	case cuda.Median < minCUDARate:
 		out.Severity = noteIf(f.byDesign(d))
 		if f.Host != nil {
+			if text, often := throttledText(f.Host.Cgroup); often {
+				out.because = "quota"
+				out.Evidence = append(out.Evidence, text)
+			}
 			if share, ok := hugeShare(f); ok {
 				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of free memory is in blocks of 2 MiB and more", units.Share(share)))
 			}

@@ -22,6 +22,7 @@ var refusedChecks = []Check{
 	{ID: "few_mappings", Host: fewMappings},
 	{ID: "wsl_pin_limit", Host: wslPinLimit},
 	{ID: "integrated_gpu", Device: integratedGPU},
+	{ID: "large_pages_fault", Host: largePagesFault},
 	{ID: "pin_512gib", Host: pin512GiB},
 }
 
@@ -43,7 +44,16 @@ func pinRefused(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{Summary: "the driver refused to pin memory", Evidence: texts[:min(len(texts), 2)]}
-	out.means = meaningIn(texts[0])
+	switch m := f.hostMemory(); {
+	case f.Host != nil && f.Host.Virt.WSL:
+		out.because = "wsl"
+		out.Evidence = append(out.Evidence, "Kernel "+f.Host.Kernel.Release+", under WSL")
+	case m.Total > 0 && m.Movable+m.CMA > m.Total/2:
+		out.because = "movable"
+		out.Evidence = append(out.Evidence, fmt.Sprintf("/proc/zoneinfo and /proc/meminfo: %s of %s is in movable zones or CMA", units.Bytes(m.Movable+m.CMA), units.Bytes(m.Total)))
+	default:
+		out.means = meaningIn(texts[0])
+	}
 	if left, source, ok := f.headroom(); ok {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%s can be pinned (%s)", units.Bytes(left), source))
 	}
@@ -84,6 +94,14 @@ func leakedPins(f *Facts) []Finding {
 	lost, ok := m.Unowned.Finite()
 	if !ok || lost < 8<<30 || lost < m.Total/10 {
 		return nil
+	}
+	if balloon := m.Balloon; balloon != "" && f.Host.Virt.VM {
+		return finding(Finding{
+			Severity: Note,
+			Summary:  fmt.Sprintf("%s of memory belongs to no process: the hypervisor has it, or failed pins", units.Bytes(lost)),
+			Evidence: []string{fmt.Sprintf("/proc/meminfo: %s in total, and %s that no field accounts for", units.Bytes(m.Total), units.Bytes(lost)), "The balloon driver " + balloon + " is in use", "Kernel " + f.Host.Kernel.Release},
+			because:  "balloon",
+		})
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("%s of memory is pinned that no process owns", units.Bytes(lost)),

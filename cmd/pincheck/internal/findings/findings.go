@@ -103,16 +103,16 @@ var groups = []struct{ name, ids string }{
 	{"Virtual machines, WSL, confidential computing", `vgpu_guest_driver vgpu_unlicensed wsl_no_driver wsl_gpu_blocked
 		wsl_pin_limit confidential_not_ready confidential_vm_plain_gpu confidential_computing`},
 	{"Data integrity", `wrong_bytes peer_path_loses_bytes failed_round_trips skipped_round_trips uncorrectable_ecc
-		row_remap_failed row_remap_pending`},
+		row_remap_failed row_remap_pending memory_spares_used_up inforom_corrupted`},
 	{"Link", `narrow_link slow_link narrow_upstream link_errors slot_below_card shared_switch slow_together`},
-	{"Copies", `slow_copies asymmetric_copies slow_small_copies impossible_rate busy slow_pageable unsteady_copies
+	{"Copies", `slow_copies asymmetric_copies slow_small_copies launch_blocking impossible_rate busy slow_pageable unsteady_copies
 		unjudged_copies write_combined_slow integrated_gpu`},
 	{"GPU state", `throttled locked_memory_clock gpu_full other_processes persistence_off`},
 	{"CPUs and NUMA", `few_cpus far_cpus far_memory pages_far far_node_slow far_node_not_measured numa_unknown sub_numa`},
 	{"Pinning", `pin_refused leaked_pins slow_pinning pin_over_2gib_leaks no_host_register few_mappings rounded_pins
-		little_headroom pinning_stalls_others pinned_by_others pin_512gib memlock_rdma`},
+		little_headroom pinning_stalls_others pinned_by_others pin_512gib large_pages_fault memlock_rdma`},
 	{"Host memory", `host_memory_short memory_high fragmented_memory thp_off thp_defrag_always hugetlb_unused strict_overcommit
-		swapping limits_exceed_memory cgroup_below_host`},
+		swapping limits_exceed_memory cgroup_below_host small_dev_shm`},
 	{"Files", `weights_on_network weights_mapped small_read_ahead`},
 }
 

@@ -27,6 +27,10 @@ type Cgroup struct {
 	Headroom Limit `json:"headroom_bytes"`
 	// CPUQuota is in CPUs: 2.5 is two and a half. 0 means no quota, or unknown.
 	CPUQuota float64 `json:"cpu_quota,omitempty"`
+	// Periods are the periods of the CPU quota in which the group ran, and Throttled those in which it used the quota
+	// up and waited (cpu.stat), since the group was made.
+	Periods   int `json:"cpu_periods,omitempty"`
+	Throttled int `json:"cpu_periods_throttled,omitempty"`
 	// Tasks are the processes and threads of the group that is nearest to its limit of them, and
 	// TasksMax that limit (pids.max).
 	Tasks    Limit `json:"tasks,omitzero"`
@@ -37,7 +41,8 @@ type Cgroup struct {
 }
 
 func readCgroup(f files) Cgroup {
-	g := Cgroup{CPUQuota: readCPUQuota(f), DevicesAllowed: readDevicesAllowed(f)}
+	g := Cgroup{DevicesAllowed: readDevicesAllowed(f)}
+	g.CPUQuota, g.Periods, g.Throttled = readCPUQuota(f)
 	g.Tasks, g.TasksMax = readTasks(f)
 	groups, _ := linux.ReadCgroupMemory(f.fsys)
 	m, ok := linux.Tightest(groups, 0)
@@ -54,16 +59,17 @@ func readCgroup(f files) Cgroup {
 	return g
 }
 
-// readCPUQuota returns the smallest quota of the process's groups.
-func readCPUQuota(f files) float64 {
-	var smallest float64
+// readCPUQuota returns the smallest quota of the process's groups, and how often it was used up.
+func readCPUQuota(f files) (smallest float64, periods, throttled int) {
 	groups, _ := linux.ReadCgroups(f.fsys, "cpu")
 	for _, g := range groups {
 		if quota, err := g.CPUQuota(f.fsys); err == nil && quota > 0 && (smallest == 0 || quota < smallest) {
 			smallest = quota
+			counts, _ := linux.ReadCounters(f.fsys, g.Dir+"/cpu.stat")
+			periods, throttled = counts["nr_periods"], counts["nr_throttled"]
 		}
 	}
-	return smallest
+	return smallest, periods, throttled
 }
 
 // readTasks reads the group with the fewest tasks left. Where none has a limit both are unknown.

@@ -20,6 +20,7 @@ type Host struct {
 	MemLock Limit `json:"memlock_bytes"`
 	// AddressSpace is the soft RLIMIT_AS (ulimit -v), in bytes, and OpenFiles the soft RLIMIT_NOFILE.
 	AddressSpace Limit      `json:"address_space_bytes,omitzero"`
+	DataSize     Limit      `json:"data_bytes,omitzero"` // soft RLIMIT_DATA (ulimit -d)
 	OpenFiles    Limit      `json:"open_files,omitzero"`
 	Security     Security   `json:"security,omitzero"`
 	Power        Power      `json:"power,omitzero"`
@@ -65,6 +66,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 		InfiniBand: len(f.names("sys/class/infiniband")),
 
 		AddressSpace: limits["Max address space"],
+		DataSize:     limits["Max data size"],
 		OpenFiles:    limits["Max open files"],
 	}
 	h.CPU = readCPU(f, h.Cgroup)
@@ -74,7 +76,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 
 // reportedVariables are the variables that are reported. They contain no secrets.
 var reportedVariables = []string{
-	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
+	"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MPS_PIPE_DIRECTORY",
 	"CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PINNED_CUDART",
 	"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "SLURM_JOB_ID", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS",
 }

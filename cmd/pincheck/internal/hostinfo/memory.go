@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -29,12 +30,63 @@ type Memory struct {
 	// counts neither.
 	ZFSCache int `json:"zfs_cache_bytes,omitempty"`
 	ZFSFree  int `json:"zfs_reclaimable_bytes,omitempty"`
+	Placed
 	// MaxMappings is vm.max_map_count: the mappings that a process may have.
 	MaxMappings Limit `json:"max_map_count,omitzero"`
 	// Free is how fragmented the free memory is; empty if the kernel does not show it.
 	Free []FreeZone `json:"free_zones,omitempty"`
 	// Stalls are counts since boot (/proc/vmstat); nil if the kernel does not show them.
 	Stalls *Stalls `json:"stalls,omitempty"`
+}
+
+// Placed is memory that is kept for one use. Pages cannot be pinned where they are movable or of CMA: the kernel moves
+// them elsewhere first, and fails if there is no room.
+type Placed struct {
+	Movable int `json:"movable_bytes,omitempty"` // of zones Movable
+	CMA     int `json:"cma_bytes,omitempty"`     // of contiguous allocators, and scratch of kexec handover
+	// Shared is memory of tmpfs and of shared mappings: pools in /dev/shm.
+	Shared Limit `json:"shared_bytes,omitzero"`
+	// Balloon is the driver by which the host of a virtual machine takes memory back; empty if none shows.
+	Balloon string `json:"balloon_driver,omitempty"`
+}
+
+// balloons are directories that balloon drivers have something in while they drive a device.
+var balloons = []struct{ dir, prefix, name string }{
+	{"sys/bus/virtio/drivers/virtio_balloon", "virtio", "virtio_balloon"},
+	{"sys/bus/vmbus/drivers/hv_balloon", "", "hv_balloon"},
+	{"sys/module/vmw_balloon", "", "vmw_balloon"},
+	{"sys/devices/system/xen_memory/xen_memory0", "", "xen_balloon"},
+}
+
+// readPlaced takes the size of a page from all managed pages, which are the memory.
+func readPlaced(f files, info linux.Meminfo) (p Placed) {
+	p.CMA, p.Shared = max(info["CmaTotal"], info["CmaFree"]), pagesOf(info, "Shmem")
+	for _, b := range balloons {
+		if p.Balloon == "" && slices.ContainsFunc(f.names(b.dir), func(name string) bool { return strings.HasPrefix(name, b.prefix) }) {
+			p.Balloon = b.name
+		}
+	}
+	all, movable := 0, 0
+	zone := ""
+	for line := range strings.Lines(f.text("proc/zoneinfo")) {
+		fields := strings.Fields(line) // "Node 0, zone Normal", "managed 1234"
+		switch {
+		case len(fields) == 4 && fields[0] == "Node":
+			zone = fields[3]
+		case len(fields) == 2 && fields[0] == "managed":
+			n, err := strconv.Atoi(fields[1])
+			if err != nil || n < 0 || n > 1<<50 {
+				return p
+			}
+			if all += n; zone == "Movable" {
+				movable += n
+			}
+		}
+	}
+	if all > 0 {
+		p.Movable = int(float64(info["MemTotal"]) * float64(movable) / float64(all))
+	}
+	return p
 }
 
 // FreeZone is the free memory of a zone of a node, in pages.
@@ -100,6 +152,7 @@ func readMemory(f files) Memory {
 	}
 	m.SwapFree, m.CommitLimit, m.Committed = pagesOf(info, "SwapFree"), pagesOf(info, "CommitLimit"), pagesOf(info, "Committed_AS")
 	m.ZFSCache, m.ZFSFree = readARC(f)
+	m.Placed = readPlaced(f, info)
 	m.Unowned = unowned(info, m.ZFSCache)
 	if n, err := linux.ReadInt(f.fsys, "proc/sys/vm/max_map_count"); err == nil && n >= 0 {
 		m.MaxMappings = limitOf(n)

@@ -2,6 +2,7 @@ package hostinfo
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/internal/linux"
@@ -17,6 +18,8 @@ type Mount struct {
 	// ReadAhead is the number of bytes that the kernel reads ahead of a program that reads in order
 	// (read_ahead_kb); unknown for file systems without a device of their own.
 	ReadAhead Limit `json:"read_ahead_bytes,omitzero"`
+	// Size is the limit of a tmpfs (size=); unknown without one.
+	Size Limit `json:"size_bytes,omitzero"`
 }
 
 // networkTypes are file systems of other machines. Those of FUSE have a word of theirs
@@ -50,6 +53,12 @@ func readMounts(f files) (out []Mount) {
 		mount := Mount{Point: m.Point, Type: m.Type, Network: network}
 		if kib, err := linux.ReadInt(f.fsys, "sys/class/bdi/"+m.Device+"/read_ahead_kb"); err == nil && kib >= 0 && kib < 1<<30 {
 			mount.ReadAhead = limitOf(kib << 10)
+		}
+		for _, option := range m.Options {
+			text, ok := strings.CutPrefix(option, "size=")
+			if kib, err := strconv.Atoi(strings.TrimSuffix(text, "k")); ok && err == nil && m.Type == "tmpfs" && kib > 0 && kib < 1<<40 {
+				mount.Size = limitOf(kib << 10)
+			}
 		}
 		out = append(out, mount)
 	}

@@ -3,6 +3,7 @@ package hostinfo
 import (
 	"cmp"
 	"io/fs"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -138,7 +139,7 @@ func readNVIDIA(f files, environ []string) NVIDIA {
 var driverDirs = []string{
 	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib",
 	"usr/local/nvidia/lib64", "usr/local/cuda/compat", "usr/lib/aarch64-linux-gnu/tegra", "usr/lib/aarch64-linux-gnu/nvidia",
-	"run/opengl-driver/lib", ".singularity.d/libs", "usr/lib64/nvidia", "usr/lib/nvidia", "opt/cuda/compat",
+	"run/opengl-driver/lib", ".singularity.d/libs", "usr/lib64/nvidia", "usr/lib64-nvidia", "usr/lib/nvidia", "opt/cuda/compat",
 }
 
 // searched returns the directories that the loader searches beside its own: those of LD_LIBRARY_PATH, and
@@ -172,6 +173,14 @@ func readDriverLibraries(f files, environ []string) (out []DriverLibrary) {
 	for _, name := range f.names("usr/local") { // cuda-12.9
 		if compat := "usr/local/" + name + "/compat"; strings.HasPrefix(name, "cuda") && !slices.Contains(dirs, compat) {
 			dirs = append(dirs, compat)
+		}
+	}
+	// Container runtimes mount single files of the driver, also into a root of their own.
+	mounts, _ := linux.ReadMounts(f.fsys)
+	for _, m := range mounts {
+		dir := strings.Trim(path.Dir(m.Point), "/")
+		if strings.HasPrefix(path.Base(m.Point), "libcuda.so.") && fs.ValidPath(dir) && !slices.Contains(dirs, dir) && len(dirs) < 2*maxSearched {
+			dirs = append(dirs, dir)
 		}
 	}
 	// Flatpak has the driver's libraries in a directory of their version.

@@ -162,15 +162,17 @@ var partial = map[string][]string{
 	"proc/cpuinfo":        {"processor\t", "model name\t", "physical id\t", "core id\t", "CPU implementer\t", "CPU part\t"},
 	"proc/self/status":    {"Cpus_allowed_list:", "Mems_allowed_list:", "Uid:", "Gid:", "Groups:", "CapEff:"},
 	"proc/self/mountinfo": {" - "},
+	"proc/zoneinfo":       {"Node ", "managed "},
+	"cpu.stat":            {"nr_periods ", "nr_throttled "},
 	"proc/vmstat":         {"compact_stall ", "compact_fail ", "thp_fault_alloc ", "thp_fault_fallback "},
 	"proc/modules":        {"nvidia", "nouveau", "nova_core", "nvgpu", "mlx5_ib"},
 	"proc/devices":        {"nvidia"},
 
 	"proc/driver/nvidia/params": {"ExcludedGpus:", "GpuBlacklist:"},
-	"proc/self/limits":          {"Limit", "Max locked memory", "Max address space", "Max open files"},
+	"proc/self/limits":          {"Limit", "Max locked memory", "Max address space", "Max open files", "Max data size"},
 	"arcstats":                  {"size ", "c_min "},
 	"meminfo": {"MemTotal:", "MemFree:", "MemAvailable:", "Active(file):", "Inactive(file):", "Swap", "HugePages_", "Huge",
-		"Commit", "Buffers:", "Cached:", "AnonPages:", "Slab:", "KernelStack:", "PageTables:", "Percpu:", "VmallocUsed:", "Unaccepted:", "Balloon:"},
+		"Commit", "Buffers:", "Cached:", "AnonPages:", "Slab:", "KernelStack:", "PageTables:", "Percpu:", "VmallocUsed:", "Unaccepted:", "Balloon:", "Shmem:", "CmaTotal:", "CmaFree:"},
 	"memory.stat": {"active_file "},
 }
 
@@ -179,7 +181,7 @@ func reduce(name string, data []byte) []byte {
 	case strings.Contains(name, "efi/efivars/SecureBoot") && len(data) >= 5: // attributes, and one byte
 		return []byte{'0', '0', '0', '0', '0' + data[4]&1, '\n'}
 	case path.Base(name) == "config" && strings.HasPrefix(name, "sys/"):
-		return textConfig(data)
+		return textConfig([]byte(binaryConfig(string(data)))) // that of a recording, too
 	case name == "proc/cmdline":
 		var words []string
 		for word := range strings.FieldsSeq(string(data)) {

@@ -13,6 +13,8 @@ type Kernel struct {
 	Release string `json:"release,omitempty"` // as uname -r: 6.8.0-45-generic
 	// Parameters are those of its command line that affect GPUs: nokaslr, iommu=pt.
 	Parameters []string `json:"parameters,omitempty"`
+	// ClockSource is what the kernel takes the time from: tsc, kvm-clock, hpet.
+	ClockSource string `json:"clock_source,omitempty"`
 	// Suspended is how often the host was suspended since boot, and resumed.
 	Suspended Limit `json:"suspended,omitzero"`
 }
@@ -37,7 +39,8 @@ var kernelParameters = []string{"nokaslr", "swiotlb", "iommu", "intel_iommu", "a
 	"module.sig_enforce", "lockdown", "nouveau.modeset", "mem_encrypt", "nvidia.NVreg_AssignGpus"}
 
 func readKernel(f files) Kernel {
-	k := Kernel{Release: f.line("proc/sys/kernel/osrelease")}
+	k := Kernel{Release: f.line("proc/sys/kernel/osrelease"),
+		ClockSource: f.line("sys/devices/system/clocksource/clocksource0/current_clocksource")}
 	for word := range strings.FieldsSeq(f.line("proc/cmdline")) {
 		name, _, _ := strings.Cut(word, "=")
 		if slices.Contains(kernelParameters, name) {
