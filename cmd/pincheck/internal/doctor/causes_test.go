@@ -55,6 +55,9 @@ func TestCausesOfHosts(t *testing.T) {
 		{"hpet", "slow_small_copies", Likely, []string{"current_clocksource is hpet", "echo tsc"}, nil},
 		{"shared-memory-left", "little_headroom", Likely, []string{"Shmem is 57.2 GiB", "ls -lS /dev/shm"}, nil},
 		{"colab-variable-lost", "driver_library_off_path", Likely, []string{"/usr/lib64-nvidia"}, []string{"--gpus"}},
+		{"kepler-with-cuda-13", "driver_too_old", Certain, []string{"Kepler", "CUDA 11.4"}, []string{"Update the driver"}},
+		{"driver-too-old", "driver_too_old", Certain, []string{"Update the driver"}, nil},
+		{"exclusive-under-mps", "compute_mode_exclusive", Likely, []string{"812 (nvidia-cuda-mps-server)", "CUDA_MPS_PIPE_DIRECTORY"}, []string{"-c DEFAULT"}},
 	} {
 		t.Run(c.host, func(t *testing.T) {
 			t.Parallel()

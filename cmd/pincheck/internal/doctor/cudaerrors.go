@@ -370,6 +370,9 @@ func computeModes(mode int) func(*Facts) []Finding {
 			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has compute mode %d, and %s", g.Index, mode, f.holders(g)))
 		}
 		out := Finding{Severity: Problem, Summary: "the compute mode allows one process per GPU, and each GPU has one", Evidence: evidence}
+		if slices.ContainsFunc(evidence, func(text string) bool { return strings.Contains(text, "(nvidia-cuda-mps") }) {
+			out.Summary, out.because = "an MPS server has each GPU, whose compute mode allows one process", "mps"
+		}
 		if mode == 2 {
 			out.Summary, out.values = "the compute mode allows no process on any GPU", findings.Values{"N": strconv.Itoa(known[0].Index)}
 		}

@@ -84,6 +84,11 @@ func (g generation) branches() string {
 	return fmt.Sprintf("%d or later", max(g.first, 525)) // the first of CUDA 12
 }
 
+// lastCUDA is the newest CUDA that the last branch of a generation supports.
+func (g generation) lastCUDA() string {
+	return map[int]string{340: "6.5", 390: "9.1", 470: "11.4", 580: "13.0"}[g.last]
+}
+
 // driverOf returns the driver that is for a GPU, and where that is read: the loaded one, or else the one that is
 // installed, if all that is found of it has one branch.
 func driverOf(h *hostinfo.Host, g hostinfo.PCIDevice) (version, where string) {

@@ -2,7 +2,10 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -31,11 +34,27 @@ func notInitialized(f *Facts) []Finding {
 			out.Evidence = append(out.Evidence, seen)
 		}
 	}
-	if !held && len(failed) == 0 {
-		return nil
+	switch {
+	case held, len(failed) > 0:
+		return finding(out)
+	case unbound(h):
+		out.Summary, out.because = "no driver is bound to the GPU, although the nvidia module is loaded", "unbound"
+		out.values = findings.Values{"ADDRESS": word(h.GPUs[0].Address)}
+		out.Evidence = append(out.Evidence, h.GPUs[0].Dir()+"/driver is missing")
+		return finding(out)
 	}
-	return finding(out)
+	return nil
 }
+
+// unbound reports whether no driver holds any GPU, as far as the host shows its devices.
+func unbound(h *hostinfo.Host) bool {
+	return len(h.GPUs) > 0 && len(h.NVIDIA.Boards) == 0 && h.Virt.Sandbox == "" && h.Virt.Container == "" &&
+		!slices.ContainsFunc(h.GPUs, func(g hostinfo.PCIDevice) bool { return g.Driver != "" || g.Asleep || g.OffBus })
+}
+
+// firstOpenForDisplays is the first branch whose open module takes GPUs that draw a screen without being told to:
+// before, it was for data centers.
+const firstOpenForDisplays = 545
 
 // whyNotInitialized returns the cause that one file shows, and the evidence. Without a cause the evidence is what
 // speaks against one.
@@ -45,6 +64,8 @@ func whyNotInitialized(h *hostinfo.Host, g hostinfo.PCIDevice) (because, seen st
 		return "window", g.Dir() + "/resource: BAR 1 has no address"
 	case g.PowerState == "D3cold":
 		return "power_state", g.Dir() + "/power_state is D3cold"
+	case h.NVIDIA.OpenModule && branchOf(h.NVIDIA.DriverVersion) < firstOpenForDisplays && strings.HasPrefix(g.Class, "0x0300"):
+		return "early_open", fmt.Sprintf("The open kernel module %s is loaded, and %s/class is %s", h.NVIDIA.DriverVersion, g.Dir(), g.Class)
 	case h.Virt.VM && h.NVIDIA.LicenceServer != nil:
 		return "vgpu", fmt.Sprintf("/etc/nvidia/gridd.conf exists, and the guest driver is %s", h.NVIDIA.DriverVersion)
 	case g.Window > 0:

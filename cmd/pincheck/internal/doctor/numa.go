@@ -130,6 +130,7 @@ func remoteMemory(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
+		Severity: noteIf(len(f.comparisons(d)) > 0 && f.divided(d, node)),
 		Summary:  fmt.Sprintf("the GPU is on NUMA node %d, and this process may not use memory there", node.ID),
 		Evidence: []string{"Mems_allowed_list is " + f.Host.CPU.AllowedMems + " (/proc/self/status)"},
 		values:   d.remoteValues(node.ID),

@@ -259,6 +259,9 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 	}
 	asked := f.CUDADevices != nil || len(h.NVIDIA.GPUNodes()) < len(h.GPUs)                                                           // a node for each speaks against it
 	if g.Driver == "" && !listed && asked && slices.ContainsFunc(h.GPUs, func(o hostinfo.PCIDevice) bool { return o.Driver != "" }) { // else no driver shows
+		if g.NoWindow {
+			return missing("window", f.withoutDriver(g))
+		}
 		return missing("no_driver", f.withoutDriver(g))
 	}
 	known := f.nvmlOf(g)

@@ -5,6 +5,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
@@ -30,7 +31,7 @@ var startCodes = []startCode{
 	{id: "compat_library", codes: []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}, examine: compat,
 		also: []cudart.Code{cudart.ErrSystemDriverMismatch, cudart.ErrNoDevice, cudart.ErrUnknown, cudart.ErrInitializationError, cudart.ErrInsufficientDriver}},
 	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, examine: mismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
-	{id: "driver_too_old", codes: []cudart.Code{cudart.ErrInsufficientDriver}},
+	{id: "driver_too_old", codes: []cudart.Code{cudart.ErrInsufficientDriver}, examine: tooOldDriver},
 	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, examine: fabric},
 	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, examine: unavailable},
 	{id: "open_out_of_memory", codes: []cudart.Code{cudart.ErrMemoryAllocation}},
@@ -107,6 +108,22 @@ func stub(f *Facts) []Finding {
 	for _, l := range f.Host.NVIDIA.Libraries {
 		if path.Dir(l.Path) != dir && !isCompat(l.Path) {
 			out.Evidence = append(out.Evidence, "The driver's own library is "+l.Path)
+			break
+		}
+	}
+	return finding(out)
+}
+
+// tooOldDriver tells a driver that can be updated from the last one that supports the GPU: then the runtime has to be
+// older.
+func tooOldDriver(f *Facts) []Finding {
+	out := f.start()
+	for _, g := range f.Host.GPUs {
+		gen, id, known := generationOf(g)
+		if branch := branchOf(f.Host.NVIDIA.DriverVersion); known && gen.last > 0 && branch >= gen.last {
+			out.because = "last_branch"
+			out.values = findings.Values{"architecture": gen.name, "branch": strconv.Itoa(gen.last), "an older CUDA": "CUDA " + gen.lastCUDA()}
+			out.Evidence = append(out.Evidence, fmt.Sprintf("%s (10de:%04x) is a %s GPU, and the driver is %s", g.Address, id, gen.name, f.Host.NVIDIA.DriverVersion))
 			break
 		}
 	}
