@@ -11,33 +11,34 @@ func stepsOf(text string) (out []step) {
 	if len(parts)%2 == 0 { // one quote has no other
 		return []step{{Text: capital(prose(text))}}
 	}
+	command := func(i int) bool { return i%2 == 1 && i < len(parts) && strings.Contains(parts[i], " ") }
 	for i, part := range parts {
-		code := i%2 == 1
-		after := len(out) > 0 && out[len(out)-1].Command != ""
-		switch {
-		case code && strings.Contains(part, " "):
+		if command(i) {
 			out = append(out, step{Command: part})
-		case code:
+		} else if i%2 == 1 {
 			out = append(out, step{Code: part})
-		default:
-			if after { // a command has taken what ends its sentence
-				part = strings.TrimLeft(part, " ,;.):")
-			}
-			if i+1 < len(parts) && strings.Contains(parts[i+1], " ") {
-				part = strings.TrimRight(part, " (")
-			}
-			if i == 0 || after {
-				part = capital(part)
-			}
-			if i+1 < len(parts) && strings.Contains(parts[i+1], " ") && !strings.HasSuffix(part, ":") && part != "" {
-				part += ":"
-			}
-			if part != "" {
-				out = append(out, step{Text: numberUnit.ReplaceAllString(part, "$1\u00a0$2")})
-			}
+		} else if part = between(part, i == 0, i > 0 && command(i-1), command(i+1)); part != "" {
+			out = append(out, step{Text: numberUnit.ReplaceAllString(part, "$1\u00a0$2")})
 		}
 	}
 	return out
+}
+
+// between makes prose of what is between code. A command has taken what ends its sentence, and begins a new one.
+func between(text string, first, after, before bool) string {
+	if after {
+		text = strings.TrimLeft(text, " ,;.):")
+	}
+	if before {
+		text = strings.TrimRight(text, " (")
+	}
+	if first || after {
+		text = capital(text)
+	}
+	if before && text != "" && !strings.HasSuffix(text, ":") {
+		text += ":"
+	}
+	return text
 }
 
 // sentence gives a clause a capital and a full stop.
@@ -70,4 +71,47 @@ func capital(s string) string {
 	}
 	first := []rune(s)
 	return strings.ToUpper(string(first[:1])) + string(first[1:])
+}
+
+// stepLines lays out advice. A command has a line of its own, and is not wrapped, so that it can be copied.
+func stepLines(text string, width int) []string { return codeLines(stepsOf(text), width) }
+
+// wrapCode lays out text with code in code quotes, which it removes: code that fits in a line stays in one.
+func wrapCode(text string, width int) []string {
+	parts := strings.Split(text, "`")
+	if len(parts)%2 == 0 {
+		return wrap(text, width)
+	}
+	var steps []step
+	for i, part := range parts {
+		steps = append(steps, []step{{Text: part}, {Code: part}}[i%2])
+	}
+	return codeLines(steps, width)
+}
+
+// codeLines wraps text around commands, and around code that fits in a line.
+func codeLines(steps []step, width int) (lines []string) {
+	const blank = "\x00" // of code; printable text has none
+	flow := ""
+	flush := func() {
+		if strings.TrimSpace(flow) != "" {
+			for _, line := range wrap(flow, width) {
+				lines = append(lines, strings.ReplaceAll(line, blank, " "))
+			}
+		}
+		flow = ""
+	}
+	for _, s := range steps {
+		if s.Command != "" {
+			flush()
+			lines = append(lines, "  "+s.Command)
+			continue
+		}
+		if len([]rune(s.Code))+2 <= width { // with what stands around it
+			s.Code = strings.ReplaceAll(s.Code, " ", blank)
+		}
+		flow += s.Text + s.Code
+	}
+	flush()
+	return lines
 }

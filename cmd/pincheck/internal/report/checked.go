@@ -121,27 +121,6 @@ func (p *page) details(label string, texts ...string) {
 	}
 }
 
-// stepLines wraps advice. A command has a line of its own, and is not wrapped, so that it can be copied.
-func stepLines(text string, width int) (lines []string) {
-	var flow strings.Builder
-	flush := func() {
-		if strings.TrimSpace(flow.String()) != "" {
-			lines = append(lines, wrap(flow.String(), width)...)
-		}
-		flow.Reset()
-	}
-	for _, s := range stepsOf(text) {
-		if s.Command != "" {
-			flush()
-			lines = append(lines, "  "+s.Command)
-			continue
-		}
-		flow.WriteString(s.Text + s.Code)
-	}
-	flush()
-	return lines
-}
-
 // notes writes each note in a line or two, with its id.
 func (p *page) notes(all []doctor.Finding) {
 	groups := grouped(all)
@@ -175,26 +154,25 @@ func (p *page) devices(r *Result) {
 		}
 		return
 	}
-	p.margin = 0
-	defer func() { p.margin = labelWidth }()
-	t := table{headers: gpuHeaders}
+	if len(r.Devices) > 0 {
+		p.gap()
+		p.textTable(gpuTable(r, max(p.style.width()-figuresWidth, longName)))
+	}
 	var paths []verify.PathReport
 	for i := range r.Devices {
-		row, v := deviceRow(r.Facts, &r.Devices[i], max(p.width()-figuresWidth, longName)), r.Devices[i].Verify
-		if v != nil {
+		if v := r.Devices[i].Verify; v != nil {
 			paths = addPaths(paths, v.Paths)
 		}
-		t.rows = append(t.rows, row)
-	}
-	if len(t.rows) > 0 {
-		t.rows = append(t.rows, togetherRows(r)...)
-		p.gap()
-		p.table(t.withoutEmpty())
 	}
 	if r.Command == "verify" && len(paths) > 0 {
 		p.gap()
-		p.table(pathTable(paths))
+		p.textTable(pathTable(paths, 0))
 	}
+	p.deviceErrors(r)
+}
+
+// deviceErrors writes what failed on GPUs, and why they were not measured together.
+func (p *page) deviceErrors(r *Result) {
 	for i := range r.Devices {
 		for _, e := range unexplained(r, &r.Devices[i]) {
 			if !strings.HasPrefix(e, "GPU ") {
@@ -208,6 +186,15 @@ func (p *page) devices(r *Result) {
 			p.paragraph("", dim, plain("All GPUs at once: "+note))
 		}
 	}
+}
+
+// gpuTable has a row for each GPU, with a name of at most width, and one for all at once.
+func gpuTable(r *Result, width int) textTable {
+	var rows [][]string
+	for i := range r.Devices {
+		rows = append(rows, deviceRow(r.Facts, &r.Devices[i], width))
+	}
+	return newTable(gpuHeaders, append(rows, togetherRows(r)...))
 }
 
 // longName is the length of a GPU's name that is printed without "NVIDIA", which all have.

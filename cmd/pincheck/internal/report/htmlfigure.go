@@ -55,12 +55,22 @@ var plans = []plan{
 		answer: "Prefetching moves managed memory %s page faults", what: "managed memory, by method"},
 }
 
-// drawn is what a title may say. Of has values of the first GPU, to the device, by category and by color.
+// drawn is a plot in the making, and what its title may say. Of has values of the first GPU, to the device, by category
+// and by color.
 type drawn struct {
 	chart
+	lines  bool
 	of     map[string]float64
 	groups []gpuGroup
+	gpus   []int
+	head   string // of the first categories
+	traces map[kind]int
+	places map[category]int // in the order of their series
+	values map[category]float64
 }
+
+// A category is a bar, with what stands above it.
+type category struct{ head, x string }
 
 // faster compares a with b: "6.3 times as fast as", "as fast as" or "at 80% of the speed of".
 func faster(a, b float64) string {
@@ -191,54 +201,57 @@ func (p plan) draw(b *result.Bench) (f figure, ok bool) {
 	if len(all) == 0 {
 		return f, false
 	}
-	unit := all[0].Unit
-	lowest, lines := p.asLines(all)
-	if _, numeric := numberOf(all[0], p.x); numeric && !lines && p.by != "" && p.title == nil { // too few for lines
+	d := &drawn{of: map[string]float64{}, traces: map[kind]int{}, places: map[category]int{}, values: map[category]float64{}}
+	low, table := 0.0, all
+	low, d.lines = p.asLines(all)
+	if _, numeric := numberOf(all[0], p.x); numeric && !d.lines && p.by != "" && p.title == nil { // too few for lines
 		p.at, p.x, p.by = p.x, p.by, ""
 	}
-	table := all
 	if p.at != "" {
 		all = largest(all, p.at)
 	}
-	if !lines {
+	if !d.lines {
 		table = all
 	}
-	at := largest(all, p.x)
-	d := drawn{of: map[string]float64{}}
 	d.XText = func(v float64) string {
 		return labelText(result.Label{Key: p.x, Value: strconv.FormatFloat(v, 'f', -1, 64)})
 	}
-	if lines && p.by == result.Direction {
-		d.groups = groupsOf(at)
-	}
-	what, gpus := p.fill(&d, all, lines)
-	top := d.greatest()
-	if d.points() < 2 || !(top > 0) || len(d.Traces) > maxTraces || !lines && d.Names == nil {
+	p.fill(d, all)
+	if !d.comparable() {
 		return f, false
 	}
-	d.Level = cmp.Or(d.Level, referenceOf(at))
-	d.Unit = unitFor(unit, top)
-	if unit == result.PerSecond {
+	d.Unit = unitFor(all[0].Unit, d.greatest())
+	if all[0].Unit == result.PerSecond {
 		d.Unit.Name = rateName(d.Unit.Name, p.series)
 	}
-	switch {
-	case p.title != nil:
-		f.Title = p.title(&d)
-	case d.of[p.a] > 0 && d.of[p.b] > 0:
-		f.Title = fmt.Sprintf(p.answer, faster(d.of[p.a], d.of[p.b]))
-	default:
+	if f.Title = prose(p.titleOf(d)); f.Title == "" {
 		return f, false
 	}
-	where := p.conditions(&d, all, gpus, lines)
-	f.Title, f.What, f.Desc = prose(f.Title), prose(capital(joined(joinedWith(" ", d.Unit.Name, p.what), where, what))+"."), prose(d.describe())
-	if lines {
-		d.Log = lowest > 0 && (strings.HasSuffix(p.x, "_bytes") || len(distinctNumbers(table, p.x)) > 3)
-		f.Plot = drawLines(d.chart)
-	} else {
-		f.Plot = drawBars(d.chart)
-	}
+	f.What, f.Desc = prose(capital(joined(joinedWith(" ", d.Unit.Name, p.what), p.conditions(d, all), d.gpusText()))+"."), prose(d.describe())
+	d.Log = low > 0 && (strings.HasSuffix(p.x, "_bytes") || len(distinctNumbers(table, p.x)) > 3)
+	f.Plot = map[bool]func(chart) *plot{true: drawLines, false: drawBars}[d.lines](d.chart)
 	f.Table = viewTable(result.View{Title: p.what, X: p.x, Lines: p.columns(table)}, table)
 	return f, true
+}
+
+// comparable reports whether a plot shows two values or more, and not too many.
+func (d *drawn) comparable() bool {
+	points := 0
+	for _, t := range d.Traces {
+		points += len(t.Points)
+	}
+	return points > 1 && d.greatest() > 0 && len(d.Traces) <= maxTraces && len(d.places) <= maxBars
+}
+
+// titleOf is the answer, "" for none.
+func (p *plan) titleOf(d *drawn) string {
+	switch {
+	case p.title != nil:
+		return p.title(d)
+	case d.of[p.a] > 0 && d.of[p.b] > 0:
+		return fmt.Sprintf(p.answer, faster(d.of[p.a], d.of[p.b]))
+	}
+	return ""
 }
 
 // distinctNumbers returns the numbers that series have at a label, ascending.
@@ -266,14 +279,6 @@ func (p *plan) asLines(all []*result.Series) (lowest float64, ok bool) {
 	return xs[0], true
 }
 
-// points returns the number of points of all traces.
-func (d *drawn) points() (n int) {
-	for _, t := range d.Traces {
-		n += len(t.Points)
-	}
-	return n
-}
-
 // referenceOf returns the reference of the first series that has one, nil for none. That of both directions is twice as
 // high as the others.
 func referenceOf(all []*result.Series) *level {
@@ -286,18 +291,29 @@ func referenceOf(all []*result.Series) *level {
 }
 
 // conditions are what all that is drawn has in common, in words.
-func (p *plan) conditions(d *drawn, all []*result.Series, gpus []int, lines bool) string {
+func (p *plan) conditions(d *drawn, all []*result.Series) string {
 	where := ""
-	if lines && !strings.HasSuffix(p.x, "_bytes") {
+	if d.lines && !strings.HasSuffix(p.x, "_bytes") {
 		where = "by number of " + labelKey(p.x)
 	}
 	if p.at != "" {
 		where = condition(p.at, all[0].Labels.Get(p.at))
 	}
-	if len(gpus) > 1 && p.x != result.Device && len(d.groups) < 2 {
-		where = joined(where, fmt.Sprintf("GPU %d", gpus[0]))
+	if len(d.gpus) > 1 && p.x != result.Device && len(d.groups) < 2 {
+		where = joined(where, fmt.Sprintf("GPU %d", d.gpus[0]))
 	}
 	return where
+}
+
+// gpusText says for which GPUs lines and marks stand.
+func (d *drawn) gpusText() string {
+	switch {
+	case len(d.groups) > 1:
+		return "to GPU"
+	case len(d.gpus) > 1 && d.lines:
+		return "hollow marks: " + gpuNames(d.gpus[1:])
+	}
+	return ""
 }
 
 // columns are the keys that tell the rows of a table with one value of x apart.
@@ -317,94 +333,106 @@ type kind struct {
 }
 
 // kindOf returns the trace of a series. ok is false if it has none.
-func (p *plan) kindOf(d *drawn, s *result.Series, gpus []int, head string, lines bool) (k kind, ok bool) {
-	direction, x, gpu := s.Labels.Get(result.Direction), s.Labels.Get(p.x), 0
-	if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && len(gpus) > 0 {
-		gpu = slices.Index(gpus, n)
+func (p *plan) kindOf(d *drawn, s *result.Series) (k kind, ok bool) {
+	direction, x, gpu := s.Labels.Get(result.Direction), s.Labels.Get(p.x), d.indexOf(s)
+	if len(d.groups) > 1 {
+		return d.groupKind(gpu, direction)
 	}
 	k.name = s.Labels.Get(p.by)
-	k.class, k.hollow = colors[k.name], gpu > 0 && lines
-	g := slices.IndexFunc(d.groups, func(g gpuGroup) bool { return len(gpus) > 0 && g.gpus[0] == gpus[gpu] })
-	switch n := len(d.groups); {
-	case n > 1: // to the device, from the first of each group: of many groups the fastest and the slowest
-		k = kind{class: "weak"}
-		if g > 0 {
-			k.class = "low wrn"
-		}
-		if g >= 0 {
-			k.name = gpuNames(d.groups[g].gpus)
-		}
-		return k, g >= 0 && direction == result.HostToDevice && (g == 0 || g >= n-3)
-	case gpu > 0 && !lines || !lines && p.by == result.Direction && direction == result.Both:
+	k.class, k.hollow = colors[k.name], gpu > 0 && d.lines
+	switch {
+	case !d.lines && (gpu > 0 || p.by == result.Direction && direction == result.Both):
 		return k, false
 	case p.level != "" && x == p.level:
 		d.Level = &level{s.Median, "link"}
 		return k, false
 	case p.by == "":
 		k.class = "weak"
-		if s.Labels.Get(p.heads) == head && (x == p.a || x == p.b || p.a == "") {
+		if s.Labels.Get(p.heads) == d.head && (x == p.a || x == p.b || p.a == "") {
 			k.class = "one"
 		}
 	}
 	return k, true
 }
 
+// indexOf returns the place of a series' GPU, 0 if it names none.
+func (d *drawn) indexOf(s *result.Series) int {
+	if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && len(d.gpus) > 0 {
+		return slices.Index(d.gpus, n)
+	}
+	return 0
+}
+
+// groupKind is the trace of a group of GPUs: copies to its first one. Of many groups the fastest and the slowest have one.
+func (d *drawn) groupKind(gpu int, direction string) (k kind, ok bool) {
+	g := slices.IndexFunc(d.groups, func(g gpuGroup) bool { return len(d.gpus) > 0 && g.gpus[0] == d.gpus[gpu] })
+	if g < 0 || direction != result.HostToDevice || g > 0 && g < len(d.groups)-3 {
+		return k, false
+	}
+	return kind{name: gpuNames(d.groups[g].gpus), class: []string{"weak", "low wrn"}[min(g, 1)]}, true
+}
+
 // fill adds the traces of the first GPU. The GPUs that its lines stand for have hollow marks, unless their rates differ:
-// then each group of GPUs has a line. It returns what is to be said of that, and the GPUs.
-func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gpus []int) {
+// then each group of GPUs has a line.
+func (p *plan) fill(d *drawn, all []*result.Series) {
+	at := largest(all, p.x)
+	if d.lines && p.by == result.Direction {
+		d.groups = groupsOf(at)
+	}
 	for _, s := range all {
-		if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && !slices.Contains(gpus, n) && p.x != result.Device {
-			gpus = append(gpus, n)
+		if n, err := strconv.Atoi(s.Labels.Get(result.Device)); err == nil && !slices.Contains(d.gpus, n) && p.x != result.Device {
+			d.gpus = append(d.gpus, n)
 		}
 	}
-	slices.Sort(gpus)
-	if what = "to GPU"; len(d.groups) < 2 {
-		what = map[bool]string{true: "hollow marks: " + gpuNames(gpus[min(len(gpus), 1):])}[len(gpus) > 1 && lines]
-	}
-	type category struct{ head, x string }
-	head, traces := all[0].Labels.Get(p.heads), map[kind]int{}
-	places, values := map[category]int{}, map[category]float64{}
+	slices.Sort(d.gpus)
+	d.head = all[0].Labels.Get(p.heads)
 	for _, s := range all {
-		x := category{s.Labels.Get(p.heads), s.Labels.Get(p.x)}
-		k, ok := p.kindOf(d, s, gpus, head, lines)
-		if !ok {
-			continue
+		if k, ok := p.kindOf(d, s); ok {
+			p.place(d, k, s)
 		}
-		if direction := s.Labels.Get(result.Direction); !k.hollow && (direction == "" || direction == result.HostToDevice) && x.head == head {
-			d.of[k.name], d.of[x.x] = max(d.of[k.name], s.Median), max(d.of[x.x], s.Median)
-		}
-		i, known := traces[k]
-		if !known {
-			i, traces[k] = len(d.Traces), len(d.Traces)
-			d.Traces = append(d.Traces, trace{Name: nameOf(p.by, k.name), Class: cmp.Or(k.class, classes[i%len(classes)]), Hollow: k.hollow})
-		}
-		v := point{Y: s.Median, Low: min(s.Min, s.Median), High: max(s.Max, s.Median)}
-		if lines {
-			v.X, _ = numberOf(s, p.x)
-		} else {
-			if _, known := places[x]; !known {
-				if places[x] = len(places); len(places) > maxBars {
-					return what, gpus
-				}
-			}
-			if v.X = float64(places[x]); values[x] == 0 { // those of the first color sort
-				values[x] = s.Median
-			}
-		}
-		d.Traces[i].add(v)
 	}
-	if lines {
-		return what, gpus
+	if d.Level = cmp.Or(d.Level, referenceOf(at)); !d.lines {
+		p.sort(d)
 	}
-	order := slices.SortedFunc(maps.Keys(places), func(a, b category) int {
+}
+
+// place adds a series to its trace.
+func (p *plan) place(d *drawn, k kind, s *result.Series) {
+	c := category{s.Labels.Get(p.heads), s.Labels.Get(p.x)}
+	if direction := s.Labels.Get(result.Direction); !k.hollow && (direction == "" || direction == result.HostToDevice) && c.head == d.head {
+		d.of[k.name], d.of[c.x] = max(d.of[k.name], s.Median), max(d.of[c.x], s.Median)
+	}
+	i, known := d.traces[k]
+	if !known {
+		i, d.traces[k] = len(d.Traces), len(d.Traces)
+		d.Traces = append(d.Traces, trace{Name: nameOf(p.by, k.name), Class: cmp.Or(k.class, classes[i%len(classes)]), Hollow: k.hollow})
+	}
+	v := point{Y: s.Median, Low: min(s.Min, s.Median), High: max(s.Max, s.Median)}
+	if d.lines {
+		v.X, _ = numberOf(s, p.x)
+	} else {
+		if _, known := d.places[c]; !known {
+			d.places[c] = len(d.places)
+		}
+		v.X = float64(d.places[c])
+		if d.values[c] == 0 { // those of the first color sort
+			d.values[c] = s.Median
+		}
+	}
+	d.Traces[i].add(v)
+}
+
+// sort gives the bars their order and names: the greatest first, below the heads.
+func (p *plan) sort(d *drawn) {
+	order := slices.SortedFunc(maps.Keys(d.places), func(a, b category) int {
 		if p.x == result.Device { // GPUs have an order
-			return cmp.Compare(places[a], places[b])
+			return cmp.Compare(d.places[a], d.places[b])
 		}
-		return cmp.Or(cmp.Compare(b2i(a.head != head), b2i(b.head != head)), strings.Compare(a.head, b.head), cmp.Compare(values[b], values[a]), cmp.Compare(places[a], places[b]))
+		return cmp.Or(cmp.Compare(b2i(a.head != d.head), b2i(b.head != d.head)), strings.Compare(a.head, b.head), cmp.Compare(d.values[b], d.values[a]), cmp.Compare(d.places[a], d.places[b]))
 	})
 	moved := make([]float64, len(order))
 	for i, c := range order {
-		moved[places[c]] = float64(i)
+		moved[d.places[c]] = float64(i)
 		d.Names = append(d.Names, nameOf(p.x, c.x))
 		if d.Heads = append(d.Heads, ""); i == 0 || c.head != order[i-1].head {
 			d.Heads[i] = nameOf(p.heads, c.head)
@@ -415,7 +443,6 @@ func (p *plan) fill(d *drawn, all []*result.Series, lines bool) (what string, gp
 			t.Points[j].X = moved[int(t.Points[j].X)]
 		}
 	}
-	return what, gpus
 }
 
 // add adds a point. Of several at one place the fastest counts.

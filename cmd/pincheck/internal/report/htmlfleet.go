@@ -304,7 +304,7 @@ func hostFolds(rows []hostRow) (out []fold) {
 // block is what a host's fold holds.
 func (h *hostRow) block() block {
 	cards, notes := cardsOf(h.of, h.ID+"-f")
-	b := block{ID: h.ID, Deep: true, Findings: cards, Tables: gpuTable(h.of), Texts: nonEmpty(h.Lede)}
+	b := block{ID: h.ID, Deep: true, Findings: cards, Tables: gpuSheet(h.of), Texts: nonEmpty(h.Lede)}
 	for _, n := range notes {
 		b.Texts = append(b.Texts, fmt.Sprintf("Note: %s (%s)", sentence(n.Title), n.Name))
 	}

@@ -53,7 +53,7 @@ func hostPage(r *Result) webPage {
 	d.add(
 		block{ID: "findings", Title: joined(count(bad, "problem", "problems"), count(warn, "warning", "warnings")), Findings: cards},
 		block{ID: "figures", Title: "Key figures", Quiet: len(cards) == 0, Tiles: tiles}, listed, plots, folded,
-		block{ID: "machine", Title: "Machine", Tables: gpuTable(r), Facts: fieldsOf(r)},
+		block{ID: "machine", Title: "Machine", Tables: gpuSheet(r), Facts: fieldsOf(r)},
 		block{ID: "more", Title: "All measurements and checks", Folds: foldsOf(r)},
 		block{ID: "method", Title: "Method and references", Texts: methodText(r), Refs: refs.all})
 	return d
@@ -132,22 +132,29 @@ func verdictOf(r *Result) verdict {
 			lede = append(lede, sentence("also: "+titleOf(groups[1])))
 		}
 	}
-	sum := r.verified()
-	if sum.MismatchCount > 0 {
-		lede = append(lede, units.Things(sum.MismatchCount, "round trip", "round trips")+" came back wrong.")
-	}
-	if sum.FailureCount > 0 {
-		lede = append(lede, units.Things(sum.FailureCount, "round trip", "round trips")+" failed.")
-	}
-	if sum.MismatchCount+sum.FailureCount == 0 && sum.VerifiedBytes > 0 && !strings.Contains(clause, intactText(r)) {
-		lede = append(lede, sentence(intactText(r)))
-	}
+	lede = append(lede, tripsText(r, clause))
 	lede = append(lede, shareText(r))
 	if len(r.Benches) == 1 && len(r.Benches[0].Answers) > 0 {
 		lede = append(lede, sentence(r.Benches[0].Answers[0]))
 	}
 	v.Title, v.Lede = prose(joinedWith(": ", cmp.Or(word, v.Word), clause)), prose(joinedWith(" ", lede...))
 	return v
+}
+
+// tripsText says what round trips showed, unless that was said.
+func tripsText(r *Result, said string) string {
+	sum := r.verified()
+	wrong, failed := "", ""
+	if sum.MismatchCount > 0 {
+		wrong = units.Things(sum.MismatchCount, "round trip", "round trips") + " came back wrong."
+	}
+	if sum.FailureCount > 0 {
+		failed = units.Things(sum.FailureCount, "round trip", "round trips") + " failed."
+	}
+	if text := joinedWith(" ", wrong, failed); text != "" || sum.VerifiedBytes == 0 || strings.Contains(said, intactText(r)) {
+		return text
+	}
+	return sentence(intactText(r))
 }
 
 // shareText says how much of its reference each pinned copy reaches.
@@ -235,34 +242,11 @@ func (c *copyRate) slow() bool {
 
 // copiesOf returns the rates of pinned copies: of the largest size of the experiment, or those of the check.
 func copiesOf(r *Result) (out []copyRate) {
-	links, expected := map[int]float64{}, map[*result.Series]*result.Expected{}
-	var all []*result.Series
-	for i := range r.Benches {
-		if b := &r.Benches[i]; b.Name == "bandwidth" {
-			all = append(all, largest(b.Select(result.View{Series: "bandwidth", Where: result.Labels{{Key: result.Memory, Value: "registered"}}}), result.Size)...)
-		}
-	}
-	for _, s := range all {
-		expected[s] = s.Expected
-	}
-	for _, d := range r.gpus() {
-		links[d.Ordinal] = d.LinkRate()
-		narrow := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" && f.Device != nil && *f.Device == d.Ordinal })
-		if narrow && d.Link != nil {
-			links[d.Ordinal] = d.Link.MaxRate // what it should be
-		}
-		for j := 0; d.Bandwidth != nil && j < len(d.Bandwidth.Series); j++ {
-			s := d.Bandwidth.Series[j]
-			s.Labels = s.Labels.With(result.Device, strconv.Itoa(d.Ordinal))
-			if all = append(all, &s); !narrow {
-				expected[&s] = r.Reference(&d, &s)
-			}
-		}
-	}
-	for _, s := range all {
-		gpu, err := strconv.Atoi(s.Labels.Get(result.Device))
-		c := copyRate{gpu: gpu, direction: s.Labels.Get(result.Direction), rate: s.Median}
-		if e := expected[s]; e != nil && e.Value > 0 {
+	all, links := pinnedCopies(r)
+	for _, m := range all {
+		gpu, err := strconv.Atoi(m.Labels.Get(result.Device))
+		c := copyRate{gpu: gpu, direction: m.Labels.Get(result.Direction), rate: m.Median}
+		if e := m.expected; e != nil && e.Value > 0 {
 			c.against, c.source = e.Value, e.Source
 		} else if c.direction != result.Both {
 			c.against = links[gpu]
@@ -272,6 +256,42 @@ func copiesOf(r *Result) (out []copyRate) {
 		}
 	}
 	return out
+}
+
+// A measuredCopy is a series with its reference, nil for none.
+type measuredCopy struct {
+	*result.Series
+	expected *result.Expected
+}
+
+// pinnedCopies returns the series of pinned copies, those of the experiment first, and what the link of each GPU carries,
+// or should.
+func pinnedCopies(r *Result) (all []measuredCopy, links map[int]float64) {
+	for i := range r.Benches {
+		if b := &r.Benches[i]; b.Name == "bandwidth" {
+			for _, s := range largest(b.Select(result.View{Series: "bandwidth", Where: result.Labels{{Key: result.Memory, Value: "registered"}}}), result.Size) {
+				all = append(all, measuredCopy{s, s.Expected})
+			}
+		}
+	}
+	links = map[int]float64{}
+	for _, d := range r.gpus() {
+		links[d.Ordinal] = d.LinkRate()
+		narrow := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return f.ID == "narrow_link" && f.Device != nil && *f.Device == d.Ordinal })
+		if narrow && d.Link != nil {
+			links[d.Ordinal] = d.Link.MaxRate
+		}
+		for j := 0; d.Bandwidth != nil && j < len(d.Bandwidth.Series); j++ {
+			s := d.Bandwidth.Series[j]
+			s.Labels = s.Labels.With(result.Device, strconv.Itoa(d.Ordinal))
+			m := measuredCopy{Series: &s}
+			if !narrow {
+				m.expected = r.Reference(&d, &s)
+			}
+			all = append(all, m)
+		}
+	}
+	return all, links
 }
 
 // slowestOf returns the slowest and the fastest of the copies in a direction. ok is false if there are none.
@@ -307,8 +327,10 @@ func (r *references) number(source string) string {
 	return strconv.Itoa(i + 1)
 }
 
-// ratios are tiles that compare two values of a label, at the largest number of another.
-var ratios = []struct{ bench, series, at, key, a, b, label, name string }{
+// A ratio is a tile that compares two values of a label, at the largest number of another.
+type ratio struct{ bench, series, at, key, a, b, label, name string }
+
+var ratios = []ratio{
 	{"alloc", "pin_rate", result.Size, result.Method, "hostmem", "cuda_host_alloc", "Pinning, threaded", "cudaHostAlloc"},
 	{"bandwidth", "bandwidth", result.Size, result.Memory, "staged", "pageable", "Pageable, staged", "cudaMemcpy"},
 	{"loader", "samples", "workers", result.Memory, "pinned", "pageable", "Loader", "pageable"},
@@ -318,53 +340,59 @@ var ratios = []struct{ bench, series, at, key, a, b, label, name string }{
 func tilesOf(r *Result, refs *references) (tiles []tile) {
 	copies := copiesOf(r)
 	for _, direction := range directions {
-		slow, fast, ok := slowestOf(copies, direction)
-		if !ok {
-			continue
+		if slow, fast, ok := slowestOf(copies, direction); ok {
+			tiles = append(tiles, copyTile(r, slow, fast, refs))
 		}
-		t := tile{Label: capital(nameOf("", direction)), Fig: units.Number(slow.rate, 3), Unit: "GB/s"}
-		if slow.against > 0 {
-			t.meter(slow.rate, slow.against)
-			t.Against, t.At, t.More = percentOf(slow.rate/slow.against)+" of "+prose(units.Rate(slow.against)), refs.number(slow.source), "reference"
-			if slow.source == "" {
-				t.More = "what the link carries"
-			}
-		}
-		if slow.slow() && len(r.Findings) > 0 {
-			t.Tone = toneOf(r.Findings[0].Severity)
-		}
-		if slow.rate < (1-alike)*fast.rate {
-			t.More = fmt.Sprintf("GPU %d; GPU %d: %s", slow.gpu, fast.gpu, units.Number(fast.rate, 3))
-		}
-		tiles = append(tiles, t)
 	}
 	for _, q := range ratios {
-		i := slices.IndexFunc(r.Benches, func(b result.Bench) bool { return b.Name == q.bench })
-		if i < 0 {
-			continue
+		if i := slices.IndexFunc(r.Benches, func(b result.Bench) bool { return b.Name == q.bench }); i >= 0 {
+			tiles = append(tiles, q.tiles(&r.Benches[i])...)
 		}
-		best, unit := map[string]float64{}, result.Unit("")
-		for _, s := range largest(r.Benches[i].Select(result.View{Series: q.series}), q.at) {
-			if d := s.Labels.Get(result.Direction); d == "" || d == result.HostToDevice {
-				best[s.Labels.Get(q.key)], unit = max(best[s.Labels.Get(q.key)], s.Median), s.Unit
-			}
-		}
-		v, other := best[q.a], best[q.b]
-		if !(v > 0 && other > 0) {
-			continue
-		}
-		u := unitFor(unit, v)
-		t := tile{Label: q.label, Fig: units.Number(v/u.Factor, 3), Unit: u.Name, Against: units.Number(v/other, 2) + "× " + q.name, More: units.Number(other/u.Factor, 3) + " " + u.Name + " " + q.name}
-		if unit == result.PerSecond {
-			t.Unit = rateName(u.Name, q.series)
-		}
-		t.meter(v, other)
-		tiles = append(tiles, t)
 	}
 	if sum := r.verified(); sum.VerifiedBytes > 0 {
 		tiles = append(tiles, tile{Label: "Verified", Fig: prose(units.Data(sum.VerifiedBytes)), Against: units.Things(sum.MismatchCount, "mismatch", "mismatches"), More: "bytes compared after a round trip"})
 	}
 	return tiles[:min(len(tiles), maxFigures)]
+}
+
+// copyTile shows copies in one direction.
+func copyTile(r *Result, slow, fast copyRate, refs *references) tile {
+	t := tile{Label: capital(nameOf("", slow.direction)), Fig: units.Number(slow.rate, 3), Unit: "GB/s"}
+	if slow.against > 0 {
+		t.meter(slow.rate, slow.against)
+		t.Against, t.At, t.More = percentOf(slow.rate/slow.against)+" of "+prose(units.Rate(slow.against)), refs.number(slow.source), "reference"
+		if slow.source == "" {
+			t.More = "what the link carries"
+		}
+	}
+	if slow.slow() && len(r.Findings) > 0 {
+		t.Tone = toneOf(r.Findings[0].Severity)
+	}
+	if slow.rate < (1-alike)*fast.rate {
+		t.More = fmt.Sprintf("GPU %d; GPU %d: %s", slow.gpu, fast.gpu, units.Number(fast.rate, 3))
+	}
+	return t
+}
+
+// tiles returns the tile of a ratio, or none if one of its values was not measured.
+func (q *ratio) tiles(b *result.Bench) []tile {
+	best, unit := map[string]float64{}, result.Unit("")
+	for _, s := range largest(b.Select(result.View{Series: q.series}), q.at) {
+		if d := s.Labels.Get(result.Direction); d == "" || d == result.HostToDevice {
+			best[s.Labels.Get(q.key)], unit = max(best[s.Labels.Get(q.key)], s.Median), s.Unit
+		}
+	}
+	v, other := best[q.a], best[q.b]
+	if !(v > 0 && other > 0) {
+		return nil
+	}
+	u := unitFor(unit, v)
+	t := tile{Label: q.label, Fig: units.Number(v/u.Factor, 3), Unit: u.Name, Against: units.Number(v/other, 2) + "× " + q.name, More: units.Number(other/u.Factor, 3) + " " + u.Name + " " + q.name}
+	if unit == result.PerSecond {
+		t.Unit = rateName(u.Name, q.series)
+	}
+	t.meter(v, other)
+	return []tile{t}
 }
 
 // meter sets the bar of a tile and its tick.
@@ -402,21 +430,16 @@ func gpuFigures(r *Result) (out []figure) {
 	return out
 }
 
-// gpuTable has a row for each GPU, and one for all at once.
-func gpuTable(r *Result) []sheet {
-	t := table{headers: gpuHeaders}
-	for i := range r.gpus() {
-		t.rows = append(t.rows, deviceRow(r.Facts, &r.Devices[i], 80))
-	}
-	if len(t.rows) == 0 {
+// gpuSheet is the table of GPUs.
+func gpuSheet(r *Result) []sheet {
+	if len(r.gpus()) == 0 {
 		return nil
 	}
-	t.rows = append(t.rows, togetherRows(r)...)
-	t = t.withoutEmpty()
-	out := sheet{Caption: "The GPUs, with pinned copies", Text: 2, Head: t.headers}
+	t := gpuTable(r, 80)
+	out := sheet{Caption: "The GPUs, with pinned copies", Text: 2, Head: append([]string{t.title}, t.columns...)}
 	for _, row := range t.rows {
-		var cells []cell
-		for _, text := range row {
+		cells := []cell{{Text: prose(row.name)}}
+		for _, text := range row.cells {
 			cells = append(cells, cell{Text: prose(text)})
 		}
 		out.Rows = append(out.Rows, cells)

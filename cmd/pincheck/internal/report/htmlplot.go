@@ -142,14 +142,10 @@ func drawLines(c chart) *plot {
 	for i := len(xs) - 1; i >= 0; i -= (len(xs) + 4) / 5 {
 		p.text("m", place(xs[i]), 0, lowest+17, "middle", c.XText(xs[i]), "")
 	}
-	type end struct {
-		y           float64
-		class, text string
-	}
-	var ends []end
+	var ends []lineEnd
 	if c.Level != nil {
 		p.line("rf", "0", "100%", at(c.Level.Y), at(c.Level.Y))
-		ends = append(ends, end{at(c.Level.Y), "m", c.number(c.Level.Y) + " " + c.Level.Text})
+		ends = append(ends, lineEnd{at(c.Level.Y), "m", c.number(c.Level.Y) + " " + c.Level.Text})
 	}
 	slices.SortStableFunc(c.Traces, func(a, b trace) int { return cmp.Compare(b2i(b.Hollow), b2i(a.Hollow)) }) // those below
 	for i := range c.Traces {
@@ -164,14 +160,26 @@ func drawLines(c chart) *plot {
 		if !t.Hollow {
 			p.Shapes = append(p.Shapes, shape{Kind: "path", Class: t.Class, Text: strings.Join(path, " "), Y: strconv.Itoa(p.Height)})
 			last := t.Points[len(t.Points)-1]
-			ends = append(ends, end{at(last.Y), "s c " + t.Class, c.number(last.Y) + " " + clip(t.Name, 26)})
+			ends = append(ends, lineEnd{at(last.Y), "s c " + t.Class, c.number(last.Y) + " " + clip(t.Name, 26)})
 		}
 		for _, point := range t.Points {
 			p.mark(t, place(point.X), at(point.Y))
 		}
 	}
-	slices.SortStableFunc(ends, func(a, b end) int { return cmp.Compare(a.y, b.y) })
-	for i := 1; i < len(ends); i++ { // colliding labels move apart: down, and up again from the axis
+	p.nameEnds(ends)
+	return p
+}
+
+// A lineEnd is the text at the end of a line.
+type lineEnd struct {
+	y           float64
+	class, text string
+}
+
+// nameEnds writes texts to the right of the lines. Those that collide move apart: down, and up again from the axis.
+func (p *plot) nameEnds(ends []lineEnd) {
+	slices.SortStableFunc(ends, func(a, b lineEnd) int { return cmp.Compare(a.y, b.y) })
+	for i := 1; i < len(ends); i++ {
 		ends[i].y = max(ends[i].y, ends[i-1].y+minLabels)
 	}
 	for i, limit := len(ends)-1, float64(lowest); i >= 0; i, limit = i-1, ends[i].y-minLabels {
@@ -179,7 +187,6 @@ func drawLines(c chart) *plot {
 		p.text(ends[i].class, "100%", 10, ends[i].y+4, "", ends[i].text, "")
 		p.Right = max(p.Right, int(textWidth(ends[i].text))+12)
 	}
-	return p
 }
 
 // drawBars draws bars from zero, with the values at their ends.

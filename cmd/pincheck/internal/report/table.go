@@ -1,145 +1,152 @@
 package report
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 )
 
-// A table has the heads of its columns and rows of as many cells. The first column is
-// flush left.
-type table struct {
-	headers []string
-	rows    [][]string
-	with    map[int]bool // columns that stay beside the one before
-	head    int          // width of a head that has several words; 0 means headWidth
+// A textTable is a table with its title at the head of the first column.
+type textTable struct {
+	title   string
+	groups  []string // above the columns, the same for neighbours; none without groups
+	columns []string
+	rows    []textRow
+	indent  int
+	flush   bool // the names of rows stand below the title
 }
 
-// withoutEmpty returns the table without columns in which no row has anything.
-func (t table) withoutEmpty() table {
-	out := table{head: t.head}
-	out.rows = make([][]string, len(t.rows))
-	for i, header := range t.headers {
-		if !slices.ContainsFunc(t.rows, func(row []string) bool { return row[i] != "" }) {
+type textRow struct {
+	name  string
+	cells []string
+	note  string // behind the cells
+}
+
+// newTable returns a table of text from outside, without the columns in which no row has anything.
+func newTable(headers []string, rows [][]string) textTable {
+	t := textTable{title: headers[0], rows: make([]textRow, len(rows)), flush: true}
+	for i, row := range rows {
+		t.rows[i].name = plain(row[0])
+	}
+	for j := 1; j < len(headers); j++ {
+		if !slices.ContainsFunc(rows, func(row []string) bool { return row[j] != "" }) {
 			continue
 		}
-		out.headers = append(out.headers, header)
-		for j, row := range t.rows {
-			out.rows[j] = append(out.rows[j], row[i])
+		t.columns = append(t.columns, headers[j])
+		for i, row := range rows {
+			t.rows[i].cells = append(t.rows[i].cells, plain(row[j]))
 		}
 	}
-	return out
+	return t
 }
 
-const headWidth = 12
+// inset is before the names of rows.
+func (s textTable) inset() string {
+	if s.flush {
+		return ""
+	}
+	return "  "
+}
 
-// table writes a table below a row. Where it is wider than the page its columns go into
-// several tables below each other, each with the first column.
-func (p *page) table(t table) {
-	if len(t.rows) == 0 {
-		return
+// textTable writes a table. Columns that do not fit go below, with the names of the rows again.
+func (p *page) textTable(s textTable) {
+	room := p.style.width() - s.indent
+	first, widths := s.widths(room)
+	title := s.title
+	if len([]rune(title)) > first {
+		p.flowDim(s.indent, title)
+		title = ""
 	}
-	widths := make([]int, len(t.headers))
-	headers := make([][]string, len(t.headers))
-	for i, h := range t.headers {
-		headers[i] = wrap(plain(h), cmp.Or(t.head, headWidth))
-		for _, line := range headers[i] {
-			widths[i] = max(widths[i], len([]rune(line)))
+	for from := 0; from < len(s.columns); {
+		to, used := from, first
+		for to < len(s.columns) && (to == from || used+2+widths[to] <= room) {
+			used += 2 + widths[to]
+			to++
 		}
-	}
-	for _, row := range t.rows {
-		for i := range row {
-			row[i] = clip(plain(row[i]), p.width()/2-1)
-			widths[i] = max(widths[i], len([]rune(row[i])))
-		}
-	}
-	for from := 1; from < len(t.headers) || from == 1; {
-		to, width := from, widths[0]
-	fill:
-		for to < len(t.headers) {
-			next, more := to+1, 2+widths[to]
-			for next < len(t.headers) && t.with[next] {
-				more += 2 + widths[next]
-				next++
-			}
-			switch {
-			case width+more <= p.width():
-				to, width = next, width+more
-				continue
-			case to == from: // too wide together
-				to++
-			}
-			break fill
-		}
-		if from > 1 {
-			p.gap()
-		}
-		p.columns(widths, headers, t.rows, from, to)
-		from = max(to, from+1)
+		p.textPart(s, title, first, widths, from, to)
+		from, title = to, ""
 	}
 }
 
-// columns writes the first column and those in [from, to).
-func (p *page) columns(widths []int, headers [][]string, rows [][]string, from, to int) {
-	height := len(headers[0])
-	for _, h := range headers[from:to] {
-		height = max(height, len(h))
+// widths returns the widths of the first column, which has the title if all columns fit beside it, and of the others.
+func (s textTable) widths(room int) (first int, widths []int) {
+	inset := len(s.inset())
+	for _, r := range s.rows {
+		first = max(first, inset+len([]rune(r.name)))
 	}
-	line := func(c ansiColor, cell func(i int) string) {
+	first = min(max(first, inset), room/2)
+	total := len([]rune(s.title))
+	for i, name := range s.columns {
+		w := len([]rune(name))
+		for _, r := range s.rows {
+			w = max(w, len([]rune(r.cells[i])))
+		}
+		if same := s.neighbours(i); same > 0 {
+			w = max(w, len([]rune(s.groups[i]))/same)
+		}
+		widths = append(widths, min(w, room-first-2))
+		total += 2 + widths[i]
+	}
+	if total <= room {
+		first = max(first, len([]rune(s.title)))
+	}
+	return first, widths
+}
+
+// neighbours returns how many columns a group has that begins at column i, 0 if none does.
+func (s textTable) neighbours(i int) (n int) {
+	if len(s.groups) == 0 || i > 0 && s.groups[i] == s.groups[i-1] {
+		return 0
+	}
+	for i+n < len(s.groups) && s.groups[i+n] == s.groups[i] {
+		n++
+	}
+	return n
+}
+
+// textPart writes the columns in [from, to).
+func (p *page) textPart(s textTable, title string, first int, widths []int, from, to int) {
+	write := func(c ansiColor, name string, cell func(i int) string, note string) {
 		var b strings.Builder
-		fmt.Fprintf(&b, "%-*s", widths[0], cell(0))
+		b.WriteString(pad(clip(name, first), first))
 		for i := from; i < to; i++ {
-			fmt.Fprintf(&b, "  %*s", widths[i], cell(i))
+			text := clip(cell(i), widths[i])
+			b.WriteString("  " + strings.Repeat(" ", widths[i]-len([]rune(text))) + text)
 		}
 		text := strings.TrimRight(b.String(), " ")
 		if c != "" {
 			text = p.style.paint(c, text)
 		}
-		p.WriteString(strings.TrimRight(strings.Repeat(" ", p.margin)+text, " ") + "\n")
-	}
-	for n := range height {
-		line(dim, func(i int) string { // headers stand on the first row
-			if at := n - (height - len(headers[i])); at >= 0 {
-				return headers[i][at]
+		if note != "" && to == len(s.columns) {
+			if s.indent+len([]rune(b.String()))+2+len([]rune(note)) <= p.style.width() {
+				text = b.String() + "  " + note
+			} else {
+				for _, line := range wrap(note, p.style.width()-s.indent-2) {
+					text += "\n" + strings.Repeat(" ", s.indent+2) + line
+				}
 			}
-			return ""
-		})
-	}
-	for _, row := range rows {
-		line("", func(i int) string { return row[i] })
-	}
-}
-
-var (
-	columnBlocks = []rune("▁▂▃▄▅▆▇█")
-	rowBlocks    = []rune("▏▎▍▌▋▊▉█")
-)
-
-// columnChart returns a line of one block a value, from zero up to the greatest. Values
-// below zero have none.
-func columnChart(values []float64, greatest float64) string {
-	var b strings.Builder
-	for _, v := range values {
-		if v <= 0 || greatest <= 0 {
-			b.WriteRune(' ')
-			continue
 		}
-		n := int(v / greatest * float64(len(columnBlocks)))
-		b.WriteRune(columnBlocks[min(max(n, 0), len(columnBlocks)-1)])
+		p.WriteString(strings.Repeat(" ", s.indent) + text + "\n")
 	}
-	return b.String()
-}
-
-// rowChart returns a bar of at most width blocks.
-func rowChart(v, greatest float64, width int) string {
-	if v <= 0 || greatest <= 0 {
-		return ""
+	if len(s.groups) > 0 {
+		var b strings.Builder
+		b.WriteString(strings.Repeat(" ", s.indent) + pad(title, first))
+		for i := from; i < to; {
+			end, width := i, -2
+			for end < to && s.groups[end] == s.groups[i] {
+				width += 2 + widths[end]
+				end++
+			}
+			text := clip(s.groups[i], width)
+			b.WriteString("  " + strings.Repeat(" ", width-len([]rune(text))) + text)
+			i = end
+		}
+		p.WriteString(p.style.paint(dim, b.String()) + "\n")
+		title = ""
 	}
-	eighths := min(max(int(v/greatest*float64(8*width)), 1), 8*width)
-	bar := strings.Repeat(string(rowBlocks[7]), eighths/8)
-	if rest := eighths % 8; rest > 0 {
-		bar += string(rowBlocks[rest-1])
+	if title != "" || slices.ContainsFunc(s.columns[from:to], func(c string) bool { return c != "" }) {
+		write(dim, title, func(i int) string { return s.columns[i] }, "")
 	}
-	return bar
+	for _, r := range s.rows {
+		write("", s.inset()+r.name, func(i int) string { return r.cells[i] }, r.note)
+	}
 }

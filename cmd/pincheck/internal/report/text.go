@@ -18,12 +18,11 @@ const labelWidth = 11 // of the left column
 // page collects the text. A row is a label and a text.
 type page struct {
 	*bytes.Buffer
-	style  Style
-	margin int // in front of tables: labelWidth below a row
+	style Style
 }
 
-// width is that of tables, and of the text to the right of the labels.
-func (p *page) width() int { return p.style.width() - p.margin }
+// width is that of the text to the right of the labels.
+func (p *page) width() int { return p.style.width() - labelWidth }
 
 // row writes text beside a bold label, wrapped to the width. Text from outside is made printable.
 func (p *page) row(label, format string, args ...any) {
@@ -60,7 +59,7 @@ func (p *page) gap() { p.WriteByte('\n') }
 // notes, and the machine in a line. Verbose styles have the rest: passed checks, requirements, the library
 // search, plots, samples.
 func writeText(b *bytes.Buffer, r *Result, s Style) {
-	p := &page{b, s, labelWidth}
+	p := &page{b, s}
 	switch {
 	case r.Command == "version":
 		p.tool(r)
@@ -332,12 +331,14 @@ func addPaths(sum, more []verify.PathReport) []verify.PathReport {
 }
 
 // pathTable returns the table of what was verified.
-func pathTable(paths []verify.PathReport) table {
-	t := table{headers: []string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}}
+func pathTable(paths []verify.PathReport, indent int) textTable {
+	var rows [][]string
 	for _, path := range paths {
-		t.rows = append(t.rows, []string{strings.ReplaceAll(string(path.Path), "_", " "), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
+		rows = append(rows, []string{strings.ReplaceAll(string(path.Path), "_", " "), units.Count(path.Cases), units.Bytes(path.LargestBytes), units.Data(path.VerifiedBytes),
 			units.Duration(path.Duration), units.Count(path.MismatchCount), units.Count(path.FailureCount)})
 	}
+	t := newTable([]string{"path", "cases", "largest", "verified", "time", "wrong", "failed"}, rows)
+	t.indent = indent
 	return t
 }
 
@@ -413,7 +414,7 @@ func (p *page) roundTrips(v *verify.Report, detailed bool) {
 	}
 	p.row("", "%s", text)
 	if detailed {
-		p.table(pathTable(v.Paths))
+		p.textTable(pathTable(v.Paths, labelWidth))
 		if v.Stale != nil {
 			p.note("", "%s", staleText(v.Stale))
 		}
@@ -570,10 +571,25 @@ func problemsText(r *Result) string {
 		gravest = doctor.Problem
 	}
 	groups := slices.DeleteFunc(grouped(r.Findings), func(g []doctor.Finding) bool { return g[0].Severity != gravest })
+	parts := subjects(groups[:min(maxNamed, len(groups))])
+	if n := len(groups) - maxNamed; n > 0 {
+		parts = append(parts, units.Things(n, "further "+string(gravest), "further "+string(gravest)+"s"))
+	}
+	if n := r.count(doctor.Warning); n > 0 && gravest == doctor.Problem {
+		parts = append(parts, units.Things(n, "warning", "warnings"))
+	}
+	if failed := r.failures(); failed > 0 {
+		parts = append(parts, units.Things(failed, "error", "errors"))
+	}
+	return joinedWith("; ", parts...)
+}
+
+// subjects says what is wrong with each GPU, or with several alike, and with the host.
+func subjects(groups [][]doctor.Finding) (parts []string) {
 	const host = -1
 	texts := map[int][]string{} // by GPU
 	var order []int
-	for _, g := range groups[:min(maxNamed, len(groups))] {
+	for _, g := range groups {
 		for _, f := range g {
 			about := host
 			if f.Device != nil {
@@ -591,32 +607,22 @@ func problemsText(r *Result) string {
 		gpus []int // none for the host
 		text string
 	}
-	var subjects []said
+	var all []said
 	for _, about := range order {
 		text := joinedWith(", and ", texts[about]...)
 		if about == host {
-			subjects = append(subjects, said{nil, text})
-		} else if at := slices.IndexFunc(subjects, func(s said) bool { return s.gpus != nil && s.text == text }); at >= 0 {
-			subjects[at].gpus = append(subjects[at].gpus, about)
+			all = append(all, said{nil, text})
+		} else if at := slices.IndexFunc(all, func(s said) bool { return s.gpus != nil && s.text == text }); at >= 0 {
+			all[at].gpus = append(all[at].gpus, about)
 		} else {
-			subjects = append(subjects, said{[]int{about}, text})
+			all = append(all, said{[]int{about}, text})
 		}
 	}
-	var parts []string
-	for _, s := range subjects {
+	for _, s := range all {
 		slices.Sort(s.gpus)
 		parts = append(parts, subject(s.gpus)+s.text)
 	}
-	if n := len(groups) - maxNamed; n > 0 {
-		parts = append(parts, units.Things(n, "further "+string(gravest), "further "+string(gravest)+"s"))
-	}
-	if n := r.count(doctor.Warning); n > 0 && gravest == doctor.Problem {
-		parts = append(parts, units.Things(n, "warning", "warnings"))
-	}
-	if failed := r.failures(); failed > 0 {
-		parts = append(parts, units.Things(failed, "error", "errors"))
-	}
-	return joinedWith("; ", parts...)
+	return parts
 }
 
 // affected names what findings of a severity are about: " (GPU 0 and the host)".

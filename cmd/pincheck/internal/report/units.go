@@ -73,26 +73,6 @@ func clip(text string, width int) string {
 // plain makes one printable line of text from outside.
 func plain(s string) string { return printable.Line(s) }
 
-// wrapCode is wrap for text with commands in code quotes, which it removes: a command that fits in a line stays
-// in one, so that it can be copied.
-func wrapCode(text string, width int) []string {
-	parts := strings.Split(text, "`")
-	if len(parts)%2 == 0 {
-		return wrap(text, width)
-	}
-	const blank = "\x00" // of a command; printable text has none
-	for i := 1; i < len(parts); i += 2 {
-		if len([]rune(parts[i]))+2 <= width { // with what stands around it
-			parts[i] = strings.ReplaceAll(parts[i], " ", blank)
-		}
-	}
-	lines := wrap(strings.Join(parts, ""), width)
-	for i := range lines {
-		lines[i] = strings.ReplaceAll(lines[i], blank, " ")
-	}
-	return lines
-}
-
 // wrap breaks text into lines of at most width runes, at spaces, or inside a word that is
 // longer.
 func wrap(text string, width int) []string {

@@ -331,21 +331,6 @@ func (s textTable) flipped(values [][]float64) (textTable, [][]float64) {
 	return out, v
 }
 
-// A textTable is a table with its title at the head of the first column.
-type textTable struct {
-	title   string
-	groups  []string // above the columns, the same for neighbours; none without groups
-	columns []string
-	rows    []textRow
-	indent  int
-}
-
-type textRow struct {
-	name  string
-	cells []string
-	note  string // behind the cells
-}
-
 // flow writes text wrapped to the width, each line behind an indent. Commands in code quotes stay whole.
 func (p *page) flow(indent int, text string) {
 	for _, line := range wrapCode(plain(text), p.style.width()-indent) {
@@ -360,114 +345,10 @@ func (p *page) colored(c ansiColor, text string) {
 	}
 }
 
-// textTable writes a table. Columns that do not fit go below, with the names of the rows again.
-func (p *page) textTable(s textTable) {
-	room := p.style.width() - s.indent
-	first, widths := s.widths(room)
-	title := s.title
-	if len([]rune(title)) > first {
-		p.flowDim(s.indent, title)
-		title = ""
-	}
-	for from := 0; from < len(s.columns); {
-		to, used := from, first
-		for to < len(s.columns) && (to == from || used+2+widths[to] <= room) {
-			used += 2 + widths[to]
-			to++
-		}
-		p.textPart(s, title, first, widths, from, to)
-		from, title = to, ""
-	}
-}
-
-// widths returns the widths of the first column, which has the title if all columns fit beside it, and of the others.
-func (s textTable) widths(room int) (first int, widths []int) {
-	const inset = 2 // of the names of rows
-	for _, r := range s.rows {
-		first = max(first, inset+len([]rune(r.name)))
-	}
-	first = min(max(first, inset), room/2)
-	total := len([]rune(s.title))
-	for i, name := range s.columns {
-		w := len([]rune(name))
-		for _, r := range s.rows {
-			w = max(w, len([]rune(r.cells[i])))
-		}
-		if same := s.neighbours(i); same > 0 {
-			w = max(w, len([]rune(s.groups[i]))/same)
-		}
-		widths = append(widths, min(w, room-first-2))
-		total += 2 + widths[i]
-	}
-	if total <= room {
-		first = max(first, len([]rune(s.title)))
-	}
-	return first, widths
-}
-
-// neighbours returns how many columns a group has that begins at column i, 0 if none does.
-func (s textTable) neighbours(i int) (n int) {
-	if len(s.groups) == 0 || i > 0 && s.groups[i] == s.groups[i-1] {
-		return 0
-	}
-	for i+n < len(s.groups) && s.groups[i+n] == s.groups[i] {
-		n++
-	}
-	return n
-}
-
 // flowDim is flow for headings.
 func (p *page) flowDim(indent int, text string) {
 	for _, line := range wrap(text, p.style.width()-indent) {
 		p.WriteString(strings.Repeat(" ", indent) + p.style.paint(dim, line) + "\n")
-	}
-}
-
-// textPart writes the columns in [from, to).
-func (p *page) textPart(s textTable, title string, first int, widths []int, from, to int) {
-	write := func(c ansiColor, name string, cell func(i int) string, note string) {
-		var b strings.Builder
-		b.WriteString(pad(clip(name, first), first))
-		for i := from; i < to; i++ {
-			text := clip(cell(i), widths[i])
-			b.WriteString("  " + strings.Repeat(" ", widths[i]-len([]rune(text))) + text)
-		}
-		text := strings.TrimRight(b.String(), " ")
-		if c != "" {
-			text = p.style.paint(c, text)
-		}
-		if note != "" && to == len(s.columns) {
-			if s.indent+len([]rune(b.String()))+2+len([]rune(note)) <= p.style.width() {
-				text = b.String() + "  " + note
-			} else {
-				for _, line := range wrap(note, p.style.width()-s.indent-2) {
-					text += "\n" + strings.Repeat(" ", s.indent+2) + line
-				}
-			}
-		}
-		p.WriteString(strings.Repeat(" ", s.indent) + text + "\n")
-	}
-	if len(s.groups) > 0 {
-		var b strings.Builder
-		b.WriteString(strings.Repeat(" ", s.indent) + pad(title, first))
-		for i := from; i < to; {
-			end, width := i, -2
-			for end < to && s.groups[end] == s.groups[i] {
-				width += 2 + widths[end]
-				end++
-			}
-			text := clip(s.groups[i], width)
-			b.WriteString("  " + strings.Repeat(" ", width-len([]rune(text))) + text)
-			i = end
-		}
-		p.WriteString(p.style.paint(dim, b.String()) + "\n")
-		title = ""
-	}
-	if title != "" || slices.ContainsFunc(s.columns[from:to], func(c string) bool { return c != "" }) {
-		write(dim, title, func(i int) string { return s.columns[i] }, "")
-	}
-	for _, r := range s.rows {
-		write("", "  "+r.name, func(i int) string { return r.cells[i] }, r.note)
 	}
 }
 
@@ -510,4 +391,37 @@ func (p *page) bars(s textTable, values [][]float64) {
 	for i, r := range s.rows {
 		line("", "  "+r.name, func(j int) (string, string) { return rowChart(values[i][j], greatest, room), r.cells[j] })
 	}
+}
+
+var (
+	columnBlocks = []rune("▁▂▃▄▅▆▇█")
+	rowBlocks    = []rune("▏▎▍▌▋▊▉█")
+)
+
+// columnChart returns a line of one block a value, from zero up to the greatest. Values
+// below zero have none.
+func columnChart(values []float64, greatest float64) string {
+	var b strings.Builder
+	for _, v := range values {
+		if v <= 0 || greatest <= 0 {
+			b.WriteRune(' ')
+			continue
+		}
+		n := int(v / greatest * float64(len(columnBlocks)))
+		b.WriteRune(columnBlocks[min(max(n, 0), len(columnBlocks)-1)])
+	}
+	return b.String()
+}
+
+// rowChart returns a bar of at most width blocks.
+func rowChart(v, greatest float64, width int) string {
+	if v <= 0 || greatest <= 0 {
+		return ""
+	}
+	eighths := min(max(int(v/greatest*float64(8*width)), 1), 8*width)
+	bar := strings.Repeat(string(rowBlocks[7]), eighths/8)
+	if rest := eighths % 8; rest > 0 {
+		bar += string(rowBlocks[rest-1])
+	}
+	return bar
 }
