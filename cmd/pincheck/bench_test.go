@@ -141,7 +141,7 @@ func TestBenchThatFailsInPart(t *testing.T) {
 	assert.Equal(t, exitProblems, got.code)
 	assert.Contains(t, got.stdout, "Error      broken: counted, 64 KiB: copy: invalid argument")
 	assert.Contains(t, got.stdout, "2 series")
-	assert.Contains(t, got.stdout, "Problems: 1 error.")
+	assert.Contains(t, got.stdout, "Problem: 1 measurement failed.")
 }
 
 func TestBenchInterrupted(t *testing.T) {
@@ -295,7 +295,7 @@ func TestBenchWrongUsage(t *testing.T) {
 	sys.experiments = append(sys.experiments, large)
 	got = call(t, sys, "bench", "all")
 	assert.Equal(t, exitProblems, got.code)
-	assert.Regexp(t, `(?s)^Problems: 1 error.*\nbandwidth  3 series\n.*\nmemory     3 series\n.*Error +large: it takes`, got.stdout)
+	assert.Regexp(t, `(?s)^Problem: 1 measurement failed.*\nbandwidth  3 series\n.*\nmemory     3 series\n.*Error +large: it takes`, got.stdout)
 }
 
 // The flags of frames reach the experiment; those that are not given leave it its own.

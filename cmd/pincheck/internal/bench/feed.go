@@ -188,23 +188,27 @@ func (f *loaderFeed) close(ctx context.Context) error {
 type plainFeed struct {
 	resources
 	setting
-	src     loader.Source
-	compute transform // or nil
-	batch   int       // samples
-	stream  *cudart.Stream
-
-	mem                   hostkind.Memory // of all batches
-	free, full            chan *plainBatch
-	claimed               atomic.Int64 // samples
-	reading, transforming atomic.Int64 // ns
-	running               sync.WaitGroup
-	cancel                context.CancelFunc
+	filler
+	stream     *cudart.Stream
+	free, full chan *plainBatch
+	running    sync.WaitGroup
+	cancel     context.CancelFunc
 
 	halves  [2]turn // in turn
 	at      int     // of turns, the last one
 	began   time.Duration
 	waiting time.Duration // for samples
 	copying time.Duration
+}
+
+// A filler reads and transforms samples into batches.
+type filler struct {
+	src                   loader.Source
+	compute               transform       // or nil
+	batch                 int             // samples
+	mem                   hostkind.Memory // of all batches
+	claimed               atomic.Int64    // samples
+	reading, transforming atomic.Int64    // ns
 }
 
 // A plainBatch is a part of the host memory.
@@ -223,7 +227,7 @@ type turn struct {
 func newPlainFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (f *plainFeed, err error) {
 	count := plainBatches(s.workers)
 	f = &plainFeed{
-		resources: resources{dev: w.dev, now: w.now}, setting: s, src: src, compute: compute, batch: batch, stream: stream,
+		resources: resources{dev: w.dev, now: w.now}, setting: s, filler: filler{src: src, compute: compute, batch: batch}, stream: stream,
 		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
 	}
 	n := batch * oneSample
@@ -274,7 +278,7 @@ func (f *plainFeed) work(ctx context.Context) {
 }
 
 // fill reads the next samples, and transforms them.
-func (f *plainFeed) fill(ctx context.Context, b *plainBatch) error {
+func (f *filler) fill(ctx context.Context, b *plainBatch) error {
 	b.from = int(f.claimed.Add(int64(f.batch))) - f.batch
 	began := time.Now()
 	if err := f.each(ctx, b, f.src.Read); err != nil {
@@ -291,7 +295,7 @@ func (f *plainFeed) fill(ctx context.Context, b *plainBatch) error {
 }
 
 // each calls do for each sample of a batch, until ctx ends.
-func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Context, int, [][]byte) error) error {
+func (f *filler) each(ctx context.Context, b *plainBatch, do func(context.Context, int, [][]byte) error) error {
 	var sample [1][]byte
 	for i := range f.batch {
 		if err := bounded.Ended(ctx); err != nil {
@@ -305,7 +309,7 @@ func (f *plainFeed) each(ctx context.Context, b *plainBatch, do func(context.Con
 	return nil
 }
 
-func (f *plainFeed) bytes(b *plainBatch) []byte { return f.mem.Bytes()[b.off:][:f.batch*oneSample] }
+func (f *filler) bytes(b *plainBatch) []byte { return f.mem.Bytes()[b.off:][:f.batch*oneSample] }
 
 func (f *plainFeed) next(ctx context.Context) (time.Duration, error) {
 	f.at = 1 - f.at

@@ -56,27 +56,19 @@ func copyFinite(v reflect.Value, left *int) reflect.Value {
 			out.SetFloat(0)
 		}
 	case reflect.Pointer:
-		if v.IsNil() || v.Type().Elem().Kind() == reflect.Float64 && isFinite(v.Elem().Float()) {
-			break
-		}
-		if v.Type().Elem().Kind() == reflect.Float64 {
+		switch {
+		case v.IsNil():
+		case v.Type().Elem().Kind() != reflect.Float64:
+			out = reflect.New(v.Type().Elem())
+			out.Elem().Set(copyFinite(v.Elem(), left))
+		case !isFinite(v.Elem().Float()):
 			*left++
 			out.SetZero()
-			break
 		}
-		out = reflect.New(v.Type().Elem())
-		out.Elem().Set(copyFinite(v.Elem(), left))
 	case reflect.String:
 		out.SetString(strings.ToValidUTF8(v.String(), "�"))
 	case reflect.Slice:
-		out.Set(reflect.MakeSlice(v.Type(), 0, v.Len()))
-		for i := range v.Len() {
-			if e := v.Index(i); e.Kind() == reflect.Float64 && !isFinite(e.Float()) {
-				*left++
-			} else if e = copyFinite(e, left); !isLabel(e) || !contains(out, e) {
-				out.Set(reflect.Append(out, e))
-			}
-		}
+		out.Set(copyList(v, left))
 	case reflect.Struct:
 		if v.Type() == timeType {
 			break
@@ -85,6 +77,19 @@ func copyFinite(v reflect.Value, left *int) reflect.Value {
 			if v.Type().Field(i).IsExported() {
 				out.Field(i).Set(copyFinite(v.Field(i), left))
 			}
+		}
+	}
+	return out
+}
+
+// copyList is copyFinite of a list, without the numbers that are not finite.
+func copyList(v reflect.Value, left *int) reflect.Value {
+	out := reflect.MakeSlice(v.Type(), 0, v.Len())
+	for i := range v.Len() {
+		if e := v.Index(i); e.Kind() == reflect.Float64 && !isFinite(e.Float()) {
+			*left++
+		} else if e = copyFinite(e, left); !isLabel(e) || !contains(out, e) {
+			out = reflect.Append(out, e)
 		}
 	}
 	return out

@@ -554,7 +554,7 @@ func verdictText(r *Result) (label, text string, c ansiColor) {
 // severityLabel is "Problem", or "Problems" where there are several, in the findings and in what failed.
 func severityLabel(r *Result, s doctor.Severity) string {
 	n := len(grouped(slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Severity != s })))
-	if n == 1 && r.failures() == 0 {
+	if n+r.failures() == 1 {
 		return capital(string(s))
 	}
 	return capital(string(s)) + "s"
@@ -579,7 +579,7 @@ func problemsText(r *Result) string {
 		parts = append(parts, units.Things(n, "warning", "warnings"))
 	}
 	if failed := r.failures(); failed > 0 {
-		parts = append(parts, units.Things(failed, "error", "errors"))
+		parts = append(parts, units.Things(failed, "measurement failed", "measurements failed"))
 	}
 	return joinedWith("; ", parts...)
 }
