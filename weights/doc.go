@@ -1,6 +1,6 @@
 // Package weights brings the tensors of a model from its files onto GPUs, at the
-// speed of their links. It reads safetensors and GGUF files, alone, with an index, or
-// split into parts.
+// speed of their links, and back. It reads safetensors and GGUF files, alone, with an index, or
+// split into parts, and writes safetensors.
 //
 //	l, err := weights.LoadModel(ctx, dev, "/models/llama", weights.LoadOptions{}) // a directory, an index or a file
 //	p, err := l.Ptr("model.embed_tokens.weight")                                  // a cudart.DevPtr
@@ -72,6 +72,12 @@
 // addresses of the caller's choice. All devices are copied to at once through rings of pinned memory, by
 // one upload of package transfer for each set of devices that get the same tensors; bytes that several devices get are read once. When a load fails, a
 // [LoadError] names the tensor, the file and the offset, and lists the tensors that are complete.
+//
+// # Saves
+//
+// [Save] writes tensors of devices, and of the host, to a safetensors file, or to several with an index. The bytes go from
+// the devices to the files without a copy of the model in memory. The model that was there is replaced as a whole: a
+// process that is killed, and a machine that loses power, leave the model before or the new one.
 //
 // # Contexts
 //

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"path/filepath"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -121,4 +122,43 @@ func ExamplePlan_Load() {
 	// embed: bytes 32 to 64 of 64, at 0 of device 1
 	// layers.0.up: bytes 8 to 16 of 16, at 256 of device 1
 	// norm: bytes 0 to 16 of 16, at 512 of device 1
+}
+
+func ExampleSave() {
+	// A simulated GPU; without Options it is the machine's.
+	rt, err := cudasim.Open(context.Background(), cudasim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rt.Close()
+	dev := rt.Devices()[0]
+	memory, err := dev.Malloc(4096)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Free(memory)
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+
+	err = weights.Save(context.Background(), filepath.Join(dir, "model.safetensors"), []weights.SavedTensor{
+		{Name: "embed", DType: weights.BF16, Shape: []int{32, 64}, Memory: weights.Memory{Device: dev, Ptr: memory, Bytes: 4096}},
+		{Name: "scale", DType: weights.F32, Shape: []int{1}, Host: []byte{0, 0, 128, 63}},
+	}, weights.SaveOptions{Metadata: map[string]string{"format": "pt"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	m, err := weights.OpenModel(dir)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	for t := range m.Tensors() {
+		fmt.Println(t.Name, t.DType, t.Shape, "at byte", t.Offset)
+	}
+	// Output:
+	// scale F32 [1] at byte 4096
+	// embed BF16 [32 64] at byte 4100
 }

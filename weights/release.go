@@ -6,24 +6,28 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/transfer"
 )
 
 // releaseTimeout bounds the wait for copies that do not end, for a caller whose context has not
 // ended.
 const releaseTimeout = 2 * bounded.Grace
 
-// unreleased holds Fanouts of loads that have returned without releasing their rings, for example
+// A ring is a Fanout or a Copier.
+type ring interface {
+	CloseContext(ctx context.Context) error
+}
+
+// unreleased holds rings of loads and saves that have returned without releasing their rings, for example
 // because a call of CUDA had not returned. Callers have no handle to try again, so the runtime's
-// next load does.
+// next load or save does.
 var unreleased = struct {
 	sync.Mutex
-	of map[*cudart.Runtime][]*transfer.Fanout
-}{of: map[*cudart.Runtime][]*transfer.Fanout{}}
+	of map[*cudart.Runtime][]ring
+}{of: map[*cudart.Runtime][]ring{}}
 
-// release closes the Fanout of a load whose caller has the context caller. If that fails, the
-// runtime's next load tries again.
-func release(caller context.Context, f *transfer.Fanout) error {
+// release closes the ring of a load or save whose caller has the context caller. If that fails, the
+// runtime's next load or save tries again.
+func release(caller context.Context, rt *cudart.Runtime, f ring) error {
 	timeout := releaseTimeout
 	if caller.Err() != nil {
 		timeout = bounded.SearchTimeout
@@ -37,22 +41,21 @@ func release(caller context.Context, f *transfer.Fanout) error {
 	if err != nil {
 		unreleased.Lock()
 		defer unreleased.Unlock()
-		rt := f.Devices()[0].Runtime()
 		unreleased.of[rt] = append(unreleased.of[rt], f)
 	}
 	return err
 }
 
-// retryUnreleased closes Fanouts that earlier loads could not close. Their errors were
+// retryUnreleased closes rings that earlier loads and saves could not close. Their errors were
 // returned there.
 func retryUnreleased(caller context.Context, rt *cudart.Runtime) {
 	unreleased.Lock()
-	fanouts := unreleased.of[rt]
+	rings := unreleased.of[rt]
 	delete(unreleased.of, rt)
 	unreleased.Unlock()
 	var running sync.WaitGroup
-	for _, f := range fanouts {
-		running.Go(func() { _ = release(caller, f) })
+	for _, f := range rings {
+		running.Go(func() { _ = release(caller, rt, f) })
 	}
 	running.Wait()
 }

@@ -29,7 +29,7 @@ func (f *File) parseSafetensors(start []byte) error {
 	for key := j.next(); len(key) > 0; key = j.next() {
 		value := j.next()
 		switch name := string(unquote(key)); {
-		case name != "__metadata__":
+		case name != metadataKey:
 			dtype, err = f.safetensorsTensor(name, value, dtype)
 		case metadata:
 			err = f.invalid("", "the header has the key %s twice", quote(name))
@@ -47,6 +47,9 @@ func (f *File) parseSafetensors(start []byte) error {
 	}
 	return err
 }
+
+// metadataKey is the one key of a header that is no tensor.
+const metadataKey = "__metadata__"
 
 // notWeights guesses the format of another file by its first bytes.
 func notWeights(start []byte) string {

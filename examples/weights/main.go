@@ -3,6 +3,7 @@
 // Its tensors are split evenly over the devices.
 //
 //	go run ./examples/weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
+//	go run ./examples/weights -save FILE [-devices 0,1] [-direct] [-sim] MODEL
 //	go run ./examples/weights -make SIZE FILE
 package main
 
@@ -36,10 +37,12 @@ type options struct {
 	verify  bool
 	load    weights.LoadOptions
 	sim     bool
+	save    string // the file to save the model to, "" for none
 	size    string // of the file to write, "" to load
 }
 
 const usage = `usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
+       weights -save FILE [-devices 0,1] [-direct] [-sim] MODEL
        weights -make SIZE FILE
 
 MODEL is a safetensors or GGUF file, the index of several files (.safetensors.index.json),
@@ -58,6 +61,7 @@ func newFlags(o *options) *flag.FlagSet {
 	f.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files")
 	f.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
 	f.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
+	f.StringVar(&o.save, "save", "", "save the model from the devices to a `FILE` whose name ends in .safetensors")
 	f.BoolVar(&o.sim, "sim", false, "use simulated GPUs")
 	f.StringVar(&o.size, "make", "", "write a safetensors file of this `SIZE`, such as 64MiB or 8GB, and load nothing")
 	return f
@@ -74,7 +78,7 @@ func main() {
 	switch {
 	case o.size != "" && f.NArg() == 1:
 		err = write(o.size, f.Arg(0))
-	case o.size == "" && f.NArg() > 0:
+	case o.size == "" && (f.NArg() == 1 || f.NArg() > 0 && o.save == ""):
 		err = run(ctx, f.Args(), o, os.Stdout)
 	default:
 		f.Usage()
@@ -132,9 +136,35 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 			}
 			fmt.Fprintf(out, "%s: the same bytes: SHA-256 of %s\n", path, count(tensors, "tensor"))
 		}
+		if o.save != "" {
+			start := time.Now()
+			if err := save(ctx, loaded, o); err != nil {
+				return err
+			}
+			d := time.Since(start)
+			fmt.Fprintf(out, "%s: %d bytes on storage in %v, %s\n", o.save, n, d.Round(time.Microsecond), rate(n, d))
+		}
 	}
 	fmt.Fprintf(out, "total: %d bytes in %v, %s\n", total, took.Round(time.Microsecond), rate(total, took))
 	return nil
+}
+
+// save saves a model from the memory of its devices.
+func save(ctx context.Context, loaded *weights.Loaded, o options) error {
+	var tensors []weights.SavedTensor
+	for p := range loaded.All() {
+		at, err := p.Ptr()
+		if err != nil {
+			return err
+		}
+		tensors = append(tensors, weights.SavedTensor{
+			Name: p.Tensor.Name, DType: p.Tensor.DType, Shape: p.Tensor.Shape,
+			Memory: weights.Memory{Device: p.Memory.Device(), Ptr: at, Bytes: p.Size},
+		})
+	}
+	return weights.Save(ctx, o.save, tensors, weights.SaveOptions{
+		Metadata: map[string]string{"format": "pt"}, DirectIO: o.load.DirectIO, DropCache: o.load.DropCache,
+	})
 }
 
 // open returns the devices, of one Runtime.

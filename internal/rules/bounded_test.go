@@ -81,6 +81,7 @@ var started = map[string][]string{
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
+		"weights.saving.writeFile",
 		"weights.retryUnreleased",
 	},
 	"the end of a context wakes who waits": {

@@ -1,0 +1,264 @@
+package weights
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
+)
+
+// saveAlign is the alignment of the data in a file: that of pages, and of O_DIRECT.
+const saveAlign = 4096
+
+// A savedFile is one file of a save.
+type savedFile struct {
+	header  []byte // with its size before it
+	tensors []savedAt
+	runs    []savedRun
+	size    int64 // of the whole file
+	temp    *os.File
+}
+
+// A savedAt is a tensor and its place in the file.
+type savedAt struct {
+	*SavedTensor
+	off  int64
+	size int
+}
+
+// A savedRun is tensors that are neighbours in the file and in memory.
+type savedRun struct {
+	device *cudart.Device // nil for host memory
+	ptr    cudart.DevPtr
+	host   []byte
+	off    int64 // in the file
+	n      int
+}
+
+func (s *saving) checkOptions() error {
+	switch {
+	case !strings.HasSuffix(s.path, ".safetensors") || stem(s.path) == "":
+		return errors.New("want a file name that ends in .safetensors")
+	case s.o.ShardBytes < 0:
+		return fmt.Errorf("ShardBytes is %d", s.o.ShardBytes)
+	case slices.Contains(s.o.Streams, nil):
+		return errors.New("a nil stream in Streams")
+	}
+	for key, value := range s.o.Metadata {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return fmt.Errorf("the metadata %s is not UTF-8", quote(key))
+		}
+	}
+	return nil
+}
+
+// layOut checks the tensors, and sets the files with their headers and runs.
+func (s *saving) layOut(tensors []SavedTensor) error {
+	if err := s.checkOptions(); err != nil {
+		return err
+	}
+	placed := make([]savedAt, 0, len(tensors))
+	names := &File{source: source{name: s.path}, byName: map[string]*Tensor{}}
+	for i := range tensors {
+		t := savedAt{SavedTensor: &tensors[i]}
+		err := names.add(&Tensor{Name: t.Name})
+		if err != nil {
+			return err
+		}
+		if t.size, err = t.check(); err != nil {
+			return fmt.Errorf("tensor %s: %w", quote(t.Name), err)
+		}
+		if s.total > math.MaxInt-t.size {
+			return fmt.Errorf("the tensors have more than %d bytes", math.MaxInt)
+		}
+		s.total += t.size
+		placed = append(placed, t)
+	}
+	slices.SortStableFunc(placed, func(t, u savedAt) int { return -cmp.Compare(t.align(), u.align()) })
+	for first, n := 0, 0; first < len(placed) || len(s.files) == 0; first = n {
+		bytes := 0
+		for n = first; n < len(placed) && (n == first || s.o.ShardBytes == 0 || placed[n].size <= s.o.ShardBytes-bytes); n++ {
+			bytes += placed[n].size
+		}
+		f := &savedFile{tensors: placed[first:n]}
+		if err := f.layOut(s.o.Metadata); err != nil {
+			return err
+		}
+		s.files = append(s.files, f)
+	}
+	return nil
+}
+
+// align returns the size of an element, 1 for those that are smaller than a byte.
+func (t savedAt) align() int {
+	elements, bytes := t.DType.Block()
+	if elements > 1 {
+		return 1
+	}
+	return bytes
+}
+
+// check returns the size of the tensor, or an error.
+func (t *SavedTensor) check() (int, error) {
+	_, known := safetensorsTypes[t.DType]
+	switch {
+	case !known:
+		return 0, fmt.Errorf("type %s is not one of safetensors", quote(string(t.DType)))
+	case t.Name == metadataKey:
+		return 0, errors.New("the format keeps this name for the metadata")
+	case len(t.Shape) > maxDimensions:
+		return 0, fmt.Errorf("%d dimensions, want at most %d", len(t.Shape), maxDimensions)
+	}
+	size, err := t.DType.size(t.Shape)
+	m := t.Memory
+	switch {
+	case err != nil:
+		return 0, err
+	case m.Device == nil && m != Memory{}:
+		return 0, fmt.Errorf("memory at %v of a nil device", m.Ptr)
+	case m.Device == nil && len(t.Host) < size:
+		return 0, fmt.Errorf("%d bytes of host memory, %s of shape %v has %d", len(t.Host), t.DType, t.Shape, size)
+	case m.Device == nil:
+		return size, nil
+	case t.Host != nil:
+		return 0, errors.New("it has device memory and host memory")
+	}
+	return size, m.check(size)
+}
+
+// checkMemory asks CUDA whether the tensors' memory is that of their devices.
+func (s *saving) checkMemory(ctx context.Context) error {
+	if err := bounded.Ended(ctx); err != nil {
+		return err
+	}
+	files := s.files
+	_, err := bounded.Do(ctx, bounded.Call[struct{}]{Run: func() (none struct{}, err error) {
+		for _, f := range files {
+			for _, r := range f.runs {
+				if err := r.checkMemory(); err != nil {
+					return none, fmt.Errorf("the memory from tensor %s on: %w", quote(f.tensorAt(r.off)), err)
+				}
+			}
+		}
+		return none, nil
+	}})
+	return err
+}
+
+// checkMemory looks at the first byte and the last.
+func (r savedRun) checkMemory() error {
+	if r.device == nil {
+		return nil
+	}
+	for _, address := range []cudart.DevPtr{r.ptr, r.ptr + cudart.DevPtr(r.n-1)} {
+		a, err := r.device.PointerAttributes(uintptr(address))
+		if err != nil {
+			return err
+		}
+		if a.Type == cudart.MemoryUnregistered || a.Type == cudart.MemoryDevice && a.Device != r.device.Ordinal() {
+			return fmt.Errorf("address %v is not memory of %v", address, r.device)
+		}
+	}
+	return nil
+}
+
+// layOut sets the offsets, the header and the runs.
+func (f *savedFile) layOut(metadata map[string]string) error {
+	var h bytes.Buffer
+	h.Write(make([]byte, 8))
+	separator := "{"
+	entry := func(name string, value any) {
+		h.WriteString(separator)
+		h.Write(text(name))
+		h.WriteByte(':')
+		h.Write(text(value))
+		separator = ","
+	}
+	if len(metadata) > 0 {
+		entry(metadataKey, metadata)
+	}
+	data := 0
+	for i := range f.tensors {
+		t := &f.tensors[i]
+		shape := t.Shape
+		if shape == nil {
+			shape = []int{}
+		}
+		entry(t.Name, struct {
+			DType   DType  `json:"dtype"`
+			Shape   []int  `json:"shape"`
+			Offsets [2]int `json:"data_offsets"`
+		}{t.DType, shape, [2]int{data, data + t.size}})
+		t.off = int64(data)
+		data += t.size
+	}
+	if separator == "{" {
+		h.WriteByte('{')
+	}
+	h.WriteByte('}')
+	h.WriteString(strings.Repeat(" ", -h.Len()&(saveAlign-1)))
+	if n := h.Len() - 8; n > maxHeader {
+		return fmt.Errorf("a header of %d bytes, want at most %d: set ShardBytes", n, maxHeader)
+	}
+	f.header = h.Bytes()
+	binary.LittleEndian.PutUint64(f.header, uint64(len(f.header)-8))
+	if data > math.MaxInt-len(f.header) {
+		return fmt.Errorf("the file would have more than %d bytes", math.MaxInt)
+	}
+	f.size = int64(len(f.header) + data)
+	for i := range f.tensors {
+		t := &f.tensors[i]
+		t.off += int64(len(f.header))
+		f.add(t)
+	}
+	return nil
+}
+
+// text returns a value as JSON. Those that are given cannot fail.
+func text(value any) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSpace(b.Bytes())
+}
+
+// add adds a tensor to the runs.
+func (f *savedFile) add(t *savedAt) {
+	if t.size == 0 {
+		return
+	}
+	r := savedRun{device: t.Memory.Device, ptr: t.Memory.Ptr, off: t.off, n: t.size}
+	if r.device == nil {
+		r.host = t.Host[:t.size]
+	} else if n := len(f.runs); n > 0 {
+		if last := &f.runs[n-1]; last.device == r.device && last.ptr+cudart.DevPtr(last.n) == r.ptr {
+			last.n += r.n
+			return
+		}
+	}
+	f.runs = append(f.runs, r)
+}
+
+// tensorAt returns the name of the tensor that has a byte of the file.
+func (f *savedFile) tensorAt(off int64) string {
+	i := sort.Search(len(f.tensors), func(i int) bool { return f.tensors[i].off+int64(f.tensors[i].size) > off })
+	if i == len(f.tensors) {
+		i--
+	}
+	return f.tensors[i].Name
+}
