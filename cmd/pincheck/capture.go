@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"path"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -127,43 +124,6 @@ func (s *session) names() (n capture.Names) {
 		n.Users = append(n.Users, path.Base(home))
 	}
 	return n
-}
-
-// readArchive puts the facts of an archive into the result.
-func (s *session) readArchive() error {
-	if unused := given(s.cmd, "device", "library", "sim"); len(unused) > 0 {
-		return usagef("--from excludes %s: an archive is read, and no GPU is used", strings.Join(unused, ", "))
-	}
-	a, err := readFile(s.from, s.cmd.InOrStdin(), func(r io.Reader) (*capture.Archive, error) {
-		buffered := bufio.NewReader(r)
-		if first, _ := buffered.Peek(1); string(first) == "{" {
-			return nil, fmt.Errorf("this is a result file, not an archive of pincheck\ncapture. To show it, run: pincheck report %s", s.from)
-		}
-		return capture.Read(buffered)
-	})
-	if err != nil {
-		return usagef("--from %s: %w", s.from, err)
-	}
-	facts, err := doctor.FromCapture(hostinfo.Read(a.Files(), a.Environ), a.Facts)
-	if err != nil {
-		return usagef("--from %s: %w", s.from, err)
-	}
-	var run struct{ Errors []string }
-	if len(a.Facts) > 0 {
-		if err := json.Unmarshal(a.Facts, &run); err != nil {
-			return usagef("--from %s: facts.json: %w", s.from, err)
-		}
-	}
-	s.change(func(r *report.Result) { r.Errors = append(r.Errors, run.Errors...) })
-	s.result.HostName = "" // it is another's
-	s.setFacts(facts)
-	if err := s.checkExpectation(facts); err != nil {
-		return err
-	}
-	if facts.Stopped != "" {
-		return stoppedRun(facts.Stopped)
-	}
-	return nil
 }
 
 // A stoppedRun is the error for an archive of an interrupted run. It has the reason.

@@ -219,7 +219,7 @@ func TestFromWhatIsNoArchive(t *testing.T) {
 	require.NoError(t, os.WriteFile(odd, b.Bytes(), 0o600))
 	for file, says := range map[string]string{
 		filepath.Join(dir, "none"): "no such file",
-		text:                       "not an archive of pincheck capture",
+		text:                       "its form is not known: it begins with \"hello\"",
 		odd:                        "facts.json",
 	} {
 		got := call(t, sys, "--from", file)
@@ -265,8 +265,8 @@ func TestFromRefusesWhatItCannotUse(t *testing.T) {
 	call(t, sys, "capture", "-o", archive)
 	call(t, sys, "--format", "json", "-o", result)
 	for args, want := range map[string]string{
-		"--sim --device 0": "--from excludes --device, --sim: an archive is read, and no GPU is used",
-		"--library x.so":   "--from excludes --library: an archive is read, and no GPU is used",
+		"--sim --device 0": "--from excludes --device, --sim: files are read, and no GPU is used",
+		"--library x.so":   "--from excludes --library: files are read, and no GPU is used",
 	} {
 		got := call(t, sys, append(strings.Fields(args), "--from", archive)...)
 		assert.Equal(t, exitUsage, got.code, args)

@@ -95,6 +95,7 @@ func (s *session) runBounded(ctx context.Context, do func(context.Context, *sess
 // produce runs a command. do fills the session's result until ctx ends. The result is always
 // written, except after wrong usage. If evaluate is set, findings are searched for.
 func (o *options) produce(cmd *cobra.Command, sys system, name string, evaluate bool, do func(context.Context, *session) error) error {
+	o.tickets = evaluate
 	s, err := o.fill(cmd, sys, name, do)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/supportfile"
 	"github.com/gopinned/pinned/cudart"
 )
 
@@ -79,6 +80,7 @@ evidence, cause, cost and fix.`
 const checkExamples = `
   pincheck                            check this machine
   pincheck explain few_cpus           what a finding means and how to fix it
+  pincheck --from bug-report.log.gz   check what somebody else has sent
   pincheck report                     check and measure everything, as one page
   pincheck report host-*.json         one page for many hosts
   pincheck bench bandwidth --quick    measure copies for a few seconds`
@@ -114,8 +116,8 @@ func newRoot(o *options, sys system) *cobra.Command {
 		case o.version:
 			return o.writeVersion(cmd)
 		}
-		if o.from != "" {
-			return o.produce(cmd, sys, "check", true, func(_ context.Context, s *session) error { return s.readArchive() })
+		if len(o.from) > 0 {
+			return o.produce(cmd, sys, "check", true, func(_ context.Context, s *session) error { return s.readSources() })
 		}
 		o.quiet = o.quiet || o.npd // what it prints is one line
 		return o.produce(cmd, sys, "check", true, func(ctx context.Context, s *session) error {
@@ -141,8 +143,9 @@ func newRoot(o *options, sys system) *cobra.Command {
 	}
 	for _, c := range []*cobra.Command{root, same} {
 		o.share(c, onGPUs, asResult, ofFindings)
-		c.Flags().StringVar(&o.from, "from", "", "check an archive of pincheck capture instead")
+		c.Flags().StringArrayVar(&o.from, "from", nil, "check what FILE has of a machine instead: an archive of pincheck capture, "+supportfile.Known+"; repeatable")
 		named(c.Flags(), "from", "FILE")
+		offerTickets(c)
 		c.Flags().BoolVar(&o.npd, "npd", false, "one line for Kubernetes' node-problem-detector; exit status 0 ok, 1 not ok, 2 unknown")
 	}
 	for _, group := range []struct {
@@ -185,6 +188,7 @@ noticed.`,
 		Annotations: map[string]string{exitNote: checkExit, related: "pincheck explain wrong_bytes"},
 	}
 	o.share(cmd, onGPUs, asResult, []string{"expect-gpus", "fail-on", "ignore"})
+	offerTickets(cmd)
 	cmd.Flags().BoolVar(&s.Full, "full", false, "all combinations, up to 4 GiB a copy")
 	return cmd
 }

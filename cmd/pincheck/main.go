@@ -44,7 +44,7 @@ func runOn(sys system) {
 func thisMachine() system {
 	return system{
 		environ:     os.Environ(),
-		root:        os.DirFS("/"),
+		root:        hostinfo.Root(),
 		open:        cudart.Open,
 		isolated:    true,
 		expect:      expectedRates,
@@ -60,4 +60,4 @@ func children(l probe.Local) map[string]child.Func {
 	return funcs
 }
 
-func thisHost() *hostinfo.Host { return hostinfo.Read(os.DirFS("/"), os.Environ()) }
+func thisHost() *hostinfo.Host { return hostinfo.Read(hostinfo.Root(), os.Environ()) }

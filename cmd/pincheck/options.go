@@ -27,7 +27,8 @@ type options struct {
 	timeout    time.Duration
 	version    bool
 	npd        bool
-	from       string
+	from       []string
+	tickets    bool // the command has findings, which --format ticket needs
 
 	failAt     string
 	ignore     []string
@@ -40,6 +41,9 @@ type options struct {
 func (o *options) validate(can ...report.Format) (report.Format, error) {
 	if len(can) == 0 {
 		can = report.Formats()
+	}
+	if o.tickets {
+		can = append(can, report.Ticket)
 	}
 	format := report.Format(o.format)
 	switch {

@@ -286,7 +286,7 @@ func TestWrongUsage(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"--format", "xml"}, "--format xml: want text, json, jsonl, prometheus, csv or html"},
+		{[]string{"--format", "xml"}, "--format xml: want text, json, jsonl, prometheus, csv, html or ticket"},
 		{[]string{"version", "--format", "xml"}, "--format xml: want text, json, jsonl, prometheus or csv"},
 		{[]string{"devices", "--format", ""}, "--format : want text"},
 		{[]string{"--no-such-flag"}, "unknown flag --no-such-flag"},

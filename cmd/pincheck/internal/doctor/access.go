@@ -27,8 +27,8 @@ var (
 var accessChecks = []Check{
 	{ID: "no_gpu", Explains: withoutDriver, Suppresses: slices.Concat(withoutRuntime, []string{"missing_gpus"}), Host: unlessUsable(noGPU)},
 	{ID: "gpu_switched_off", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(switchedOff)},
-	{ID: "gpu_off_bus", Explains: notReached, Suppresses: []string{"missing_gpus", "driver_hangs", "driver_crashes"}, Host: offBus},
-	{ID: "gpu_too_old_for_driver", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: tooOld},
+	{ID: "gpu_off_bus", Explains: notReached, Suppresses: []string{"missing_gpus", "driver_hangs", "driver_crashes"}, Host: either(offBus, loggedOffBus)},
+	{ID: "gpu_too_old_for_driver", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: either(tooOld, loggedUnsupported)},
 	{ID: "nouveau_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(nouveau)},
 	{ID: "other_driver_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(otherDriver)},
 	{ID: "vfio_holds_gpu", Explains: withoutDriver, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(vfio)},
@@ -50,7 +50,7 @@ var accessChecks = []Check{
 // be used, it does not.
 func unlessUsable(check func(*Facts) []Finding) func(*Facts) []Finding {
 	return func(f *Facts) []Finding {
-		if len(f.Devices) > 0 || f.Host == nil {
+		if len(f.Devices) > 0 && !f.partial() || f.Host == nil {
 			return nil
 		}
 		return check(f)
@@ -99,7 +99,10 @@ func offBus(f *Facts) []Finding {
 				Summary:  fmt.Sprintf("the GPU at %s fell off the bus", g.Address),
 				Evidence: []string{"/sys/bus/pci/devices/" + g.Address + "/config returns only ones"},
 			}
+			logged := f.offBusEvidence(g.Address)
+			one.Evidence = append(one.Evidence, logged...)
 			switch {
+			case len(logged) > 0:
 			case g.PowerState != "":
 				one.Evidence = append(one.Evidence, "power_state is "+g.PowerState)
 			case f.Host.Virt.VM || g.Driver == "":
@@ -139,10 +142,11 @@ func nouveau(f *Facts) []Finding {
 	if n.DriverVersion != "" || boundDriver(f.Host) != "nouveau" && !n.HasModule("nouveau") {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the nouveau driver has the GPU, and does not support CUDA",
-		Evidence: []string{"nouveau is in /proc/modules or bound to the GPU, and /proc/driver/nvidia/version is missing"},
-	})
+	evidence := "nouveau is in /proc/modules or bound to the GPU, and /proc/driver/nvidia/version is missing"
+	if f.partial() {
+		evidence = "the driver in use is nouveau (lspci)"
+	}
+	return finding(Finding{Summary: "the nouveau driver has the GPU, and does not support CUDA", Evidence: []string{evidence}})
 }
 
 // forGuests are drivers that hold a device for a virtual machine.

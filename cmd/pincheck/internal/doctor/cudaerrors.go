@@ -382,7 +382,10 @@ func computeModes(mode int) func(*Facts) []Finding {
 
 // computeMode returns a check of the compute mode.
 func computeMode(mode int) func(*Facts, *Device) []Finding {
-	return func(_ *Facts, d *Device) []Finding {
+	return func(f *Facts, d *Device) []Finding {
+		if f.partial() && d.Health != nil && d.Health.ComputeMode != nil {
+			d = &Device{Ordinal: d.Ordinal, Attributes: &Attributes{ComputeMode: *d.Health.ComputeMode}} // nvidia-smi's
+		}
 		if d.Attributes == nil || d.Attributes.ComputeMode != mode {
 			return nil
 		}

@@ -53,6 +53,7 @@ func groups() []group {
 		{"data integrity", byteChecks, devices(func(d *Device) bool { return d.proved() && d.Verify.FailureCount == 0 })},
 		{"calls", callChecks, copied},
 		{"pinning limits", refusedChecks, host(func(h *hostinfo.Host) bool { return h.Kernel.Release != "" && h.Memory.MaxMappings.Known })},
+		{"kernel log", loggedChecks, host(func(h *hostinfo.Host) bool { return h.KernelLog.Shown })},
 		{"GPU state", healthChecks, devices(func(d *Device) bool { return d.Health != nil })},
 		{"link", linkChecks, func(f *Facts) bool {
 			return copied(f) && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !f.compared(&d) })
@@ -95,7 +96,7 @@ func Passed(f *Facts, found []Finding) []string {
 		bad := slices.ContainsFunc(found, func(one Finding) bool {
 			return one.Severity.AtLeast(Warning) && slices.ContainsFunc(g.checks, func(c Check) bool { return c.ID == one.ID || slices.Contains(one.Suppressed, c.ID) })
 		})
-		if !bad && g.examined(f) {
+		if !bad && !f.partial() && g.examined(f) {
 			passed = append(passed, g.name)
 		}
 	}
@@ -172,9 +173,16 @@ func (f *Facts) startCode() (code cudart.Code, failed bool) {
 func findAll(f *Facts) []Finding {
 	all, places := []Finding{}, f.Host.Places()
 	for _, c := range Checks() {
-		add := func(found []Finding, device *int) {
+		if !f.runs(&c) {
+			continue
+		}
+		add := func(found []Finding, d *Device) {
 			for _, one := range found {
-				one.ID, one.Severity, one.Device = c.ID, cmp.Or(one.Severity, c.Severity()), device
+				one.ID, one.Severity = c.ID, cmp.Or(one.Severity, c.Severity())
+				if d != nil {
+					one.Device = &d.Ordinal
+					f.addXids(&one, d)
+				}
 				one.describe(places...)
 				all = append(all, one)
 			}
@@ -185,7 +193,7 @@ func findAll(f *Facts) []Finding {
 		if c.Device != nil {
 			for i := range f.Devices {
 				d := &f.Devices[i]
-				add(c.Device(f, d), &d.Ordinal)
+				add(c.Device(f, d), d)
 			}
 		}
 	}
@@ -257,13 +265,13 @@ func verdict(f *Facts, found []Finding, ignore []string) Verdict {
 		return slices.ContainsFunc(f.Devices, func(d Device) bool { return is(&d) })
 	}
 	switch {
-	case len(f.Devices) == 0 && !f.NotStarted():
+	case len(f.Devices) == 0 && !f.NotStarted() && !f.partial():
 		return Unusable
 	case has(Problem):
 		return Problems
 	case has(Warning):
 		return Warnings
-	case len(f.Devices) == 0, some(func(d *Device) bool { return !d.measured() && !d.proved() }), !f.accounted(found, ignore):
+	case f.partial(), len(f.Devices) == 0, some(func(d *Device) bool { return !d.measured() && !d.proved() }), !f.accounted(found, ignore):
 		return Unknown
 	case some(func(d *Device) bool { return !d.proved() || !f.compared(d) }):
 		return Measured

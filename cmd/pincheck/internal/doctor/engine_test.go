@@ -16,6 +16,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/kernellog"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
@@ -84,6 +85,13 @@ func twoNodes(f *Facts) {
 	f.Host.CPU.Sockets, f.Host.CPU.Threads, f.Host.CPU.Allowed, f.Host.CPU.AllowedMems = 2, 16, "0-15", "0-1"
 	f.Host.NUMA = []hostinfo.NUMANode{{ID: 0, CPUs: "0-7", Total: 64 * gib}, {ID: 1, CPUs: "8-15", Total: 64 * gib}}
 	f.Host.GPUs[0].NUMANode, f.Host.GPUs[0].CPUs = number(1), "8-15"
+}
+
+// logs puts messages into the kernel's log.
+func logs(messages ...string) func(*Facts) {
+	return func(f *Facts) {
+		f.Host.KernelLog = hostinfo.KernelLog{Shown: true, Events: kernellog.Parse("[    9.0] " + strings.ReplaceAll(strings.Join(messages, "\n"), "\n", "\n[    9.0] "))}
+	}
 }
 
 func container(f *Facts) { f.Host.Virt.Container = "docker" }
@@ -198,6 +206,13 @@ type trouble struct {
 }
 
 var troubles = []trouble{
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 119, pid=7, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP!"), sev: Warning, says: "The GPU works now"},
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 31, pid=7, name=python3, Ch 1", "Out of memory: Killed process 7 (python3)"), sev: Note, says: "Killed process 7"},
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 48, pid=7, name=python3, DBE", "NVRM: Xid (PCI:0000:00:06): 45, pid=7, Ch 1"), sev: Warning, says: "uncorrectable ECC error"},
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 74, NVLink: fatal error detected on link 6"), sev: Note, says: "nvlink -e"},
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 109, pid=7, name=python3, Ch 1"), sev: Note, says: "timeout of a context switch"},
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 79, GPU has fallen off the bus."), sev: Warning, says: "answers now"},
+	{id: "xid", change: logs("NVRM: Xid (PCI:0000:00:06): 143, GPU Initialization Error"), sev: Warning, says: "GPU initialization error"},
 	{id: "no_gpu", make: func(t *testing.T) *Facts {
 		f := stopped(t, cudart.ErrNoLibrary)
 		gone(f)

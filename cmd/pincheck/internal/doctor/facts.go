@@ -49,6 +49,9 @@ type Facts struct {
 	// NVML is what the management library returned, but what it has of Devices, which is their Health; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
+	// Sources are the kinds of texts that these facts were read from, such as dmesg. Empty for facts of a host and
+	// of an archive. What the texts do not contain is unknown: see FromTexts.
+	Sources []string `json:"sources,omitempty"`
 	// Stopped is, in an archive, what ended the run that found this before it was done.
 	Stopped string `json:"stopped,omitempty"`
 	// Together is what the copies of all devices at once reached: see bench.Together.

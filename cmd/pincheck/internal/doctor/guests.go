@@ -21,7 +21,7 @@ var guestChecks = []Check{
 	{ID: "vgpu_unlicensed", Explains: []cudart.Code{cudart.ErrDevicesUnavailable, cudart.ErrNotPermitted, cudart.ErrNotSupported},
 		Suppresses: []string{"slow_copies", "busy", "asymmetric_copies", "unsteady_copies", "slow_pinning", "slow_small_copies", "unjudged_copies"},
 		Host:       unlessUsable(unlicensed), Device: slowUnlicensed},
-	{ID: "gpu_not_initialized", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: unlessUsable(notInitialized)},
+	{ID: "gpu_not_initialized", Explains: notReached, Suppresses: []string{"missing_gpus"}, Host: either(loggedInit, unlessUsable(notInitialized))},
 }
 
 // called reports whether CUDA was asked to start, and answered with an error.

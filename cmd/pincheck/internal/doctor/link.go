@@ -23,7 +23,7 @@ var linkChecks = []Check{
 	{ID: "slow_copies", Suppresses: []string{"asymmetric_copies"}, Device: slowCopies},
 	{ID: "asymmetric_copies", Device: asymmetricCopies},
 	{ID: "impossible_rate", Device: impossibleRate},
-	{ID: "link_errors", Device: linkErrors},
+	{ID: "link_errors", Host: loggedLinkErrors, Device: linkErrors},
 	{ID: "unsteady_copies", Device: unsteadyCopies},
 	{ID: "unjudged_copies", Device: unjudgedCopies},
 	{ID: "slot_below_card", Device: slotBelowGPU},
@@ -207,6 +207,8 @@ func asMade(l hostinfo.PCIe) string { return fmt.Sprintf("Card and slot support 
 func (f *Facts) linkSeverity(d *Device) Severity {
 	pci, ok := f.pci(d)
 	switch {
+	case f.partial() && len(pci.Upstream) == 0: // the slot is not in the text
+		return Warning
 	case !ok || !f.Host.Virt.VM || len(pci.Upstream) > 0:
 		return Problem
 	case f.nameOf(d) == "" || soldNarrow.MatchString(f.nameOf(d)):
@@ -249,13 +251,21 @@ func narrowLink(f *Facts, d *Device) []Finding {
 	if l == nil || l.Width == 0 || l.Width >= made.Width || d.misread() || !d.overLink() {
 		return nil
 	}
-	return finding(Finding{
+	out := Finding{
 		Severity: f.linkSeverity(d),
 		Summary:  fmt.Sprintf("the PCIe link uses %d of %d lanes", l.Width, made.Width),
 		Evidence: []string{fmt.Sprintf("current_link_width is %d", l.Width), asMade(made)},
 		because:  f.chassis(d),
-		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: l.Speed, Width: made.Width}.Rate())},
-	})
+	}
+	if pci, _ := f.pci(d); f.partial() && len(pci.Upstream) == 0 {
+		out.Certainty, out.Evidence = Possible, []string{out.Evidence[0], fmt.Sprintf("The card supports %v; the slot is not shown", made)}
+	}
+	speed := l.Speed
+	if f.partial() { // the link may be idle: its speed says nothing
+		speed = made.Speed
+	}
+	out.values = findings.Values{"rate": units.Rate(hostinfo.PCIe{Speed: speed, Width: l.Width}.Rate()), "full rate": units.Rate(hostinfo.PCIe{Speed: speed, Width: made.Width}.Rate())}
+	return finding(out)
 }
 
 // slowLink needs load: an idle link is trained down.

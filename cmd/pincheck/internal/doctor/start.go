@@ -22,6 +22,8 @@ type startCode struct {
 	// tell: nil for those of which it does.
 	also    []cudart.Code
 	examine func(*Facts) []Finding
+	// logged finds it in the kernel's log, without a code.
+	logged func(*Facts) []Finding
 }
 
 // startCodes are the codes that name a state of the host. Their pages have the same cause and remedy
@@ -30,7 +32,7 @@ var startCodes = []startCode{
 	{id: "stub_library", codes: []cudart.Code{cudart.ErrStubLibrary}, examine: stub},
 	{id: "compat_library", codes: []cudart.Code{cudart.ErrCompatNotSupportedOnDevice}, examine: compat,
 		also: []cudart.Code{cudart.ErrSystemDriverMismatch, cudart.ErrNoDevice, cudart.ErrUnknown, cudart.ErrInitializationError, cudart.ErrInsufficientDriver}},
-	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, examine: mismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
+	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, examine: mismatch, logged: loggedMismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
 	{id: "driver_too_old", codes: []cudart.Code{cudart.ErrInsufficientDriver}, examine: tooOldDriver},
 	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, examine: fabric},
 	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, examine: unavailable},
@@ -51,6 +53,11 @@ func codeChecks() (all []Check) {
 	for _, s := range startCodes {
 		explains := slices.Concat(s.codes, s.also)
 		all = append(all, Check{ID: s.id, Explains: explains, Host: unlessUsable(func(f *Facts) []Finding {
+			if s.logged != nil {
+				if found := s.logged(f); len(found) > 0 {
+					return found
+				}
+			}
 			if f.Opening == nil || !slices.Contains(explains, cudart.Code(f.Opening.Code)) {
 				return nil
 			}

@@ -90,7 +90,8 @@ func Groups() (all []Group) {
 
 var groups = []struct{ name, ids string }{
 	{"GPU and kernel module", `no_gpu gpu_switched_off gpu_off_bus nouveau_holds_gpu vfio_holds_gpu other_driver_holds_gpu
-		gpu_too_old_for_driver no_kernel_module module_not_signed no_uvm uvm_after_suspend gpu_not_initialized gpu_fault nvlink_error`},
+		gpu_too_old_for_driver no_kernel_module module_not_signed no_uvm uvm_after_suspend gpu_not_initialized gpu_fault xid
+		nvlink_error`},
 	{"Containers and permissions", `container_without_gpu container_gpu_void capabilities_without_compute no_device_nodes
 		stale_device_node node_permission device_cgroup_denies systemd_denies_devices lsm_denies sandbox_refuses no_sys_nice`},
 	{"Libraries", `no_driver_library driver_library_off_path no_runtime_library library_unusable no_c_library stub_library

@@ -45,6 +45,17 @@ func (f files) exists(name string) bool {
 	return err == nil || errors.Is(err, fs.ErrPermission)
 }
 
+// isFile reports whether a regular file can be opened.
+func (f files) isFile(name string) bool {
+	file, err := f.fsys.Open(name)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	return err == nil && info.Mode().IsRegular()
+}
+
 // names returns the names in a directory in natural order: node2 before node10.
 func (f files) names(dir string) []string {
 	entries, _ := fs.ReadDir(f.fsys, dir)

@@ -38,9 +38,11 @@ type Host struct {
 	NVIDIA   NVIDIA            `json:"nvidia"`
 	GPUs     []PCIDevice       `json:"pci_gpus,omitempty"`
 	Env      map[string]string `json:"env,omitempty"`
+	// KernelLog has what the kernel's log contains about GPUs since boot.
+	KernelLog KernelLog `json:"kernel_log,omitzero"`
 }
 
-// Read reads the host with root directory fsys, which is os.DirFS("/") for the host of
+// Read reads the host with root directory fsys, which is [Root] for the host of
 // this process. environ is in the form of os.Environ; Read takes only the variables
 // that affect CUDA. Read never fails: what cannot be read is unknown.
 func Read(fsys fs.FS, environ []string) *Host {
@@ -70,6 +72,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 		OpenFiles:    limits["Max open files"],
 	}
 	h.CPU = readCPU(f, h.Cgroup)
+	h.KernelLog = readKernelLog(f, h.Kernel)
 	h.Virt = readVirt(f, environ)
 	return h
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing/fstest"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/kernellog"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -190,6 +191,8 @@ func reduce(name string, data []byte) []byte {
 			}
 		}
 		return []byte(strings.Join(words, " ") + "\n")
+	case name == kernelLogFile:
+		return []byte(kernellog.Reduce(string(data)))
 	case name == "etc/nvidia/gridd.conf": // it names hosts
 		if parseAssignments(string(data))["ServerAddress"] == "" {
 			return []byte("ServerAddress=\n")

@@ -274,6 +274,9 @@ func (p *page) footer(r *Result) {
 			p.paragraph("", "", plain(capital(note)+"."))
 		}
 		line := joined(hostLine(r)...)
+		if len(r.Sources) > 0 {
+			line = capital(joinedWith(", ", line, "read from "+joinedWith(" and ", r.Sources...)))
+		}
 		if r.HostName != "" {
 			line = joinedWith(": ", r.HostName, line)
 		}
@@ -288,6 +291,9 @@ func (p *page) footer(r *Result) {
 	said := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return strings.Contains(f.Remedy, "pincheck --sim") })
 	if r.Verdict == doctor.Unusable && !said && (r.Facts == nil || !r.Simulated) {
 		p.paragraph("", "", "To try pincheck with a simulated GPU: pincheck --sim")
+	}
+	if r.Facts != nil && len(r.Sources) > 0 && r.Verdict == doctor.Unknown {
+		p.paragraph("", "", "To find out more, run on that machine: pincheck capture")
 	}
 	if len(r.Findings) == 0 {
 		return

@@ -58,7 +58,7 @@ func (r *Result) Conclude(evaluate bool, ignore ...string) {
 	switch {
 	case !r.Complete:
 		r.Verdict = doctor.Incomplete
-	case r.Facts != nil && len(r.Devices) == 0 && !r.NotStarted():
+	case r.Facts != nil && len(r.Devices) == 0 && len(r.Sources) == 0 && !r.NotStarted():
 		r.Verdict = doctor.Unusable
 	case r.failures() > 0 || r.count(doctor.Problem) > 0:
 		r.Verdict = doctor.Problems
@@ -106,9 +106,11 @@ const (
 	Prometheus Format = "prometheus"
 	CSV        Format = "csv"
 	HTML       Format = "html"
+	// Ticket is the gravest finding in a few lines of text, for a ticket. Only commands that find something write it.
+	Ticket Format = "ticket"
 )
 
-// Formats returns all formats.
+// Formats returns the formats that every result has.
 func Formats() []Format { return []Format{Text, JSON, JSONLines, Prometheus, CSV, HTML} }
 
 // Write writes the result in a format, by one call of w.Write, so that a result that
@@ -134,6 +136,8 @@ func Write(w io.Writer, r *Result, f Format, s Style) error {
 	case Text:
 		writeText(&b, r, s)
 		return s.write(w, b.String())
+	case Ticket:
+		writeTicket(&b, r)
 	case Prometheus:
 		writePrometheus(&b, r)
 	case CSV:

@@ -647,6 +647,8 @@ func unknownText(r *Result) string {
 		}
 	}
 	switch {
+	case r.Facts != nil && len(r.Sources) > 0:
+		return "nothing is wrong in what was read (" + joinedWith(", ", r.Sources...) + "); what it does not contain is unknown"
 	case len(gpus) > 0 && len(gpus) < len(r.Devices):
 		return "no findings, and " + gpuNames(gpus) + " not measured"
 	case len(gpus) == 0 && len(r.Devices) > 0:
