@@ -52,7 +52,7 @@ type SaveOptions struct {
 // leaves, and flushed to storage (fsync) before they are renamed; of several files the index is renamed last, and the
 // files of the model before are removed after that. So a process that is killed, or a machine that loses power,
 // leaves the model before, or the new one. A save that fails removes what it wrote. Of one that is killed, temporary
-// files named .name.*.tmp may remain, which the next save of the path removes. Other processes that have the files
+// files named .name.*.tmp may remain, which the next save of the path removes, and numbered files that no index names. Other processes that have the files
 // open keep what they read.
 //
 // The tensors must not change until Save returns. It takes as long as the file system does, also after ctx has ended:

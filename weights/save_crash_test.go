@@ -1,17 +1,22 @@
 package weights
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -239,4 +244,62 @@ func TestPowerIsLostAtAnyMoment(t *testing.T) {
 		assert.Positive(t, last, "%v: no state has the new model", c)
 		t.Logf("%v: %d states of the disk", c, len(states))
 	}
+}
+
+// savesEnv makes the test binary a process that saves models of one byte value each, in the directory that it names,
+// until it is killed.
+const savesEnv = "PINNED_TEST_SAVES"
+
+// Whenever a process is killed, the model is one of those that it saved.
+func TestKilledSavesLeaveAWholeModel(t *testing.T) {
+	if dir := os.Getenv(savesEnv); dir != "" {
+		for i := 0; ; i++ {
+			err := saveAs(filepath.Join(dir, "model.safetensors"), tensorsOf(byte(i), 200_000, 200_000, 200_000), 1+i%3, nothing)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Println("saved")
+		}
+	}
+	t.Parallel()
+	kills := 8
+	if os.Getenv("PINNED_SOAK") != "" {
+		kills = 1000
+	}
+	dir := t.TempDir()
+	left := 0
+	for range kills {
+		args := []string{os.Args[0], "-test.run=^" + t.Name() + "$"}
+		if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
+			args = append([]string{runner}, args...)
+		}
+		child := exec.CommandContext(t.Context(), args[0], args[1:]...)
+		child.Env = append(os.Environ(), savesEnv+"="+dir)
+		out, err := child.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, child.Start())
+		_, err = bufio.NewReader(out).ReadString('\n')
+		require.NoError(t, err)
+		time.Sleep(time.Duration(rand.IntN(20_000)) * time.Microsecond)
+		require.NoError(t, child.Process.Kill())
+		require.Error(t, child.Wait())
+
+		got, err := contents(dir)
+		require.NoError(t, err)
+		require.Len(t, got, 3)
+		for i := range 3 { // each byte is that of the model, plus the number of the tensor
+			want := strings.Repeat(string([]byte{got["t0"][0] + byte(i)}), 200_000)
+			require.True(t, got[fmt.Sprint("t", i)] == want, "tensor %d is not all of one model", i)
+		}
+		for name := range filesIn(t, dir) {
+			if strings.HasSuffix(name, ".tmp") {
+				left++
+			}
+		}
+	}
+	require.NoError(t, saveAs(filepath.Join(dir, "model.safetensors"), tensorsOf('a', 1), 1, nothing))
+	for name := range filesIn(t, dir) {
+		assert.False(t, runtime.GOOS == "linux" && strings.HasSuffix(name, ".tmp"), "%s is left", name)
+	}
+	t.Logf("%d kills left %d temporary files, which later saves removed", kills, left)
 }
