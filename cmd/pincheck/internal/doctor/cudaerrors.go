@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
@@ -370,14 +371,32 @@ func computeModes(mode int) func(*Facts) []Finding {
 			evidence = append(evidence, fmt.Sprintf("NVML: GPU %d has compute mode %d, and %s", g.Index, mode, f.holders(g)))
 		}
 		out := Finding{Severity: Problem, Summary: "the compute mode allows one process per GPU, and each GPU has one", Evidence: evidence}
-		if slices.ContainsFunc(evidence, func(text string) bool { return strings.Contains(text, "(nvidia-cuda-mps") }) {
-			out.Summary, out.because = "an MPS server has each GPU, whose compute mode allows one process", "mps"
-		}
 		if mode == 2 {
 			out.Summary, out.values = "the compute mode allows no process on any GPU", findings.Values{"N": strconv.Itoa(known[0].Index)}
+			return finding(out)
 		}
-		return finding(out)
+		return finding(f.besideMPS(out))
 	}
+}
+
+// besideMPS returns a finding of an exclusive GPU, which has another cause where MPS needs the mode: its server is the
+// one process, or its control daemon has a pipe.
+func (f *Facts) besideMPS(out Finding) Finding {
+	served := func(g *nvml.GPU) bool { return strings.Contains(f.holders(g), "(nvidia-cuda-mps") }
+	switch known := f.managed(); {
+	case slices.ContainsFunc(known, served):
+		if out.Severity == Problem {
+			out.Summary = "an MPS server has each GPU, whose compute mode allows one process"
+		} else {
+			out.Evidence = append(out.Evidence, "NVML: "+f.holders(known[slices.IndexFunc(known, served)]))
+		}
+	case f.Host != nil && f.Host.NVIDIA.MPS != "":
+		out.Evidence = append(out.Evidence, f.Host.NVIDIA.MPS+" exists")
+	default:
+		return out
+	}
+	out.because = "mps"
+	return out
 }
 
 // computeMode returns a check of the compute mode.
@@ -393,7 +412,8 @@ func computeMode(mode int) func(*Facts, *Device) []Finding {
 		if mode == 2 {
 			out.Summary, out.Evidence = "the compute mode allows no process on this GPU", []string{"The attribute ComputeMode is 2 (prohibited)"}
 			out.values = findings.Values{"N": strconv.Itoa(d.Ordinal)}
+			return finding(out)
 		}
-		return finding(out)
+		return finding(f.besideMPS(out))
 	}
 }

@@ -183,6 +183,7 @@ func findAll(f *Facts) []Finding {
 					one.Device = &d.Ordinal
 					f.addXids(&one, d)
 				}
+				one.near(d)
 				one.describe(places...)
 				all = append(all, one)
 			}

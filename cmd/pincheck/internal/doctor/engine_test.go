@@ -438,7 +438,10 @@ var troubles = []trouble{
 		f.Devices[0].Attributes.ComputeMode = 2
 		failing(f, "cudaMemGetInfo: cudaErrorDevicesUnavailable (46): busy")
 	}, says: "nvidia-smi -c DEFAULT"},
-	{id: "compute_mode_exclusive", change: func(f *Facts) { f.Devices[0].Attributes.ComputeMode = 3 }},
+	{id: "compute_mode_exclusive", change: func(f *Facts) { f.Devices[0].Attributes.ComputeMode = 3 }, says: "-c DEFAULT"},
+	{id: "compute_mode_exclusive", change: func(f *Facts) {
+		f.Devices[0].Attributes.ComputeMode, f.Host.NVIDIA.MPS = 3, "/tmp/nvidia-mps/control"
+	}, says: "Leave the mode"},
 
 	{id: "confidential_computing", change: func(f *Facts) {
 		f.Devices[0].Attributes.HostRegisterSupported = false
@@ -655,7 +658,7 @@ var troubles = []trouble{
 		f.Host.CPU.Allowed = "0-7"
 		f.Devices[0].Bandwidth.Series[0].NUMANode = number(0)
 	}, says: "--cpunodebind=1"},
-	{id: "far_memory", change: func(f *Facts) { twoNodes(f); f.Host.CPU.AllowedMems = "0" }, says: "cpuset-mems"},
+	{id: "far_memory", change: func(f *Facts) { twoNodes(f); f.Host.CPU.AllowedMems = "0" }, says: "cpuset.mems"},
 	{id: "pages_far", change: func(f *Facts) { twoNodes(f); f.Devices[0].Bandwidth.Series[0].NUMANode = number(0) }},
 	{id: "far_cpus", change: func(f *Facts) { // with what was measured here
 		twoNodes(f)
@@ -772,8 +775,8 @@ var hypotheses = []trouble{
 		container(f)
 		f.Host.NVIDIA.Nodes[0].Major = 1
 	}, says: "cdi generate"},
-	{id: "lsm_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Security.SELinux = number(true); refuse(f, eacces) }, says: "label=disable"},
-	{id: "lsm_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Security.Confinement = "docker-default (enforce)"; refuse(f, eacces) }, says: "apparmor=unconfined"},
+	{id: "lsm_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Security.SELinux = number(true); refuse(f, eacces) }, says: "container_use_devices"},
+	{id: "lsm_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) { f.Host.Security.Confinement = "docker-default (enforce)"; refuse(f, eacces) }, says: "Allow rw of /dev/nvidia*"},
 	{id: "wsl_no_driver", make: noLibcuda, change: func(f *Facts) { wsl(f) }, also: []string{"wsl_pin_limit"}, says: "wsl --shutdown"},
 	{id: "vgpu_guest_driver", make: noLibcuda, change: func(f *Facts) { f.NVML = virtual("GRID RTX2070-4Q") }, says: "guest driver"},
 	{id: "driver_library_off_path", make: noLibcuda, change: func(f *Facts) { f.Opening.DriverLibrary = "/run/opengl-driver/lib/libcuda.so.1" }, says: "LD_LIBRARY_PATH=/run/opengl-driver/lib"},

@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
@@ -100,6 +102,16 @@ func (f *Finding) Because() string {
 		why = strings.TrimSpace(why + " But " + strings.Join(f.Against, ", and ") + ".")
 	}
 	return why
+}
+
+// near adds the GPU's NUMA node to the values, which remedies of many pages name. It is a letter if it is unknown.
+func (f *Finding) near(d *Device) {
+	values := findings.Values{"NODE": "N"}
+	if d != nil && d.NUMANode != nil {
+		values["NODE"] = strconv.Itoa(*d.NUMANode)
+	}
+	maps.Copy(values, f.values)
+	f.values = values
 }
 
 // describe adds what the page has of a finding, with the words of the places where the process runs.

@@ -193,18 +193,16 @@ func (d *Device) remoteCopies(own int) (all []remoteCopy) {
 	return all
 }
 
-// remoteValues are the GPU's own node and, if it is known, what memory of a far node costs on this
-// host.
+// remoteValues are what memory of a far node costs on this host, if that is known.
 func (d *Device) remoteValues(own int) findings.Values {
-	values := findings.Values{"N": strconv.Itoa(own)}
 	var texts []string
 	for _, c := range d.remoteCopies(own) {
 		texts = append(texts, c.String())
 	}
-	if len(texts) > 0 {
-		values["others measured a third to two thirds less"] = strings.Join(texts, "; ")
+	if len(texts) == 0 {
+		return nil
 	}
-	return values
+	return findings.Values{"others measured a third to two thirds less": strings.Join(texts, "; ")}
 }
 
 func remoteNodeSlow(f *Facts, d *Device) []Finding {
@@ -226,13 +224,13 @@ func remoteNodeSlow(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  fmt.Sprintf("copies with memory of a remote NUMA node reach %s of the local rate", units.Share(smallest)),
 		Evidence: texts,
-		values:   findings.Values{"N": strconv.Itoa(node.ID), "several times": units.Times(1 / smallest)},
+		values:   findings.Values{"several times": units.Times(1 / smallest)},
 	})
 }
 
 // remoteNodeNotMeasured says why the cost is not known, where it was asked for.
 func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
-	node, ok := f.home(d)
+	_, ok := f.home(d)
 	if !ok || d.Trials == nil {
 		return nil
 	}
@@ -249,7 +247,6 @@ func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 	return finding(Finding{
 		Summary:  "the cost of memory on a remote NUMA node was not measured",
 		Evidence: notes,
-		values:   findings.Values{"N": strconv.Itoa(node.ID)},
 	})
 }
 

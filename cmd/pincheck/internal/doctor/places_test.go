@@ -5,8 +5,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 )
 
 // A remedy has the words of the place where the process runs.
@@ -44,4 +46,25 @@ func TestRemediesAreOfThePlace(t *testing.T) {
 		}
 	}
 	assert.Empty(t, (*hostinfo.Host)(nil).Places())
+}
+
+// MPS needs the exclusive mode: whatever shows it, nobody is told to turn the mode off.
+func TestTheModeStaysWhereMPSRuns(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Facts){
+		"pipe": func(f *Facts) { f.Host.NVIDIA.MPS = "/tmp/nvidia-mps/control" },
+		"server": func(f *Facts) {
+			f.NVML.GPUs[0].Processes = []nvml.Process{{PID: 7, Name: "nvidia-cuda-mps-server"}}
+		},
+	} {
+		exclusive := 3
+		f := &Facts{Host: &hostinfo.Host{}, NVML: &nvml.Report{Count: 1, GPUs: []nvml.GPU{{ComputeMode: &exclusive, Processes: []nvml.Process{{PID: 8, Name: "train"}}}}}}
+		change(f)
+		found := computeModes(exclusive)(f)
+		require.Len(t, found, 1, name)
+		found[0].ID = "compute_mode_exclusive"
+		found[0].describe("docker")
+		assert.NotContains(t, found[0].Remedy, "-c DEFAULT", name)
+		assert.Contains(t, found[0].Remedy, "docker run --ipc=host", name)
+	}
 }

@@ -1,7 +1,6 @@
 package findings
 
 import (
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 )
 
 const page = "# slow\n\nWarning: it is slow.\n\n## What it means\n\nText: more.\n\n## Causes\n\n### heat\n\n- Why: it is\n  too hot\n- Cost: all takes *several times* as long\n- Do: see `a*b*c -i <N>` on *N*\n\n" +
@@ -74,12 +75,15 @@ func TestEachFindingIsInOneGroup(t *testing.T) {
 	assert.ElementsMatch(t, IDs(), grouped)
 }
 
-// places are all that any need has words for.
+// places are all that any need has words for, with the names of containers that none has words for, and without a place.
 func places() (all []string) {
+	all = []string{"", "container", "containerd", "gvisor"}
 	for _, rows := range needs {
 		for _, row := range rows {
-			if !slices.Contains(all, row.place) {
-				all = append(all, row.place)
+			for place := range strings.SplitSeq(row.places, ", ") {
+				if place != "*" && !slices.Contains(all, place) {
+					all = append(all, place)
+				}
 			}
 		}
 	}
@@ -87,28 +91,145 @@ func places() (all []string) {
 	return all
 }
 
-// Words for a place name no tool of another. Each need has general words, at the end.
-func TestWordsForAPlaceAreOfThatPlace(t *testing.T) {
+// tools are words of remedies that only make sense in some places. General words may name each as an example.
+var tools = []struct{ words, places string }{
+	{`\bdocker\b|Docker`, dockers},
+	{`\bpodman\b|Podman`, podmans},
+	{`kubelet|Kubernetes|resources\.limits|securityContext|\bpods?\b|device plugin|runtime class`, "kubernetes"},
+	{`\bapptainer\b`, "apptainer"},
+	{`\benroot\b`, "enroot"},
+	{`\bincus\b|Proxmox|\blxc\.`, "lxc"},
+	{`\bflatpak\b`, "flatpak"},
+	{`\bsnap\b`, "snap"},
+	{`\btoolbox\b`, "toolbox"},
+	{`\bdistrobox\b`, "distrobox"},
+	{`\bsrun\b|\bsbatch\b|Slurm|slurm`, "slurm"},
+	{`systemctl (?:edit|set-property)|\bunit\b`, "systemd"},
+	{`\.wslconfig|wsl --`, "wsl, docker desktop"},
+	{`Runtime >|Accelerator|ml\.g5|machine with`, rented},
+	{`--gpus`, "docker, docker desktop"},
+}
+
+// only are causes that one place alone has.
+var only = map[string]string{
+	"systemd_denies_devices": "systemd", "gpus_excluded/job": "slurm", "gpus_excluded/unit": "systemd",
+	"sandbox_refuses": "gvisor", "no_device_nodes/wsl": "wsl", "no_gpu/container": "container",
+	"wsl_no_driver": "wsl", "wsl_gpu_blocked": "wsl", "wsl_pin_limit": "wsl", "pin_refused/wsl": "wsl",
+	"vgpu_unlicensed": "", "no_gpu": "", "no_gpu/vm": "",
+}
+
+// Whatever is found, and wherever: the remedy has words, and no command that the place lacks.
+func TestEveryRemedyIsOfThePlace(t *testing.T) {
 	t.Parallel()
-	tools := map[string]string{
-		"kubernetes": `kubelet|Kubernetes|resources\.|the resources of|securityContext`, "docker": `\bdocker\b|Docker`, "podman": `\bpodman\b`, "apptainer": `\bapptainer\b`,
-		"enroot": `\benroot\b`, "lxc": `\bincus\b|Proxmox`, "flatpak": `\bflatpak\b`, "slurm": `\bsrun\b|\bsbatch\b|Slurm`, "systemd": `\bsystemctl\b`,
+	general := []string{"", "container", "containerd", "gvisor"}
+	rules := make([]*regexp.Regexp, len(tools))
+	names := map[string][]int{} // tools that a text names: most texts are the same at most places
+	for i, tool := range tools {
+		rules[i] = regexp.MustCompile(tool.words)
 	}
-	assert.ElementsMatch(t, append(slices.Collect(maps.Keys(tools)), ""), places())
-	for name, rows := range needs {
-		assert.Empty(t, rows[len(rows)-1].place, name)
-		for i, row := range rows {
-			assert.False(t, slices.ContainsFunc(rows[:i], func(r struct{ place, do string }) bool { return r.place == row.place }), "%s: duplicate %q", name, row.place)
-			assert.True(t, strings.HasSuffix(row.do, "."), "%s: a sentence: %s", name, row.do)
-			for place, tool := range tools {
-				if row.place != "" {
-					assert.Equal(t, place == row.place, regexp.MustCompile(tool).MatchString(row.do), "%s at %s: tools of %s: %s", name, row.place, place, row.do)
+	named := func(text string) []int {
+		found, seen := names[text]
+		for i := range rules {
+			if !seen && rules[i].MatchString(text) {
+				found = append(found, i)
+			}
+		}
+		names[text] = found
+		return found
+	}
+	kernelLog := regexp.MustCompile("(.{0,40})`(?:sudo )?dmesg")
+	for _, id := range IDs() {
+		p, _ := Get(id)
+		for _, c := range p.Causes {
+			for _, place := range places() {
+				alone, limited := only[id+"/"+c.Name]
+				if !limited {
+					alone, limited = only[id]
+				}
+				outside := slices.Contains([]string{"systemd", "wsl"}, place) && (c.Name == "container" || strings.HasPrefix(id, "container_"))
+				if limited && alone != place || outside {
+					continue
+				}
+				with := c.With(nil, place)
+				text := with.Do + "\n" + with.LastResort + "\n" + with.Confirm
+				where := id + "/" + c.Name + " at " + place
+				if need.MatchString(text) || with.Do == "" {
+					t.Errorf("%s: no words: %s", where, text)
+				}
+				for _, i := range named(text) {
+					if !slices.Contains(general, place) && !slices.Contains(strings.Split(tools[i].places, ", "), place) {
+						t.Errorf("%s: %s: %s", where, tools[i].words, text)
+					}
+				}
+				o := ownerOf([]string{place})
+				if o == nil {
+					continue
+				}
+				if !o.sudo && strings.Contains(text, "sudo") {
+					t.Errorf("%s: sudo: %s", where, text)
+				}
+				for _, m := range kernelLog.FindAllStringSubmatch(text, -1) {
+					assert.Regexp(t, `on the host|\(needs `, m[1], "%s: who can read the kernel log", where)
 				}
 			}
 		}
 	}
-	assert.Equal(t, "x: "+needs["gpu"][1].do, at("x: {gpu}", []string{"unknown", "docker", "slurm"}), "the first place that has words")
+}
+
+// Where the nodes of a GPU are in the container, it was started with the GPU.
+func TestWithNodesNoRemedyStartsTheContainerWithTheGPU(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{
+		"no_uvm", "no_driver_library", "capabilities_without_compute", "device_cgroup_denies", "node_permission", "lsm_denies",
+		"stale_device_node", "compat_library", "driver_mismatch", "hidden_gpu", "visible_devices_unknown",
+	} {
+		p, ok := Get(id)
+		require.True(t, ok, id)
+		for _, c := range p.Causes {
+			for _, place := range places() {
+				with := c.With(nil, place)
+				assert.NotContains(t, with.Do+with.Confirm, "--gpus", "%s at %s", id, place)
+			}
+		}
+	}
+}
+
+// Each need has its rows once, and general words at the end. Each is used by a page.
+func TestNeeds(t *testing.T) {
+	t.Parallel()
+	var all strings.Builder
+	for _, id := range IDs() {
+		text, err := files.ReadFile(id + ".md")
+		require.NoError(t, err)
+		all.Write(text)
+	}
+	for name, rows := range needs {
+		assert.Contains(t, all.String(), "{"+name+"}", "no page has this need")
+		assert.Empty(t, rows[len(rows)-1].places, name)
+		for i, row := range rows {
+			assert.True(t, strings.HasSuffix(row.do, "."), "%s: a sentence: %s", name, row.do)
+			if i > 0 {
+				assert.NotEqual(t, row.do, rows[i-1].do, name)
+			}
+		}
+	}
+	row := func(need, place string) string { return at("{"+need+"}", []string{place}) }
+	assert.Equal(t, "x: "+row("gpu", "docker"), at("x: {gpu}", []string{"unknown", "docker", "slurm"}), "the first place that has words")
 	assert.Equal(t, needs["gpu"][len(needs["gpu"])-1].do, at("{gpu}", nil))
+	assert.Equal(t, needs["gpu"][len(needs["gpu"])-1].do, row("gpu", "unknown"))
+	assert.Equal(t, "Raise the memory limit of the session or job that started the container.", row("memory", "flatpak"), "no words of its own")
+	assert.Equal(t, row("gpu", "docker"), at("{gpu}", []string{"docker", "slurm"}))
+}
+
+func TestCommandsOfTheHostSayWhoCanRunThem(t *testing.T) {
+	t.Parallel()
+	const text = "Load it: `sudo modprobe nvidia`. Create it on the host, at each boot: `echo 1 | sudo tee FILE`. See `nvidia-smi`."
+	assert.Equal(t, text, at(text, nil))
+	assert.Equal(t, text, at(text, []string{"systemd"}))
+	assert.Equal(t, "Load it (on the host): `sudo modprobe nvidia`. Create it on the host, at each boot: `echo 1 | sudo tee FILE`. See `nvidia-smi`.", at(text, []string{"docker"}))
+	assert.Equal(t, "Load it (needs an administrator of the node): `modprobe nvidia`. Create it on the host, at each boot (needs an administrator of the node): `echo 1 | tee FILE`. See `nvidia-smi`.",
+		at(text, []string{"docker", "slurm"}))
+	assert.Equal(t, "Load it (needs the operator of the service): `modprobe nvidia`.", at("Load it: `sudo modprobe nvidia`.", []string{"colab", "docker"}))
 }
 
 // Terminals and the HTML page show by the code quotes what can be copied: a command has them, and is whole.
@@ -124,7 +245,8 @@ func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 			for _, place := range places() {
 				texts = append(texts, at(c.Do, []string{place}))
 			}
-			for _, text := range texts {
+			slices.Sort(texts)
+			for _, text := range slices.Compact(texts) {
 				parts := strings.Split(text, "`")
 				assert.Equal(t, 1, len(parts)%2, "%s: code quotes come in pairs: %s", id, text)
 				for i, part := range parts {
@@ -143,4 +265,29 @@ func TestCommandsOfRemediesAreInCodeQuotes(t *testing.T) {
 		}
 	}
 	assert.Greater(t, commands, 100)
+}
+
+// A host exists for each place that has words: the names here and those of hostinfo are the same.
+func TestEachPlaceHasAHost(t *testing.T) {
+	t.Parallel()
+	var found []string
+	add := func(v hostinfo.Virt, env map[string]string) {
+		h := hostinfo.Host{Virt: v, Env: env}
+		found = append(found, h.Places()...)
+	}
+	for _, c := range []string{"apptainer", "container", "containerd", "distrobox", "enroot", "flatpak", "gvisor", "kubernetes", "lxc", "podman", "snap", "toolbox"} {
+		add(hostinfo.Virt{Container: c}, nil)
+	}
+	for service := range strings.SplitSeq(rented, ", ") {
+		add(hostinfo.Virt{Service: service}, nil)
+	}
+	add(hostinfo.Virt{Container: "docker", DockerDesktop: true, WSL: true}, nil)
+	add(hostinfo.Virt{Container: "docker", Tegra: true}, nil)
+	add(hostinfo.Virt{Container: "podman", Mapped: true}, nil)
+	add(hostinfo.Virt{Unit: "train.service"}, nil)
+	add(hostinfo.Virt{WSL: true}, nil)
+	add(hostinfo.Virt{}, map[string]string{"SLURM_JOB_ID": "7"})
+	found = append(found, "") // a machine of one's own
+	slices.Sort(found)
+	assert.Equal(t, places(), slices.Compact(found))
 }

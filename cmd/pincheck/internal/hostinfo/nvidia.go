@@ -41,6 +41,8 @@ type NVIDIA struct {
 	AssignedGPUs []string `json:"assigned_gpus,omitempty"`
 	// HMMDisabled is the parameter uvm_disable_hmm of nvidia_uvm; nil if it is not shown.
 	HMMDisabled *bool `json:"hmm_disabled,omitempty"`
+	// MPS is the pipe of MPS's control daemon in its usual directory: /tmp/nvidia-mps/control.
+	MPS string `json:"mps_control,omitempty"`
 }
 
 // Node is a device file. It is not opened.
@@ -126,6 +128,9 @@ func readNVIDIA(f files, environ []string) NVIDIA {
 	n.NVSwitches = countSwitches(f)
 	n.LicenceServer = readLicence(f)
 	n.ExcludedGPUs, n.AssignedGPUs = readExcluded(f), readAssigned(f)
+	if f.exists("tmp/nvidia-mps/control") {
+		n.MPS = "/tmp/nvidia-mps/control"
+	}
 	switch value := f.line("sys/module/nvidia_uvm/parameters/uvm_disable_hmm"); value {
 	case "Y", "N", "1", "0":
 		disabled := value == "Y" || value == "1"
