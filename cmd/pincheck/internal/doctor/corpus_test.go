@@ -47,7 +47,13 @@ func (o *Opening) failure(search *Search) *cudart.OpenError {
 
 func factsOfCase(t *testing.T, c *hosttest.Case) *Facts {
 	t.Helper()
-	f, err := FromCapture(hostinfo.Read(c.Host, c.Environ), c.Facts)
+	return factsOfHost(t, hostinfo.Read(c.Host, c.Environ), c.Facts)
+}
+
+// factsOfHost returns the facts of a host that was read, and of the JSON text of those that were not read from files.
+func factsOfHost(t *testing.T, h *hostinfo.Host, text []byte) *Facts {
+	t.Helper()
+	f, err := FromCapture(h, text)
 	require.NoError(t, err)
 	if len(f.Devices) == 0 && f.Requirements == nil {
 		if f.Opening != nil {

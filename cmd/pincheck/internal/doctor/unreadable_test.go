@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/internal/hosttest"
 )
 
@@ -141,8 +142,7 @@ func TestNoMissingFactAccusesAHealthyHost(t *testing.T) {
 					known[k] = false
 				}
 			}
-			evaluate := func(without string, changed hosttest.Case) {
-				f := factsOfCase(t, &changed)
+			evaluate := func(without string, f *Facts) {
 				expected := false
 				for _, c := range commands {
 					command := c.name
@@ -164,7 +164,7 @@ func TestNoMissingFactAccusesAHealthyHost(t *testing.T) {
 					}
 				}
 			}
-			evaluate("nothing", *c)
+			evaluate("nothing", factsOfCase(t, c))
 			tried := map[string]bool{}
 			for _, file := range slices.Sorted(maps.Keys(c.Host)) {
 				for ; file != "."; file = path.Dir(file) {
@@ -177,16 +177,20 @@ func TestNoMissingFactAccusesAHealthyHost(t *testing.T) {
 					maps.DeleteFunc(left, func(one string, _ *fstest.MapFile) bool {
 						return one == file || strings.HasPrefix(one, file+"/")
 					})
-					evaluate(file, hosttest.Case{Host: left, Environ: c.Environ, Facts: c.Facts})
+					evaluate(file, factsOfCase(t, &hosttest.Case{Host: left, Environ: c.Environ, Facts: c.Facts}))
 				}
 			}
-			evaluate("environment", hosttest.Case{Host: c.Host, Facts: c.Facts})
+			evaluate("environment", factsOfCase(t, &hosttest.Case{Host: c.Host, Facts: c.Facts}))
 			for i := range c.Environ {
-				evaluate(c.Environ[i], hosttest.Case{Host: c.Host, Environ: slices.Delete(slices.Clone(c.Environ), i, i+1), Facts: c.Facts})
+				environ := slices.Delete(slices.Clone(c.Environ), i, i+1)
+				evaluate(c.Environ[i], factsOfCase(t, &hosttest.Case{Host: c.Host, Environ: environ, Facts: c.Facts}))
 			}
+			read := hostinfo.Read(c.Host, c.Environ)
 			for where, facts := range withoutOne(t, c.Facts) {
 				if !slices.Contains(neededFacts, where) {
-					evaluate(where, hosttest.Case{Host: c.Host, Environ: c.Environ, Facts: facts})
+					host := *read
+					host.NVIDIA.Nodes = slices.Clone(read.NVIDIA.Nodes) // to which facts are added
+					evaluate(where, factsOfHost(t, &host, facts))
 				}
 			}
 			for accusation, seen := range known {

@@ -395,6 +395,9 @@ func (h *Host) GPU(address string) (PCIDevice, bool) {
 // SamePCI reports whether two PCI addresses are the same, in the form of CUDA, of sysfs or
 // of NVML. What is no address is the same as nothing.
 func SamePCI(a, b string) bool {
+	if len(a) == len(b) && !strings.EqualFold(a, b) {
+		return false // numbers of as many digits
+	}
 	x, err := linux.ParsePCIAddress(a)
 	if err != nil {
 		return false
