@@ -161,9 +161,9 @@ func (s *saving) writeFile(ctx context.Context, f *savedFile) error {
 	var running sync.WaitGroup
 	for _, runs := range of {
 		running.Go(func() {
-			for _, r := range runs {
-				if n, err := s.copy(ctx, f, r); err != nil {
-					cancel(fmt.Errorf("tensor %s: %w", quote(f.tensorAt(r.off+int64(n))), cause(err)))
+			for group := range groups(runs) {
+				if n, err := s.copyGroup(ctx, f, group); err != nil {
+					cancel(fmt.Errorf("tensor %s: %w", quote(f.tensorAt(group[0].off+int64(n))), cause(err)))
 					return
 				}
 			}
@@ -192,6 +192,26 @@ func (s *saving) copier(ctx context.Context, dev *cudart.Device) error {
 		s.copiers[dev] = c
 	}
 	return err
+}
+
+// copyGroup writes neighbours in the file, and returns how many bytes from the first on were written.
+func (s *saving) copyGroup(ctx context.Context, f *savedFile, group []savedRun) (int, error) {
+	if len(group) == 1 {
+		return s.copy(ctx, f, group[0])
+	}
+	last := group[len(group)-1]
+	gathered := make([]byte, int(last.off-group[0].off)+last.n)
+	parts := make([]transfer.Part, len(group))
+	for i, r := range group {
+		at := int(r.off - group[0].off)
+		parts[i] = transfer.Part{Device: r.ptr, Host: gathered[at : at+r.n]}
+	}
+	if err := s.copiers[last.device].DownloadAll(ctx, parts); err != nil {
+		return 0, err
+	}
+	n, err := f.temp.WriteAt(gathered, group[0].off)
+	s.reporter.Set(int(s.done.Add(int64(n))))
+	return n, err
 }
 
 // hostPiece is how much host memory is written at a time.

@@ -62,6 +62,12 @@ func newToSave(t testing.TB, devs []*cudart.Device) *toSave {
 		}
 		add(fmt.Sprint("large", i), weights.F32, []int{512, 1024}, neighbour)
 		add(fmt.Sprint("empty", i), weights.BF16, []int{0, 7}, neighbour)
+		for j := range 80 {
+			add(fmt.Sprintf("scattered%d.%d", i, j), weights.U8, []int{1000 + j}, func(b []byte) (weights.Memory, []byte) {
+				at += len(b) + 24
+				return upload(m, at-len(b), b), nil
+			})
+		}
 		add(fmt.Sprint("odd", i), weights.U8, []int{4097}, func(b []byte) (weights.Memory, []byte) {
 			return upload(memoryOf(t, dev, len(b)+5), 5, b), nil
 		})
