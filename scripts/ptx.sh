@@ -63,6 +63,7 @@ for committed in "$PWD"/{internal/gpukernels,examples/gcn}/src; do
 		else
 			nvrtc "$source" "$ptx"
 		fi
+		[[ ! -e $committed/$ptx.gz ]] || gzip -9nc "$ptx" >"$ptx.gz" # which is embedded
 		echo "$ptx: $(grep -m1 '^\.version' "$ptx"), $(grep -c '\.entry' "$ptx") kernels"
 	done
 	LC_ALL=C sha256sum ./*.cu ./*.ptx | sed 's|\./||' | LC_ALL=C sort -k2 >SHA256SUMS

@@ -9,7 +9,7 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-//go:embed src/blocks.ptx
+//go:embed src/blocks.ptx.gz
 var blocksPTX []byte
 
 // A Blocks has the kernels that copy many blocks and check lists of their indices, loaded on a device.

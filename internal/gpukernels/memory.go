@@ -14,7 +14,7 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-//go:embed src/memory.ptx
+//go:embed src/memory.ptx.gz
 var memoryPTX []byte
 
 // A Content computes the byte at any position.

@@ -9,7 +9,7 @@ import (
 	"github.com/gopinned/pinned/kernel"
 )
 
-//go:embed src/parts.ptx
+//go:embed src/parts.ptx.gz
 var partsPTX []byte
 
 // A Parts has the kernel that copies parts of any size, loaded on a device.

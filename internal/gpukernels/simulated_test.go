@@ -326,7 +326,7 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 			case "pinned_parts":
 				code = partsPTX
 			}
-			m, err := kernel.Load(t.Context(), target.dev, code)
+			m, err := kernel.Load(t.Context(), target.dev, unpacked(t, code))
 			require.NoError(t, err)
 			k, err := m.Kernel(t.Context(), name)
 			require.NoError(t, err)
