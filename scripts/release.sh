@@ -28,11 +28,15 @@ base=${BASE:-}
 
 fail() { echo "release: $*" >&2; exit 1; }
 
+# step TEXT says what begins, and the seconds so far.
+step() { printf 'release: %4d s  %s\n' "$SECONDS" "$*" >&2; }
+
 # tool MODULE prints the path of a program, built at this version outside any module.
 tool() {
 	local bin=$tools/${1//\//_}
 	if [[ ! -x $bin ]]; then
 		local place
+		step "building ${1##*/} (once: kept in ${tools#"$PWD"/})"
 		place=$(mktemp -d "$tools.XXXXXX")
 		(cd "$place" && GOFLAGS= GOBIN=$place CGO_ENABLED=0 go install "$1" >&2)
 		mv "$place"/* "$bin"
@@ -66,6 +70,7 @@ make_release() {
 		notes "$version" >"$out/notes.md"
 		[[ -s $out/notes.md ]] || fail "CHANGELOG.md has no section $version"
 		for arch in "${architectures[@]}"; do
+			step "building pincheck for $arch"
 			GOTOOLCHAIN=$go_version GOFLAGS= GOWORK=off CGO_ENABLED=0 GOOS=linux GOARCH=$arch GOAMD64=v1 GOARM64=v8.0 \
 				go build -trimpath -buildvcs=true -ldflags='-s -w -buildid=' -o "$work/pincheck-$arch" ./cmd/pincheck
 		done
@@ -73,11 +78,13 @@ make_release() {
 	"$work/pincheck-$(go env GOHOSTARCH)" man >"$work/pincheck.1"
 	grep -qF "\"pincheck $version\"" "$work/pincheck.1" || fail "the binary's version is not $version"
 	for arch in "${architectures[@]}"; do
+		step "archive, packages and SBOM for $arch"
 		stage "$work" "$version" "$arch"
 		archive "$work" "$out" "$number" "$arch"
 		packages "$work" "$out" "$number" "$arch"
 		sbom "$work" "$out" "$number" "$arch"
 	done
+	step "OCI image"
 	image "$work" "$out" "$version"
 	(cd "$out" && find . -type f -name 'pincheck_*' -printf '%P\n' | sort | xargs sha256sum >"$work/sums" && mv "$work/sums" SHA256SUMS)
 	chmod -R u+w "$work"
@@ -198,10 +205,12 @@ check() {
 	local version=$1 one two
 	one=$PWD/.build/release/$1 two=$(mktemp -d)
 	make_release "$version" "$one"
+	step "the same again, elsewhere"
 	TMPDIR=$(mktemp -d) make_release "$version" "$two"
 	diff -r "$one" "$two" || fail "two builds differ"
 	rm -rf "$two"
 	echo "two builds are the same: $(sha256sum <"$one/SHA256SUMS" | cut -c1-16)"
+	step "trying what was made"
 	local root=()
 	((EUID == 0)) || root=(sudo --preserve-env=PATH,HOME)
 	"${root[@]}" scripts/release/try.sh "$one" "${version#v}"
