@@ -144,6 +144,20 @@ func TestSeveralTexts(t *testing.T) {
 	assert.Equal(t, []string{"kernel log", "lspci"}, r.Sources)
 }
 
+// Half of the lanes of a GPU whose slot is not in the text may be all that the slot has.
+func TestHalfOfTheLanesAccuseNobody(t *testing.T) {
+	t.Parallel()
+	text := string(sampleText(t, "nvidia-smi-590-narrow-link.txt"))
+	for old, changed := range map[string]string{": 4x": ": 8x", "RTX 5090": "RTX 5090 Laptop GPU"} {
+		require.Contains(t, text, old)
+		got := callWith(t, elsewhere(t), strings.NewReader(strings.Replace(text, old, changed, 1)), "--from", "-", "--format", "json")
+		assert.Equal(t, exitUnknown, got.code)
+		r := resultOf(t, got)
+		require.Equal(t, "narrow_link", idsOf(r))
+		assert.Equal(t, doctor.Note, r.Findings[0].Severity)
+	}
+}
+
 // Beside an archive a text adds the kernel's log, and the archive's verdict is its own.
 func TestATextBesideAnArchive(t *testing.T) {
 	t.Parallel()

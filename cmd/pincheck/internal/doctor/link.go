@@ -259,6 +259,9 @@ func narrowLink(f *Facts, d *Device) []Finding {
 	}
 	if pci, _ := f.pci(d); f.partial() && len(pci.Upstream) == 0 {
 		out.Certainty, out.Evidence = Possible, []string{out.Evidence[0], fmt.Sprintf("The card supports %v; the slot is not shown", made)}
+		if out.because == "laptop" || 2*l.Width >= made.Width { // as slots and laptops of half the lanes have it
+			out.Severity = Note
+		}
 	}
 	speed := l.Speed
 	if f.partial() { // the link may be idle: its speed says nothing
