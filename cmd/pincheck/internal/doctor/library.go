@@ -23,7 +23,11 @@ var libraryChecks = []Check{
 	{ID: "driver_library_off_path", Explains: withoutDriver, Host: unlessUsable(offPath)},
 	{ID: "no_driver_library", Explains: withoutDriver,
 		Host: unlessUsable(func(f *Facts) []Finding {
-			return f.missing("driver_library", "the driver's library libcuda.so.1 is missing")
+			found := f.missing("driver_library", "the driver's library libcuda.so.1 is missing")
+			if because := withoutLibrary(f.Host); len(found) > 0 && because == "unset" {
+				found[0].because, found[0].Evidence = because, append(found[0].Evidence, "NVIDIA_VISIBLE_DEVICES is not set")
+			}
+			return found
 		})},
 	{ID: "library_unusable", Suppresses: []string{"no_runtime_library"},
 		Host: unlessUsable(unusableLibrary)},

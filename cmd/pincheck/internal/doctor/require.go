@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
@@ -47,7 +48,7 @@ func Require(host *hostinfo.Host, opening error) []Requirement {
 		requireGPU(host, container),
 		requireModule(host, container),
 		requireNodes(host, container),
-		requireDriverLibrary(failed.Driver, opening == nil, explained, container),
+		requireDriverLibrary(failed.Driver, opening == nil, explained, withoutLibrary(host)),
 		requireRuntime(failed.Attempts, opening),
 	}
 	for i := range all {
@@ -167,7 +168,22 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 	return r
 }
 
-func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool) Requirement {
+// hooked are containers to which a hook of NVIDIA's adds the driver's libraries where NVIDIA_VISIBLE_DEVICES asks for it.
+var hooked = []string{"docker", "enroot", "containerd", "container"}
+
+// withoutLibrary returns the cause of a missing libcuda on the finding's page.
+func withoutLibrary(h *hostinfo.Host) string {
+	_, set := h.Env["NVIDIA_VISIBLE_DEVICES"]
+	switch {
+	case h.Virt.Container == "":
+		return "host"
+	case !set && h.NVIDIA.HasGPUNode() && slices.Contains(hooked, h.Virt.Container) && !h.Virt.Tegra && !h.Virt.WSL:
+		return "unset"
+	}
+	return "container"
+}
+
+func requireDriverLibrary(d cudart.DriverFacts, inUse, explained bool, without string) Requirement {
 	r := Requirement{ID: "driver_library", Name: "driver library", State: Present, Detail: d.LibPath}
 	switch {
 	case d.LibPath != "":
@@ -178,10 +194,7 @@ func requireDriverLibrary(d cudart.DriverFacts, inUse, explained, container bool
 	default:
 		r.State = Missing
 		r.Detail = "no libcuda.so.1"
-		r.because = "host"
-		if container {
-			r.because = "container"
-		}
+		r.because = without
 	}
 	return r
 }

@@ -267,11 +267,21 @@ var needs = map[string][]words{
 		{"", "Unset the variable: `unset CUDA_VISIBLE_DEVICES`."},
 	},
 	"library path": {
+		{"toolbox", "Enter the container again, which mounts the host's libraries: `toolbox enter NAME`."},
+		{"distrobox", "Start the container again, which mounts the host's libraries: `distrobox stop NAME; distrobox enter NAME`. If it was created without them: `distrobox create --nvidia --name NAME --image IMAGE`."},
 		{"kubernetes", "Set LD_LIBRARY_PATH to *DIR* in the env of the container."},
 		{dockers, "Start the container with the directory: `docker run -e LD_LIBRARY_PATH=<DIR> IMAGE`. In an image use ENV."},
 		{podmans, "Start the container with the directory: `podman run -e LD_LIBRARY_PATH=<DIR> IMAGE`. In an image use ENV."},
 		{"systemd", "Add Environment=LD_LIBRARY_PATH=*DIR* to the unit: `sudo systemctl edit UNIT`."},
 		{"", "Add the directory: `export LD_LIBRARY_PATH=<DIR>${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}`. Or add it to /etc/ld.so.conf.d and run ldconfig."},
+	},
+	"compat library": {
+		{dockers + ", " + podmans + ", kubernetes, apptainer, enroot, containerd, container, gvisor", "Use an image of the CUDA version that the driver supports, or remove the package cuda-compat (*DIR*) from the image."},
+		{"", "Remove *DIR* (package cuda-compat) from LD_LIBRARY_PATH and /etc/ld.so.conf.d, and update the loader cache: `sudo ldconfig`. Or use a CUDA version that the driver supports."},
+	},
+	"other library": {
+		{dockers + ", " + podmans + ", kubernetes, apptainer, enroot, containerd, container, gvisor", "Remove *LIBRARY* and its package from the image: the runtime brings the driver's own."},
+		{"", "Remove its directory from LD_LIBRARY_PATH and /etc/ld.so.conf.d, or put the directory of the driver's own libcuda.so.1 first."},
 	},
 	"gvisor": {
 		{"docker", "Start runsc with --nvproxy, and the container with the GPU: `docker run --runtime=runsc --gpus all IMAGE`."},

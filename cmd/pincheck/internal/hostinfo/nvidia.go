@@ -145,6 +145,7 @@ var driverDirs = []string{
 	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/wsl/lib",
 	"usr/local/nvidia/lib64", "usr/local/cuda/compat", "usr/lib/aarch64-linux-gnu/tegra", "usr/lib/aarch64-linux-gnu/nvidia",
 	"run/opengl-driver/lib", ".singularity.d/libs", "usr/lib64/nvidia", "usr/lib64-nvidia", "usr/lib/nvidia", "opt/cuda/compat",
+	"run/host/usr/lib64", "run/host/usr/lib/x86_64-linux-gnu", // of the host, in Toolbx and Distrobox
 }
 
 // searched returns the directories that the loader searches beside its own: those of LD_LIBRARY_PATH, and

@@ -59,6 +59,7 @@ var surestContainers = []sign{
 	{"kubernetes", "KUBERNETES_SERVICE_HOST", ""},
 	{"toolbox", "", "run/.toolboxenv"},
 	{"distrobox", "DISTROBOX_ENTER_PATH", "etc/profile.d/distrobox_profile.sh"},
+	{"distrobox", "DISTROBOX_HOST_HOME", ""},
 	{"podman", "", "run/.containerenv"},
 	{"docker", "", ".dockerenv"},
 }
@@ -182,7 +183,9 @@ func (h *Host) Places() (places []string) {
 			places = append(places, place)
 		}
 	}
-	add(true, v.Service)
+	if v.Service != "" {
+		return []string{v.Service} // whose container nobody who rents it can start again
+	}
 	add(job && !gpus, "slurm")
 	add(v.Container == "docker" && v.Tegra, "docker on jetson")
 	add(v.Container == "docker" && v.DockerDesktop, "docker desktop")
