@@ -210,42 +210,71 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 	if _, ok := os.LookupEnv(variable); ok { // else each process would start another one
 		return errors.New("this process was started by Run itself, and its main function or TestMain does not call Serve")
 	}
-	ctx, cancel := context.WithTimeoutCause(caller, limit, fmt.Errorf("%w of %v", ErrTimeout, limit))
-	defer cancel()
-	cause := func() error { return cmp.Or(bounded.Ended(caller), context.Cause(ctx)) }
 	text, err := json.Marshal(request)
 	if err != nil {
 		return fmt.Errorf("request: %w", err)
 	}
-	path, err := executable()
-	if err != nil {
-		return &StartError{"this executable", err}
-	}
-	cmd := exec.CommandContext(ctx, path)
-	cmd.Env = append(os.Environ(), variable+"="+name)
-	cmd.WaitDelay = killGrace
-	var stderr limited
-	cmd.Stderr = &stderr
-	in, err := cmd.StdinPipe() // Wait closes it, and so does the end of this process
-	if err != nil {
-		return err
-	}
-	replies, stdout, err := os.Pipe()
+	p := &process{caller: caller, ended: make(chan error, 1)}
+	p.ctx, p.cancel = context.WithTimeoutCause(caller, limit, fmt.Errorf("%w of %v", ErrTimeout, limit))
+	defer p.cancel()
+	replies, err := p.start(name, text, turn)
 	if err != nil {
 		return err
 	}
 	defer replies.Close()
-	cmd.Stdout = stdout
-	err = cmd.Start()
+	replied := make(chan error, 1)
+	go func() { replied <- read(replies, &p.begun, take) }()
+	select {
+	case err := <-replied:
+		return p.answered(err)
+	case <-p.ctx.Done():
+		err := p.killed()
+		replies.Close() // a process that has not ended holds the other end
+		<-replied       // no answer is taken after the return
+		return err
+	}
+}
+
+// A process is one that run has started.
+type process struct {
+	caller context.Context
+	ctx    context.Context // ends with the caller's, and at the limit; the process is killed then
+	cancel context.CancelFunc
+	cmd    *exec.Cmd
+	stderr limited
+	ended  chan error // has the error of Wait
+	begun  bool       // it has reached Serve; not to be read before its replies have ended
+}
+
+// start starts the process and sends its request, and returns what its replies are read from.
+func (p *process) start(name string, request []byte, turn <-chan struct{}) (replies *os.File, err error) {
+	path, err := executable()
+	if err != nil {
+		return nil, &StartError{"this executable", err}
+	}
+	p.cmd = exec.CommandContext(p.ctx, path)
+	p.cmd.Env = append(os.Environ(), variable+"="+name)
+	p.cmd.WaitDelay = killGrace
+	p.cmd.Stderr = &p.stderr
+	in, err := p.cmd.StdinPipe() // Wait closes it, and so does the end of this process
+	if err != nil {
+		return nil, err
+	}
+	replies, stdout, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	p.cmd.Stdout = stdout
+	err = p.cmd.Start()
 	stdout.Close()
 	if err != nil {
-		return &StartError{path, err}
+		replies.Close()
+		return nil, &StartError{path, err}
 	}
-	ended := make(chan error, 1)
 	gone := make(chan struct{})
 	go func() {
 		// A process that has crashed reads no request: its end says more.
-		_, _ = in.Write(append(text, '\n'))
+		_, _ = in.Write(append(request, '\n'))
 		go func() {
 			select {
 			case <-turn:
@@ -253,60 +282,72 @@ func run(caller context.Context, limit time.Duration, name string, request any, 
 			case <-gone:
 			}
 		}()
-		ended <- cmd.Wait()
+		p.ended <- p.cmd.Wait()
 		close(gone)
 	}()
-	replied := make(chan error, 1)
-	begun := false
-	go func() { replied <- read(replies, &begun, take) }()
+	return replies, nil
+}
+
+// cause is why the context has ended.
+func (p *process) cause() error { return cmp.Or(bounded.Ended(p.caller), context.Cause(p.ctx)) }
+
+// answered returns the error of a process whose replies have ended with err: io.EOF if there was no last one. An answer
+// counts, and not how the process ends: one that has answered may hang in the driver's exit handlers.
+func (p *process) answered(err error) error {
+	if errors.Is(err, io.EOF) {
+		return p.silent()
+	}
 	select {
-	case err := <-replied:
-		// The answer counts, and not how the process ends: one that has answered may
-		// hang in the driver's exit handlers.
-		grace := killGrace
-		if errors.Is(err, io.EOF) {
-			grace = reapGrace
-		}
-		select {
-		case end := <-ended:
-			if errors.Is(err, io.EOF) && Killed(end) {
-				select { // the signal may be for this process too, which has not seen it yet
-				case <-ctx.Done():
-				case <-time.After(killGrace):
-				}
-			}
-			if errors.Is(err, io.EOF) && ctx.Err() == nil {
-				if end == nil {
-					end = errors.New("without an answer")
-				}
-				if !begun && !Killed(end) {
-					return &StartError{path, fmt.Errorf("%w%s", end, stderr.quote())}
-				}
-				return fmt.Errorf("the process ended early: %w%s", end, stderr.quote())
-			}
-		case <-time.After(grace):
-			cancel()
-			if errors.Is(err, io.EOF) && context.Cause(ctx) == context.Canceled {
-				return fmt.Errorf("process %d ended early, and hangs in the kernel", cmd.Process.Pid)
+	case <-p.ended:
+	case <-time.After(killGrace):
+		p.cancel()
+	}
+	if err != nil && !p.begun {
+		return &StartError{p.cmd.Path, err}
+	}
+	return err
+}
+
+// silent returns why a process has closed its pipe without an answer.
+func (p *process) silent() error {
+	select {
+	case end := <-p.ended:
+		if Killed(end) {
+			select { // the signal may be for this process too, which has not seen it yet
+			case <-p.ctx.Done():
+			case <-time.After(killGrace):
 			}
 		}
-		if errors.Is(err, io.EOF) { // it was killed
-			return cause()
+		if p.ctx.Err() == nil {
+			return p.early(end)
 		}
-		if err != nil && !begun {
-			return &StartError{path, err}
+	case <-time.After(reapGrace):
+		p.cancel()
+		if context.Cause(p.ctx) == context.Canceled {
+			return fmt.Errorf("process %d ended early, and hangs in the kernel", p.cmd.Process.Pid)
 		}
-		return err
-	case <-ctx.Done():
-		select {
-		case <-ended:
-			err = cause()
-		case <-time.After(2 * killGrace):
-			err = fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", cause(), cmd.Process.Pid)
-		}
-		replies.Close() // a process that has not ended holds the other end
-		<-replied       // no answer is taken after the return
-		return err
+	}
+	return p.cause()
+}
+
+// early is the error of a process that nobody has killed here.
+func (p *process) early(end error) error {
+	if end == nil {
+		end = errors.New("without an answer")
+	}
+	if !p.begun && !Killed(end) {
+		return &StartError{p.cmd.Path, fmt.Errorf("%w%s", end, p.stderr.quote())}
+	}
+	return fmt.Errorf("the process ended early: %w%s", end, p.stderr.quote())
+}
+
+// killed waits for the end of a process whose context has ended, and returns why it has.
+func (p *process) killed() error {
+	select {
+	case <-p.ended:
+		return p.cause()
+	case <-time.After(2 * killGrace):
+		return fmt.Errorf("%w; process %d was killed and has not ended: it hangs in the kernel", p.cause(), p.cmd.Process.Pid)
 	}
 }
 
