@@ -243,11 +243,6 @@ func (r *run) failed(ctx context.Context, name string, err error, missing ...Cas
 
 // take measures a case, and adds each of its series that has a sample.
 func (r *run) take(ctx context.Context, g *Group, c *Case) {
-	s := c.Series
-	also := make([]result.Series, len(c.Also))
-	for i := range also {
-		also[i] = c.Also[i].Series
-	}
 	for range c.WarmUp {
 		if _, err := c.Sample(ctx); err != nil {
 			r.failed(ctx, caseName(g, c), err, *c)
@@ -258,8 +253,40 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 	if c.CPU != nil {
 		cpuTimeOf = c.CPU
 	}
-	began, cpu := time.Now(), cpuTimeOf()
-	for len(s.Samples) < c.MinSamples || len(s.Samples) < c.Samples && time.Since(began) < c.Budget {
+	cpu := cpuTimeOf()
+	s, also := r.sample(ctx, g, c)
+	if len(s.Samples) == 0 {
+		return
+	}
+	if c.Bytes != nil {
+		s.BytesPerSample = c.Bytes()
+	}
+	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && hostos.CPUTime() >= 0 {
+		perGB := (cpuTimeOf() - cpu).Seconds() / gb
+		s.CPUSecondsPerGB = &perGB
+	}
+	if c.Node != nil {
+		if node, ok := c.Node(); ok {
+			s.NUMANode = &node
+		}
+	}
+	r.verify(ctx, g, c, &s)
+	r.add(s)
+	for _, a := range also {
+		if len(a.Samples) > 0 {
+			a.Verified, a.NUMANode = s.Verified, s.NUMANode
+			r.add(a)
+		}
+	}
+}
+
+// sample takes the samples of a case's series, and of those that come with it.
+func (r *run) sample(ctx context.Context, g *Group, c *Case) (s result.Series, also []result.Series) {
+	s = c.Series
+	for i := range c.Also {
+		also = append(also, c.Also[i].Series)
+	}
+	for began := time.Now(); len(s.Samples) < c.MinSamples || len(s.Samples) < c.Samples && time.Since(began) < c.Budget; {
 		v, err := c.Sample(ctx)
 		if err != nil {
 			if len(s.Samples) == 0 {
@@ -276,37 +303,22 @@ func (r *run) take(ctx context.Context, g *Group, c *Case) {
 			}
 		}
 	}
-	if len(s.Samples) == 0 {
+	return s, also
+}
+
+// verify compares the bytes that a case has copied, if it can.
+func (r *run) verify(ctx context.Context, g *Group, c *Case, s *result.Series) {
+	if c.Verify == nil {
 		return
 	}
-	if c.Bytes != nil {
-		s.BytesPerSample = c.Bytes()
+	err := c.Verify(ctx)
+	s.Verified = err == nil
+	if err == nil {
+		return
 	}
-	if gb := float64(len(s.Samples)) * float64(s.BytesPerSample) / 1e9; gb > 0 && hostos.CPUTime() >= 0 {
-		perGB := (cpuTimeOf() - cpu).Seconds() / gb
-		s.CPUSecondsPerGB = &perGB
-	}
-	if c.Node != nil {
-		if node, ok := c.Node(); ok {
-			s.NUMANode = &node
-		}
-	}
-	if c.Verify != nil {
-		if err := c.Verify(ctx); err != nil {
-			r.failed(ctx, caseName(g, c)+": compared afterwards", err)
-			if errors.Is(err, ErrMismatch) {
-				s.Mismatch = err.Error()
-			}
-		} else {
-			s.Verified = true
-		}
-	}
-	r.add(s)
-	for _, a := range also {
-		if len(a.Samples) > 0 {
-			a.Verified, a.NUMANode = s.Verified, s.NUMANode
-			r.add(a)
-		}
+	r.failed(ctx, caseName(g, c)+": compared afterwards", err)
+	if errors.Is(err, ErrMismatch) {
+		s.Mismatch = err.Error()
 	}
 }
 
