@@ -14,6 +14,7 @@
 //   - Cost: what it costs, in seconds or as a factor
 //   - Do: the remedy, as an imperative. A command on a line of its own follows a colon and ends its sentence.
 //     A need in braces, such as {gpu}, stands for the words of the place where the process runs (places.go).
+//     A command for root has its sudo, also dmesg. In a place where the reader is not root, it says who can run it.
 //   - Last resort: a remedy that cannot be undone or stops the work of others (a reset, a reboot, a new
 //     card). It is printed only if the cause is certain.
 //   - Confidence: likely or possible. Without it the cause is certain. A check may set another one.

@@ -162,7 +162,7 @@ func TestEveryRemedyIsOfThePlace(t *testing.T) {
 					}
 				}
 				o := ownerOf([]string{place})
-				if o == nil {
+				if o == nil || !strings.Contains(text, "dmesg") && !strings.Contains(text, "sudo") {
 					continue
 				}
 				if !o.sudo && strings.Contains(text, "sudo") {
