@@ -21,18 +21,19 @@ const (
 	rented  = "colab, kaggle, sagemaker, paperspace, runpod, vast" // by services: no user of them reaches the host
 	podmans = "podman, podman without root"
 	dockers = "docker, docker desktop, docker on jetson"
-	apps    = "flatpak, snap"
 )
 
-// Sources, each looked up in November 2026: docs.docker.com/reference/cli/docker/container/run (no ulimit of the
-// address space; CDI devices), docs.docker.com/desktop/features/gpu, docs.podman.io podman-update.1 (since 4.3),
-// podman-run.1 (keep-groups), github.com/containers/toolbox/pull/1497, distrobox-create(1) (--nvidia),
-// apptainer.org/docs/user/main/gpu.html (--nvccli takes root's nvidia-container-cli, --nv does not),
+// What the words rest on, as of November 2026. Read in documentation or by the maintainers: podman-update(1) (4.3 has
+// it), distrobox-create(1) and distrobox-init(1) (--nvidia), github.com/containers/toolbox/pull/1497,
 // github.com/NVIDIA/enroot doc/cmd/start.md and doc/standard-hooks.md, github.com/NVIDIA/pyxis/wiki/Usage,
-// linuxcontainers.org/incus/docs/main/reference (devices_gpu, instance_options: a percentage of limits.cpu.allowance
-// is no quota), pve.proxmox.com pct(1) (dev0), snapcraft.io/docs/opengl-interface (for CUDA too),
-// docs.flatpak.org (GL extensions), slurm.schedmd.com gres.html and faq.html#memlock, systemd.exec(5),
-// systemd.resource-control(5), learn.microsoft.com/windows/wsl/wsl-config, kubernetes.io/docs/tasks/manage-gpus.
+// github.com/lxc/incus doc/reference/devices_gpu.md, LXD's instance options, which Incus has from it (a percentage of
+// limits.cpu.allowance is no quota; limits.kernel; limits.cpu.nodes), snapcraft.io/docs/opengl-interface (for CUDA
+// too), systemd.resource-control(5) (AllowedMemoryNodes), Red Hat's guide to NUMAPolicy, docker/docs issue 14523
+// (WSL's limits count in Docker Desktop), kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus.
+// Seen in public scripts and guides only: keep-groups, nvidia.com/gpu=all, Apptainer's --nv and --nvccli, .wslconfig,
+// Proxmox's dev0, nvidia.runtime, PropagateResourceLimitsExcept, --gpu-bind=closest, the variables of services.
+// Not looked up: all others, among them the menus of services, Flatpak, a Jetson's runtime, Docker's CDI and restart,
+// appArmorProfile, memoryManagerPolicy, MPS in containers.
 var needs = map[string][]words{
 	"gpu": {
 		{"kubernetes", "Set a limit of nvidia.com/gpu in the resources of the container."},
