@@ -100,7 +100,6 @@ var failedWindow = []string{"no space for", "failed to assign", "can't assign"}
 // A Parser collects events from the lines of a log. The zero value is ready.
 type Parser struct {
 	events []Event
-	lines  int
 	// about is the GPU of a message of several lines: "NVRM: The NVIDIA GPU 0000:01:00.0".
 	about string
 	// open is how many more lines the last event's message may have.
@@ -133,14 +132,11 @@ func Parse(text string) []Event {
 // Events returns what was found so far.
 func (p *Parser) Events() []Event { return p.events }
 
-// Lines returns the number of lines that were of a kernel's log.
-func (p *Parser) Lines() int { return p.lines }
-
 // Line takes the next line. It returns whether it is of a kernel's log.
 func (p *Parser) Line(s string) bool {
 	l, isLog := cut(s)
 	if newBoot(s) || isLog && strings.HasPrefix(l.text, "Linux version ") { // what was before is of an earlier one
-		*p = Parser{lines: p.lines}
+		*p = Parser{}
 	}
 	// Lines without a prefix continue a message in journalctl, and people paste them.
 	if trimmed := strings.TrimLeft(l.text, " \t"); !isLog && !strings.HasPrefix(trimmed, "NVRM: ") {
@@ -148,7 +144,6 @@ func (p *Parser) Line(s string) bool {
 	} else if !isLog {
 		l.text = trimmed
 	}
-	p.lines++
 	if !Matters(l.text) {
 		p.about, p.open = "", 0
 		return true

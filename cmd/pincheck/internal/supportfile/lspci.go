@@ -30,7 +30,6 @@ var (
 	deviceLine = regexp.MustCompile(`^(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7]) ("?[A-Za-z0-9][^:]{0,80}): (.{1,300})`)
 	classID    = regexp.MustCompile(`\[([0-9a-f]{4})\]`)
 	deviceIDs  = regexp.MustCompile(`\[([0-9a-f]{4}):([0-9a-f]{4})\]`)
-	rawIDs     = regexp.MustCompile(`^([0-9a-f]{4}): ([0-9a-f]{4}):([0-9a-f]{4})`) // of -n
 	linkValue  = regexp.MustCompile(`Speed ([0-9.]+)GT/s.*?Width x(\d+)`)
 	secondary  = regexp.MustCompile(`secondary=([0-9a-f]{2})`)
 	region     = regexp.MustCompile(`^Region ([0-5]): Memory at ([0-9a-f]{4,16}|<[a-z]+>)`)
