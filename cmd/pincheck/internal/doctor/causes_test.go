@@ -49,6 +49,8 @@ func TestCausesOfHosts(t *testing.T) {
 		{"gpu-full", "gpu_full", Certain, []string{"Process 4711"}, []string{"page cache"}},
 		{"pin-refused-wsl", "pin_refused", Likely, []string{"under WSL", ".wslconfig"}, nil},
 		{"pin-refused-movable", "pin_refused", Likely, []string{"/proc/zoneinfo", "movablecore="}, nil},
+		{"pin-refused-sme", "pin_refused", Possible, []string{"mem_encrypt=on"}, nil},
+		{"pin-refused", "pin_refused", Certain, nil, []string{"mem_encrypt", "zoneinfo", "WSL"}},
 		{"balloon", "leaked_pins", Possible, []string{"virtio_balloon", "virsh dommemstat"}, nil},
 		{"leaked-pins", "leaked_pins", Likely, []string{"not pin more than 2 GiB"}, []string{"balloon"}},
 		{"data-limit", "address_space_limit", Certain, []string{"Max data size is 4294967296", "ulimit -d unlimited"}, nil},
@@ -58,6 +60,8 @@ func TestCausesOfHosts(t *testing.T) {
 		{"kepler-with-cuda-13", "driver_too_old", Certain, []string{"Kepler", "CUDA 11.4"}, []string{"Update the driver"}},
 		{"driver-too-old", "driver_too_old", Certain, []string{"Update the driver"}, nil},
 		{"exclusive-under-mps", "compute_mode_exclusive", Likely, []string{"812 (nvidia-cuda-mps-server)", "CUDA_MPS_PIPE_DIRECTORY"}, []string{"-c DEFAULT"}},
+		{"slow-pinning-throttled", "slow_pinning", Likely, []string{"quota of 4.0 was used up in 3000 of 4000 periods (cpu.stat)"}, []string{"PYTORCH_ALLOC_CONF"}},
+		{"strict-overcommit-at-start", "strict_overcommit", Certain, []string{"vm.overcommit_memory is 2"}, nil},
 	} {
 		t.Run(c.host, func(t *testing.T) {
 			t.Parallel()

@@ -51,6 +51,9 @@ func pinRefused(f *Facts, d *Device) []Finding {
 	case m.Total > 0 && m.Movable+m.CMA > m.Total/2:
 		out.because = "movable"
 		out.Evidence = append(out.Evidence, fmt.Sprintf("/proc/zoneinfo and /proc/meminfo: %s of %s is in movable zones or CMA", units.Bytes(m.Movable+m.CMA), units.Bytes(m.Total)))
+	case f.Host != nil && slices.Contains(f.Host.Kernel.Parameters, "mem_encrypt=on"):
+		out.because = "encrypted"
+		out.Evidence = append(out.Evidence, "/proc/cmdline contains mem_encrypt=on")
 	default:
 		out.means = meaningIn(texts[0])
 	}

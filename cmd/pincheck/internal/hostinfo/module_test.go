@@ -132,3 +132,58 @@ func TestPower(t *testing.T) {
 		assert.Equal(t, c.want, reread(t, c.host).Power, name)
 	}
 }
+
+func TestMemoryForOneUse(t *testing.T) {
+	t.Parallel()
+	const zones = "Node 0, zone   Normal\n  pages free     7\n        managed  1000\nNode 1, zone  Movable\n  pages free     9\n        managed  3000\n"
+	m := reread(t, fstest.MapFS{
+		"proc/meminfo":  file("MemTotal: 4096 kB\nMemFree: 9 kB\nShmem: 5 kB\nCmaTotal: 0 kB\nCmaFree: 64 kB\n"),
+		"proc/zoneinfo": file(zones),
+		"sys/bus/virtio/drivers/virtio_balloon/virtio3": file(""),
+		"sys/bus/virtio/drivers/virtio_balloon/bind":    file(""),
+	}).Memory
+	assert.Equal(t, 3<<20, m.Movable)
+	assert.Equal(t, 64<<10, m.CMA)
+	assert.Equal(t, 5<<10, finite(t, m.Shared))
+	assert.Equal(t, "virtio_balloon", m.Balloon)
+	m = reread(t, fstest.MapFS{
+		"proc/meminfo":  file("MemTotal: 4096 kB\n"),
+		"proc/zoneinfo": file("Node 0, zone Movable\nmanaged 99999999999999999999\nmanaged -1\n"),
+		"sys/bus/virtio/drivers/virtio_balloon/bind": file(""), // it drives no device
+	}).Memory
+	assert.Equal(t, hostinfo.Placed{}, m.Placed)
+}
+
+func TestLimitsAndClocks(t *testing.T) {
+	t.Parallel()
+	h := reread(t, fstest.MapFS{
+		"proc/self/limits": file("Limit Soft Hard Units\nMax data size             4096  unlimited  bytes\n"),
+		"sys/devices/system/clocksource/clocksource0/current_clocksource": file("hpet\n"),
+		"proc/self/cgroup":                 file("0::/job\n"),
+		"proc/self/mountinfo":              file("31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n24 20 0:54 / /dev/shm rw - tmpfs shm rw,size=65536k\n25 20 0:55 / /data rw - tmpfs x rw,size=10%\n"),
+		"sys/fs/cgroup/cgroup.controllers": file("cpu memory\n"),
+		"sys/fs/cgroup/job/cpu.max":        file("200000 100000\n"),
+		"sys/fs/cgroup/job/cpu.stat":       file("usage_usec 5\nnr_periods 400\nnr_throttled 300\n"),
+	})
+	assert.Equal(t, 4096, finite(t, h.DataSize))
+	assert.Equal(t, "hpet", h.Kernel.ClockSource)
+	assert.Equal(t, []int{400, 300}, []int{h.Cgroup.Periods, h.Cgroup.Throttled})
+	require.Len(t, h.Mounts, 2)
+	assert.Equal(t, 64<<20, finite(t, h.Mounts[0].Size))
+	assert.False(t, h.Mounts[1].Size.Known)
+}
+
+// The driver's libraries are also where a container runtime mounts them, and where Colab has them.
+func TestLibrariesOutsideTheUsualDirectories(t *testing.T) {
+	t.Parallel()
+	h := reread(t, fstest.MapFS{
+		"proc/self/mountinfo":                   file("24 20 0:54 /lib/libcuda.so.580.95.05 /opt/driver/lib/libcuda.so.580.95.05 ro - ext4 /dev/sda rw\n25 20 0:54 / /../libcuda.so.1 ro - ext4 /dev/sda rw\n"),
+		"opt/driver/lib/libcuda.so.580.95.05":   file(""),
+		"usr/lib64-nvidia/libcuda.so.550.54.15": file(""),
+	})
+	var paths []string
+	for _, l := range h.NVIDIA.Libraries {
+		paths = append(paths, l.Path)
+	}
+	assert.ElementsMatch(t, []string{"/opt/driver/lib/libcuda.so.580.95.05", "/usr/lib64-nvidia/libcuda.so.550.54.15"}, paths)
+}

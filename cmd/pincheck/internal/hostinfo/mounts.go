@@ -54,15 +54,23 @@ func readMounts(f files) (out []Mount) {
 		if kib, err := linux.ReadInt(f.fsys, "sys/class/bdi/"+m.Device+"/read_ahead_kb"); err == nil && kib >= 0 && kib < 1<<30 {
 			mount.ReadAhead = limitOf(kib << 10)
 		}
-		for _, option := range m.Options {
-			text, ok := strings.CutPrefix(option, "size=")
-			if kib, err := strconv.Atoi(strings.TrimSuffix(text, "k")); ok && err == nil && m.Type == "tmpfs" && kib > 0 && kib < 1<<40 {
-				mount.Size = limitOf(kib << 10)
-			}
+		if m.Type == "tmpfs" {
+			mount.Size = sizeOf(m.Options)
 		}
 		out = append(out, mount)
 	}
 	return out
+}
+
+// sizeOf returns the size of a tmpfs by its options, in which the kernel writes it in KiB: size=65536k.
+func sizeOf(options []string) Limit {
+	for _, option := range options {
+		text, ok := strings.CutPrefix(option, "size=")
+		if kib, err := strconv.Atoi(strings.TrimSuffix(text, "k")); ok && err == nil && kib > 0 && kib < 1<<40 {
+			return limitOf(kib << 10)
+		}
+	}
+	return Limit{}
 }
 
 // Mount returns the mount that a file is in: the one with the longest path.

@@ -169,35 +169,8 @@ func searched(f files, environ []string) (dirs []string) {
 const maxSearched = 64
 
 func readDriverLibraries(f files, environ []string) (out []DriverLibrary) {
-	dirs := slices.Clone(driverDirs)
 	extra := searched(f, environ)
-	for _, dir := range extra {
-		if !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
-		}
-	}
-	for _, name := range f.names("usr/local") { // cuda-12.9
-		if compat := "usr/local/" + name + "/compat"; strings.HasPrefix(name, "cuda") && !slices.Contains(dirs, compat) {
-			dirs = append(dirs, compat)
-		}
-	}
-	// Container runtimes mount single files of the driver, also into a root of their own.
-	mounts, _ := linux.ReadMounts(f.fsys)
-	for _, m := range mounts {
-		dir := strings.Trim(path.Dir(m.Point), "/")
-		if strings.HasPrefix(path.Base(m.Point), "libcuda.so.") && fs.ValidPath(dir) && !slices.Contains(dirs, dir) && len(dirs) < 2*maxSearched {
-			dirs = append(dirs, dir)
-		}
-	}
-	// Flatpak has the driver's libraries in a directory of their version.
-	for _, triple := range []string{"x86_64-linux-gnu", "aarch64-linux-gnu"} {
-		for _, name := range f.names("usr/lib/" + triple + "/GL") {
-			if strings.HasPrefix(name, "nvidia-") {
-				dirs = append(dirs, "usr/lib/"+triple+"/GL/"+name+"/lib")
-			}
-		}
-	}
-	for _, dir := range dirs {
+	for _, dir := range libraryDirs(f, extra) {
 		for _, name := range f.names(dir) {
 			if version, ok := strings.CutPrefix(name, "libcuda.so."); ok && versionNumber.MatchString(version) {
 				out = append(out, DriverLibrary{Path: "/" + dir + "/" + name, Version: version, Searched: slices.Contains(extra, dir), Linked: f.realPath(dir+"/libcuda.so.1") == dir+"/"+name})
@@ -205,6 +178,40 @@ func readDriverLibraries(f files, environ []string) (out []DriverLibrary) {
 		}
 	}
 	return out
+}
+
+// libraryDirs returns all directories that may have the driver's libraries, each once.
+func libraryDirs(f files, extra []string) []string {
+	dirs := slices.Clone(driverDirs)
+	add := func(dir string) {
+		if fs.ValidPath(dir) && !slices.Contains(dirs, dir) && len(dirs) < 3*maxSearched {
+			dirs = append(dirs, dir)
+		}
+	}
+	for _, dir := range extra {
+		add(dir)
+	}
+	for _, name := range f.names("usr/local") { // cuda-12.9
+		if strings.HasPrefix(name, "cuda") {
+			add("usr/local/" + name + "/compat")
+		}
+	}
+	// Container runtimes mount single files of the driver, also into a root of their own.
+	mounts, _ := linux.ReadMounts(f.fsys)
+	for _, m := range mounts {
+		if strings.HasPrefix(path.Base(m.Point), "libcuda.so.") {
+			add(strings.Trim(path.Dir(m.Point), "/"))
+		}
+	}
+	// Flatpak has the driver's libraries in a directory of their version.
+	for _, triple := range []string{"x86_64-linux-gnu", "aarch64-linux-gnu"} {
+		for _, name := range f.names("usr/lib/" + triple + "/GL") {
+			if strings.HasPrefix(name, "nvidia-") {
+				add("usr/lib/" + triple + "/GL/" + name + "/lib")
+			}
+		}
+	}
+	return dirs
 }
 
 func readNodes(f files) []Node {
