@@ -29,7 +29,7 @@ var libraryChecks = []Check{
 			}
 			return found
 		})},
-	{ID: "library_unusable", Suppresses: []string{"no_runtime_library"},
+	{ID: "library_unusable", Suppresses: []string{"no_runtime_library", "failed_open"},
 		Host: unlessUsable(unusableLibrary)},
 	{ID: "no_runtime_library", Suppresses: []string{"failed_open"},
 		Host: unlessUsable(func(f *Facts) []Finding {
@@ -131,6 +131,15 @@ var unusable = []struct{ words, because string }{
 }
 
 func unusableLibrary(f *Facts) []Finding {
+	if f.Search != nil {
+		for _, a := range f.Search.Attempts {
+			if strings.HasPrefix(path.Base(a.Path), "libcuda.so") && strings.Contains(a.Error, "file too short") {
+				return finding(Finding{
+					Summary: "the driver's library libcuda.so.1 is an empty or truncated file", Evidence: []string{a.Error, "Found: " + a.Found}, because: "driver",
+				})
+			}
+		}
+	}
 	if r, ok := f.requirement("runtime_library"); !ok || r.State != Missing || f.Search == nil {
 		return nil
 	}

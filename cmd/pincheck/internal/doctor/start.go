@@ -244,14 +244,14 @@ func fabric(f *Facts) []Finding {
 // notReturned is in the errors of calls that had not returned at their limit.
 const notReturned = "has not returned"
 
-// hmm is known of two kinds: on kernels of Enterprise Linux 9 with the open module (open-gpu-kernel-modules
-// #901), and as error 802 with KASLR on some kernels, without any NVSwitch (release notes of CUDA 12.9).
+// hmm is known of two kinds: on kernels of Enterprise Linux 9 and 10, and some others, with the open module
+// (open-gpu-kernel-modules #797, #901, #947), and as error 802 with KASLR on some kernels, without any NVSwitch (release notes of CUDA 12.9).
 func hmm(f *Facts) []Finding {
 	h := f.Host
 	if f.Opening == nil || !h.NVIDIA.OpenModule || h.NVIDIA.HMMDisabled == nil || *h.NVIDIA.HMMDisabled {
 		return nil
 	}
-	el9 := strings.Contains(h.Kernel.Release, ".el9")
+	enterprise := strings.Contains(h.Kernel.Release, ".el9") || strings.Contains(h.Kernel.Release, ".el10")
 	out := Finding{
 		Summary: "HMM (heterogeneous memory management) keeps CUDA from starting on this kernel",
 		Evidence: []string{f.Opening.Error, "Kernel " + h.Kernel.Release + ", open kernel module " + h.NVIDIA.DriverVersion,
@@ -264,7 +264,9 @@ func hmm(f *Facts) []Finding {
 		}
 		out.because = "kaslr"
 		out.Evidence = append(out.Evidence, "This host has no NVSwitch, and nokaslr is not on the kernel command line")
-	case !el9 || code != cudart.ErrInitializationError && code != cudart.ErrUnknown && !strings.Contains(f.Opening.Error, notReturned):
+	case !enterprise && code == cudart.ErrInitializationError && f.called():
+		out.Summary, out.because = "HMM (heterogeneous memory management) may keep CUDA from starting on this kernel", "other_kernels"
+	case !enterprise || code != cudart.ErrInitializationError && code != cudart.ErrUnknown && !strings.Contains(f.Opening.Error, notReturned):
 		return nil
 	}
 	return finding(out)
