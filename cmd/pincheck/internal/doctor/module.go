@@ -104,6 +104,12 @@ var noModuleCauses = []struct {
 		}
 		return seen, nil
 	}},
+	{"guest", func(h *hostinfo.Host) ([]string, findings.Values) {
+		if h.NVIDIA.ModuleFile == "" || !h.Virt.VM || h.NVIDIA.LicenceServer != nil {
+			return nil, nil
+		}
+		return []string{h.NVIDIA.ModuleFile + " is installed for this kernel", "This is a virtual machine, without /etc/nvidia/gridd.conf of the vGPU guest driver"}, nil
+	}},
 	{"not_loaded", func(h *hostinfo.Host) ([]string, findings.Values) {
 		if h.NVIDIA.ModuleFile == "" {
 			return nil, nil
