@@ -33,6 +33,7 @@ func TestCausesOfHosts(t *testing.T) {
 		{"module-blocked", "no_kernel_module", Likely, []string{"/etc/modprobe.d/bumblebee.conf: blacklist nvidia"}, nil},
 		{"blackwell-closed-module", "gpu_too_old_for_driver", Certain, []string{"closed kernel module 580.95.05", "packages with '-open'"}, nil},
 		{"not-initialized-asleep", "gpu_not_initialized", Likely, []string{"power_state is D3cold", "power/control"}, nil},
+		{"firmware-of-another-version", "gpu_not_initialized", Likely, []string{"/lib/firmware/nvidia has 580.105.08, and the module is 580.95.05"}, nil},
 		{"not-initialized-vgpu", "gpu_not_initialized", Likely, []string{"/etc/nvidia/gridd.conf", "vGPU"}, nil},
 		{"not-initialized", "gpu_not_initialized", Likely, []string{"BAR 1 has 32 GiB and an address"}, []string{"BAR 1 has no address"}},
 		{"unavailable-and-idle", "gpus_unavailable", Likely, []string{"no process has a GPU", "waits for a reset"}, []string{"nvidia-smi -r"}},

@@ -64,6 +64,8 @@ func whyNotInitialized(h *hostinfo.Host, g hostinfo.PCIDevice) (because, seen st
 		return "window", g.Dir() + "/resource: BAR 1 has no address"
 	case g.PowerState == "D3cold":
 		return "power_state", g.Dir() + "/power_state is D3cold"
+	case h.NVIDIA.OpenModule && len(h.NVIDIA.Firmware) > 0 && !slices.Contains(h.NVIDIA.Firmware, h.NVIDIA.DriverVersion):
+		return "firmware", fmt.Sprintf("/lib/firmware/nvidia has %s, and the module is %s", strings.Join(h.NVIDIA.Firmware, ", "), h.NVIDIA.DriverVersion)
 	case h.NVIDIA.OpenModule && branchOf(h.NVIDIA.DriverVersion) < firstOpenForDisplays && strings.HasPrefix(g.Class, "0x0300"):
 		return "early_open", fmt.Sprintf("The open kernel module %s is loaded, and %s/class is %s", h.NVIDIA.DriverVersion, g.Dir(), g.Class)
 	case h.Virt.VM && h.NVIDIA.LicenceServer != nil:

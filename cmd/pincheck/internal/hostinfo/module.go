@@ -13,6 +13,8 @@ type InstalledModule struct {
 	ModuleBuilds []ModuleBuild `json:"module_builds,omitempty"`
 	// ModuleBlocked is the line of modprobe's configuration that keeps the module from loading, after its file.
 	ModuleBlocked string `json:"module_blocked,omitempty"`
+	// Firmware are the versions of the driver whose firmware (GSP) is installed.
+	Firmware []string `json:"firmware_versions,omitempty"`
 	// ModulesShown is that the directory of kernel modules shows: what is not found there is missing.
 	ModulesShown bool `json:"modules_shown,omitempty"`
 }
@@ -60,6 +62,11 @@ func readInstalledModule(f files) (m InstalledModule) {
 		}
 	}
 	m.ModuleBlocked = readBlocked(f)
+	for _, version := range f.names("lib/firmware/nvidia") { // beside directories of chips, for nouveau
+		if versionNumber.MatchString(version) && len(m.Firmware) < maxBuilds {
+			m.Firmware = append(m.Firmware, version)
+		}
+	}
 	return m
 }
 

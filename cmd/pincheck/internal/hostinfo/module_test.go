@@ -35,6 +35,8 @@ func TestModulesOnDisk(t *testing.T) {
 		"var/lib/dkms/nvidia/580.95.05/source":                          file(""),
 		"var/lib/dkms/nvidia/590.44.01/build/make.log":                  file(""),
 		"var/lib/dkms/zfs/2.2.0/source":                                 file(""),
+		"lib/firmware/nvidia/580.95.05/gsp_ga10x.bin":                   file(""),
+		"lib/firmware/nvidia/ga102/gsp/x.bin":                           file(""),
 		"etc/modprobe.d/secret.conf":                                    file("options wl secret=1\n blacklist\tnvidia \n"),
 		"etc/modprobe.d/old.conf.bak":                                   file("alias nvidia off\n"),
 	}
@@ -48,6 +50,7 @@ func TestModulesOnDisk(t *testing.T) {
 		},
 		ModuleBlocked: "/etc/modprobe.d/secret.conf: blacklist nvidia",
 		ModulesShown:  true,
+		Firmware:      []string{"580.95.05"},
 	}, n.InstalledModule)
 	assert.Equal(t, hostinfo.InstalledModule{}, reread(t, fstest.MapFS{"proc/sys/kernel/osrelease": file("../../etc\n")}).NVIDIA.InstalledModule)
 	for i := range 100 { // a capture may have any number
