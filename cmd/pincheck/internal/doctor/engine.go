@@ -128,7 +128,7 @@ func compete(f *Facts, all []Finding) []Finding {
 		switch codes := explains[one.ID]; {
 		case codes == nil || one.Device != nil || !one.Severity.AtLeast(Warning):
 			otherFindings = append(otherFindings, one)
-		case slices.Contains(codes, code):
+		case slices.Contains(codes, code), one.ID == failedOpenID:
 			hypotheses = append(hypotheses, one)
 		case one.Certainty == Certain:
 			otherFindings = append(otherFindings, one)

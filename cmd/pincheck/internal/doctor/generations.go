@@ -45,7 +45,7 @@ var (
 )
 
 // generations are by device ids, which are not in one range for each. Up to Ada they are of pci.ids (2023-04-11), by
-// the names of chips; Blackwell's are those of the open kernel module's list of names.
+// the names of chips; Blackwell's were written without a list at hand.
 var generations = []struct {
 	first, last int
 	generation

@@ -24,8 +24,11 @@ var libraryChecks = []Check{
 	{ID: "no_driver_library", Explains: withoutDriver,
 		Host: unlessUsable(func(f *Facts) []Finding {
 			found := f.missing("driver_library", "the driver's library libcuda.so.1 is missing")
-			if because := withoutLibrary(f.Host); len(found) > 0 && because == "unset" {
-				found[0].because, found[0].Evidence = because, append(found[0].Evidence, "NVIDIA_VISIBLE_DEVICES is not set")
+			if len(found) == 0 {
+				return nil
+			}
+			if found[0].because = withoutLibrary(f.Host); found[0].because == "unset" {
+				found[0].Evidence = append(found[0].Evidence, "NVIDIA_VISIBLE_DEVICES is not set")
 			}
 			return found
 		})},

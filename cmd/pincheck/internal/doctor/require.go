@@ -175,6 +175,8 @@ var hooked = []string{"docker", "enroot", "containerd", "container"}
 func withoutLibrary(h *hostinfo.Host) string {
 	_, set := h.Env["NVIDIA_VISIBLE_DEVICES"]
 	switch {
+	case h.Virt.Container == "" && h.Virt.Tegra:
+		return "jetson"
 	case h.Virt.Container == "":
 		return "host"
 	case !set && h.NVIDIA.HasGPUNode() && slices.Contains(hooked, h.Virt.Container) && !h.Virt.Tegra && !h.Virt.WSL:

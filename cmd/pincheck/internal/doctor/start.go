@@ -43,6 +43,9 @@ var startCodes = []startCode{
 	{id: "driver_unknown_error", codes: []cudart.Code{cudart.ErrUnknown}},
 }
 
+// failedOpenID is the finding of a code that no other check has something to say about.
+const failedOpenID = "failed_open"
+
 // otherCodes are those without a page of their own with which CUDA fails to start; 127 is a failure of the
 // runtime itself.
 var otherCodes = []cudart.Code{0, cudart.ErrOperatingSystem, cudart.ErrNotPermitted, cudart.ErrNotSupported,
@@ -86,7 +89,7 @@ var startChecks = slices.Concat(
 		{ID: "uvm_after_suspend", Explains: []cudart.Code{cudart.ErrInitializationError, cudart.ErrUnknown, cudart.ErrOperatingSystem}, Host: unlessUsable(afterSuspend)},
 	},
 	codeChecks(),
-	[]Check{{ID: "failed_open", Explains: otherCodes, Host: unlessUsable(failedOpen)}},
+	[]Check{{ID: failedOpenID, Explains: otherCodes, Host: unlessUsable(failedOpen)}},
 )
 
 // start makes the finding of the code with which CUDA failed to start.
@@ -298,5 +301,9 @@ func failedOpen(f *Facts) []Finding {
 		return nil
 	}
 	means, _ := meaningOf(code)
-	return finding(Finding{Summary: "CUDA does not start", Evidence: []string{f.Opening.Error}, means: means})
+	out := Finding{Summary: "CUDA does not start", Evidence: []string{f.Opening.Error}, means: means}
+	if code == cudart.ErrSymbolNotFound && f.Host.Virt.WSL && f.Host.Virt.Container != "" {
+		out.because = "wsl"
+	}
+	return finding(out)
 }

@@ -76,6 +76,10 @@ var needs = map[string][]words{
 		{"*", "Install the driver's user libraries in the version of the kernel module, or use an image that has them."},
 		{"", "Have the container's runtime add the driver's libraries: NVIDIA_DRIVER_CAPABILITIES must contain compute, such as with Docker: `docker run --runtime=nvidia -e NVIDIA_DRIVER_CAPABILITIES=compute,utility IMAGE`."},
 	},
+	"container tools": { // github.com/NVIDIA/nvidia-container-toolkit/issues/520
+		{dockers, "Update Docker Desktop to 4.31 or later, or NVIDIA's container toolkit in the distribution to 1.14.4 or later."},
+		{"", "Update NVIDIA's container toolkit in the distribution to 1.14.4 or later."},
+	},
 	"compute": {
 		{"kubernetes", "Set the variable to compute,utility in the env of the container."},
 		{dockers, "Start the container with compute and its other flags: `docker run -e NVIDIA_DRIVER_CAPABILITIES=compute,utility IMAGE`."},
