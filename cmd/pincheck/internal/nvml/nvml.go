@@ -83,12 +83,9 @@ type Wear struct {
 	BanksWithoutSpares *int `json:"banks_without_spare_rows,omitempty"`
 	// InfoROMCorrupted is that the checksum of the board's InfoROM is wrong.
 	InfoROMCorrupted *bool `json:"inforom_corrupted,omitempty"`
-	// Recovery is what the driver asks for after an error, in the words of recoveries: none, reset.
+	// Recovery is what the driver asks for after an error, such as none or reset.
 	Recovery string `json:"recovery_action,omitempty"`
 }
-
-// recoveries are those of nvmlDeviceGpuRecoveryAction_t.
-var recoveries = []string{"none", "reset", "reboot", "drain_p2p", "drain_and_reset"}
 
 // Process is a process with a CUDA context on a GPU.
 type Process struct {

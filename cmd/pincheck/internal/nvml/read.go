@@ -362,6 +362,9 @@ func boolOf(n *int) *bool {
 	return &is
 }
 
+// recoveries are those of nvmlDeviceGpuRecoveryAction_t.
+var recoveries = []string{"none", "reset", "reboot", "drain_p2p", "drain_and_reset"}
+
 // throttleReasons are the bits of nvmlClocksEventReasons, in the words of nvidia-smi.
 var throttleReasons = []struct {
 	bit  uint64
