@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -299,4 +301,20 @@ func TestHostJSONRoundTrip(t *testing.T) {
 		require.NoError(t, json.Unmarshal(b, again))
 		assert.Equal(t, h, again, name)
 	}
+}
+
+// This host's numbers are read whole, also those of /proc/sys, which give only as much as the first read asks for.
+func TestRootReadsWholeFiles(t *testing.T) {
+	t.Parallel()
+	const name = "proc/sys/vm/max_map_count"
+	want, err := os.ReadFile("/" + name)
+	if err != nil {
+		t.Skip(err)
+	}
+	got, err := fs.ReadFile(hostinfo.Root(), name)
+	require.NoError(t, err)
+	assert.Equal(t, string(want), string(got))
+	n, err := strconv.Atoi(strings.TrimSpace(string(want)))
+	require.NoError(t, err)
+	assert.Equal(t, n, hostinfo.Read(hostinfo.Root(), nil).Memory.MaxMappings.N)
 }

@@ -31,6 +31,7 @@ func Root() fs.FS { return root{os.DirFS("/").(rootFS)} }
 
 type rootFS interface {
 	fs.StatFS
+	fs.ReadFileFS
 	fs.ReadDirFS
 	fs.ReadLinkFS
 }
@@ -42,11 +43,24 @@ func (r root) Open(name string) (fs.File, error) {
 	if name != kernelLogFile {
 		return r.rootFS.Open(name)
 	}
+	text, err := r.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return fstest.MapFS{name: {Mode: 0o444, Data: text}}.Open(name)
+}
+
+// ReadFile implements fs.ReadFileFS. Without it fs.ReadFile reads files of /proc, which have no size, one byte at
+// first, and for those of /proc/sys that is all.
+func (r root) ReadFile(name string) ([]byte, error) {
+	if name != kernelLogFile {
+		return r.rootFS.ReadFile(name)
+	}
 	text, err := kernellog.Read()
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
 	}
-	return fstest.MapFS{name: {Mode: 0o444, Data: []byte(text)}}.Open(name)
+	return []byte(text), nil
 }
 
 func readKernelLog(f files, k Kernel) KernelLog {
