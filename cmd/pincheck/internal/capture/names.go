@@ -79,8 +79,9 @@ const (
 	kinds
 )
 
-// common are names that name nobody, and that stand in files for something else.
-var common = []string{"root", "user", "users", "host", "localhost", "nvidia", "ubuntu", "linux", "docker", "memory", "cgroup", "system", "default", "admin", "home"}
+// common are names that name nobody, and that stand in files, and in their paths, for something else.
+var common = []string{"root", "user", "users", "host", "localhost", "nvidia", "ubuntu", "linux", "docker", "memory", "cgroup", "system", "default", "admin", "home",
+	"vm", "gpu", "node", "server", "proc", "sys", "dev", "etc", "lib", "kernel", "module", "driver", "drivers", "device", "devices", "bus", "pci", "class", "fs", "mm", "cuda"}
 
 func (s *scrubber) addName(name, kind string) {
 	if len(name) < 2 || slices.Contains(common, strings.ToLower(name)) || s.given[name] != "" {

@@ -46,3 +46,12 @@ func TestWithoutNames(t *testing.T) {
 
 	assert.Nil(t, (&capture.Archive{}).WithoutNames(capture.Names{}).Facts)
 }
+
+// A host whose name is a word of the kernel's paths keeps them.
+func TestNamesOfPathsStay(t *testing.T) {
+	t.Parallel()
+	a := &capture.Archive{Host: fstest.MapFS{"proc/sys/vm/max_map_count": {Data: []byte("65530\n")}}}
+	for _, host := range []string{"vm", "VM", "sys", "proc", "gpu"} {
+		assert.Contains(t, a.WithoutNames(capture.Names{Hosts: []string{host}}).Host, "proc/sys/vm/max_map_count", host)
+	}
+}
