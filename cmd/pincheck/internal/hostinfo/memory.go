@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,7 +76,7 @@ func readPlaced(f files, info linux.Meminfo) (p Placed) {
 			zone = fields[3]
 		case len(fields) == 2 && fields[0] == "managed":
 			n, err := strconv.Atoi(fields[1])
-			if err != nil || n < 0 || n > 1<<50 {
+			if err != nil || n < 0 || n > math.MaxInt>>13 {
 				return p
 			}
 			if all += n; zone == "Movable" {

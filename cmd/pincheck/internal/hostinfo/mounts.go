@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,7 +67,7 @@ func readMounts(f files) (out []Mount) {
 func sizeOf(options []string) Limit {
 	for _, option := range options {
 		text, ok := strings.CutPrefix(option, "size=")
-		if kib, err := strconv.Atoi(strings.TrimSuffix(text, "k")); ok && err == nil && kib > 0 && kib < 1<<40 {
+		if kib, err := strconv.Atoi(strings.TrimSuffix(text, "k")); ok && err == nil && kib > 0 && kib < math.MaxInt>>23 {
 			return limitOf(kib << 10)
 		}
 	}
