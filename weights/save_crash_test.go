@@ -135,8 +135,8 @@ func TestASaveThatFailsLeavesAWholeModel(t *testing.T) {
 	}
 }
 
-// A disk is what may be on storage after a loss of power: bytes that were flushed, and names of which those since the
-// last flush of the directory may be there or not, each for itself.
+// A disk models storage after a loss of power. Flushed bytes are there. Each change of a name since the last flush of the
+// directory is there or not, independently of the others.
 type disk struct {
 	names   map[string]string // the inode of each name, as flushed; an inode is the temporary name that it had first
 	content map[string]string // of inodes that were flushed; others are torn

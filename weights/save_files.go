@@ -146,7 +146,7 @@ func (s *saving) publishFile(before []string) error {
 func (s *saving) previous() (paths []string) {
 	x, err := readIndex(indexPath(s.path))
 	if err != nil {
-		return nil // there is none, or it names nothing that could be loaded
+		return nil // no index exists, or it cannot be loaded
 	}
 	names, err := x.files()
 	if err != nil {

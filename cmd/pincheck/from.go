@@ -48,7 +48,7 @@ func (s *session) readSources() error {
 	s.result.HostName = "" // it is another's
 	s.setFacts(facts)
 	if all.texts.Cut() && !s.quiet {
-		fmt.Fprintf(s.cmd.ErrOrStderr(), "--from: a file ends before its end; what it has is read\n")
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "--from: a file is cut off; pincheck used the part that is there\n")
 	}
 	if err := s.checkExpectation(facts); err != nil {
 		return err

@@ -42,7 +42,7 @@ var hidden = []struct {
 	},
 }
 
-// without returns a host of which facts are hidden, and reports whether it had any of them.
+// without returns a host that lacks some facts, and reports whether the original has any of these facts.
 func without(t *testing.T, c *hosttest.Case, files, facts []string) (left *hosttest.Case, changed bool) {
 	t.Helper()
 	left = &hosttest.Case{Host: maps.Clone(c.Host), Environ: c.Environ, Facts: c.Facts}

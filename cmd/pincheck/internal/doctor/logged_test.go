@@ -30,7 +30,7 @@ func TestXidsAreEvidenceFirst(t *testing.T) {
 	assert.Equal(t, Certain, found[0].Certainty, "the log says that it is not asleep")
 }
 
-// Xids of other GPUs, of which this process sees nothing, stay findings.
+// Xids of GPUs that this process does not see stay findings.
 func TestXidsOfTwoGPUs(t *testing.T) {
 	t.Parallel()
 	f := well(t)

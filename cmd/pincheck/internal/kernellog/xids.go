@@ -135,7 +135,7 @@ func several(meaning, action string, numbers ...int) (rows []Xid) {
 	return rows
 }
 
-// Lookup returns the row of a Xid. An unknown one is an engine's, of which the catalogue has no meaning.
+// Lookup returns the row of a Xid. A Xid that the catalogue does not explain counts as an error of an engine.
 func Lookup(number int) Xid {
 	if i := slices.IndexFunc(xids, func(x Xid) bool { return x.Number == number }); i >= 0 {
 		return xids[i]

@@ -155,7 +155,7 @@ func (d *pciDevice) bar(line string) {
 func (d *pciDevice) hex(m []string) {
 	bytes, err := hex.DecodeString(strings.ReplaceAll(m[2], " ", ""))
 	if err != nil || strings.TrimLeft(m[1], "0") != "" {
-		return // of which only the first line matters
+		return // only the first line matters
 	}
 	d.config = bytes
 	if bytes[0] != 0xff || bytes[1] != 0xff {

@@ -104,7 +104,7 @@ func TestNvidiaSMI(t *testing.T) {
 	assert.Equal(t, []string{SMIXML}, x.Kinds())
 }
 
-// A GPU that nvidia-smi cannot reach is one of which the error alone is known.
+// If nvidia-smi cannot reach a GPU, only the error is known.
 func TestNvidiaSMIComplains(t *testing.T) {
 	t.Parallel()
 	c := read(t, "Unable to determine the device handle for GPU0000:01:00.0: GPU is lost.  Reboot the system to recover this GPU\n")

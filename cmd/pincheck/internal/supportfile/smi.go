@@ -78,7 +78,7 @@ func (g *smiGPU) sum(paths ...string) *int {
 	return total
 }
 
-// flag returns whether a value is one of the words for yes; nil if it is none for no either.
+// flag returns true for the words for yes, false for the words for no, and nil for other words.
 func (g *smiGPU) flag(paths ...string) *bool {
 	v := g.get(paths...)
 	yes := slices.Contains([]string{"Enabled", "Yes", "Active"}, v)
