@@ -137,7 +137,13 @@ func compete(f *Facts, all []Finding) []Finding {
 	if len(hypotheses) == 0 {
 		return otherFindings
 	}
-	slices.SortStableFunc(hypotheses, func(a, b Finding) int { return cmp.Compare(a.Certainty.rank(), b.Certainty.rank()) })
+	sureness := func(one Finding) int {
+		if one.ID == failedOpenID { // which says what the code means, and yields to any likely cause of it
+			return max(one.Certainty.rank(), Likely.rank())
+		}
+		return one.Certainty.rank()
+	}
+	slices.SortStableFunc(hypotheses, func(a, b Finding) int { return cmp.Compare(sureness(a), sureness(b)) })
 	winner := hypotheses[0]
 	won := []Finding{}
 	following := suppressedBy(winner.ID, func(string) bool { return false })

@@ -317,9 +317,7 @@ var troubles = []trouble{
 		f.Probes = []Probe{{Name: "cuda", Call: "cuInit", State: ProbeHung, Detail: "no answer within 5 s", Seconds: 5}}
 		return f
 	}, says: "cuInit"},
-	{id: "process_not_started", make: func(t *testing.T) *Facts {
-		return WithoutAnswer(Probe{Name: "cuda", Stage: StageOpen, State: ProbeNotStarted, Detail: "/lib64/ld-linux-x86-64.so.2 does not start as a process of its own: exit status 127"}, host(t, "h200-vm"))
-	}, says: "ld-linux-x86-64.so.2"},
+	{id: "process_not_started", make: unstarted("exit status 127"), says: "ld-linux-x86-64.so.2"},
 	{id: "driver_crashes", change: func(f *Facts) {
 		f.Probes = []Probe{{Name: "nvml", Call: "nvmlInit_v2", State: ProbeCrashed, Detail: "signal: segmentation fault"}}
 	}, says: "nvmlInit_v2"},
@@ -789,6 +787,9 @@ var hypotheses = []trouble{
 		f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 24}
 		failing(f, "cudaStreamCreateWithPriority: cudaErrorDevicesUnavailable (46): CUDA-capable device(s) is/are busy or unavailable")
 	}, says: "Max open files is 24"},
+	{id: "few_files", make: unstarted("pipe2: too many open files"), change: func(f *Facts) { f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 12} }, says: "Max open files is 12"},
+	{id: "few_tasks", make: unstarted("exit status 2: fakecgo: pthread_create failed: 11"), change: func(f *Facts) { f.Host.Processes = hostinfo.Limit{Known: true, N: 12} }, says: "ulimit -u"},
+	{id: "few_tasks", make: start(cudart.ErrOperatingSystem), change: func(f *Facts) { f.Host.Processes = hostinfo.Limit{Known: true, N: 30} }, says: "Max processes is 30"},
 	{id: "host_memory_short", make: start(cudart.ErrInitializationError), change: func(f *Facts) { f.Host.Memory.Available = 500 << 20 }, also: []string{"little_headroom"}, says: "to start CUDA on 1 GPU"},
 	{id: "throttled", change: func(f *Facts) {
 		h := f.Devices[0].Health
@@ -840,6 +841,13 @@ func refuse(f *Facts, text string) {
 	for i := range f.Host.NVIDIA.Nodes {
 		n := &f.Host.NVIDIA.Nodes[i]
 		n.Mode, n.OpenError = "Dcrw-rw-rw-", text
+	}
+}
+
+// unstarted returns the making of facts of a process that did not start, for this reason.
+func unstarted(why string) func(t *testing.T) *Facts {
+	return func(t *testing.T) *Facts {
+		return WithoutAnswer(Probe{Name: "cuda", Stage: StageOpen, State: ProbeNotStarted, Detail: "/lib64/ld-linux-x86-64.so.2 does not start as a process of its own: " + why}, host(t, "h200-vm"))
 	}
 }
 

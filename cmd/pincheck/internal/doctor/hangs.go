@@ -146,17 +146,23 @@ func (f *Facts) NotStarted() bool {
 	return slices.ContainsFunc(f.Probes, func(p Probe) bool { return p.State == ProbeNotStarted })
 }
 
-// notStarted finds that pincheck could not start itself again, which is no fault of the driver.
-func notStarted(f *Facts) []Finding {
-	var out Finding
+const notStartedID = "process_not_started"
+
+// unstarted lists why processes could not be started, each reason once.
+func (f *Facts) unstarted() (reasons []string) {
 	for _, p := range f.Probes {
-		if p.State == ProbeNotStarted && !slices.Contains(out.Evidence, p.Detail) {
-			out.Evidence = append(out.Evidence, p.Detail)
+		if p.State == ProbeNotStarted && !slices.Contains(reasons, p.Detail) {
+			reasons = append(reasons, p.Detail)
 		}
 	}
-	if len(out.Evidence) == 0 {
+	return reasons
+}
+
+// notStarted finds that pincheck could not start itself again, which is no fault of the driver.
+func notStarted(f *Facts) []Finding {
+	reasons := f.unstarted()
+	if len(reasons) == 0 {
 		return nil
 	}
-	out.Summary = "pincheck could not start its child process"
-	return finding(out)
+	return finding(Finding{Summary: "pincheck could not start its child process", Evidence: reasons})
 }

@@ -18,21 +18,25 @@ var shortOf = []cudart.Code{0, cudart.ErrMemoryAllocation, cudart.ErrInitializat
 // failedOnGPU are findings of calls that fail for want of what limitChecks look at.
 var failedOnGPU = []string{"pin_refused", "failed_call", "failed_round_trips", "skipped_round_trips", "host_memory_short", "gpu_full", "driver_crashes"}
 
+// failsForWant are findings of what fails for want of what limitChecks look at, the start of a process too.
+var failsForWant = append([]string{notStartedID}, failedOnGPU...)
+
 // limitChecks find limits of the process that look like other errors. A limit alone is none: they ask for
 // something that failed.
 var limitChecks = []Check{
-	{ID: "few_files", Explains: shortOf, Suppresses: failedOnGPU, Host: fewFiles},
-	{ID: "few_tasks", Explains: shortOf, Suppresses: failedOnGPU, Host: fewTasks},
-	{ID: "address_space_limit", Explains: shortOf, Suppresses: failedOnGPU, Host: addressSpace},
+	{ID: "few_files", Explains: shortOf, Suppresses: failsForWant, Host: fewFiles},
+	{ID: "few_tasks", Explains: shortOf, Suppresses: failsForWant, Host: fewTasks},
+	{ID: "address_space_limit", Explains: shortOf, Suppresses: failsForWant, Host: addressSpace},
 }
 
-// failures lists the errors of starting CUDA and of calls on GPUs that one of these codes or words is in.
+// failures lists the errors of starting a process and CUDA, and of calls on GPUs, that one of these codes or words is
+// in.
 func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) {
 	var all []string
 	if f.called() && len(f.Devices) == 0 {
 		all = append(all, f.Opening.Error)
 	}
-	all = slices.Concat(all, f.DeviceErrors, benchErrors(f.Together))
+	all = slices.Concat(all, f.unstarted(), f.DeviceErrors, benchErrors(f.Together))
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		all = slices.Concat(all, d.Errors, benchErrors(append(d.measurements(), d.Trials)...))
@@ -82,22 +86,42 @@ func fewFiles(f *Facts) []Finding {
 	return finding(out)
 }
 
-// fewTasksLeft is fewer threads than CUDA starts.
-const fewTasksLeft = 8
+// fewTasksLeft is fewer threads than CUDA starts, and fewTasksOfUser are so few that one process can need them all: the
+// threads of pincheck and of its child, and those of CUDA.
+const (
+	fewTasksLeft   = 8
+	fewTasksOfUser = 64
+)
+
+// noTask are the words for a thread or process that the kernel refuses for want of a task.
+var noTask = []string{"resource temporarily unavailable", "pthread_create"}
 
 func fewTasks(f *Facts) []Finding {
 	if f.Host == nil {
 		return nil
 	}
+	failed := f.failures(shortOf, noTask...)
 	most, finite := f.Host.Cgroup.TasksMax.Finite()
 	tasks, _ := f.Host.Cgroup.Tasks.Finite()
-	failed := f.failures(shortOf, "resource temporarily unavailable", "pthread_create")
-	if !finite || most-tasks > fewTasksLeft || len(failed) == 0 {
+	if finite && most-tasks <= fewTasksLeft && len(failed) > 0 {
+		return finding(Finding{
+			because:  "group",
+			Summary:  fmt.Sprintf("the control group has %d of at most %d tasks (processes and threads)", tasks, most),
+			Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("pids.current is %d, pids.max %d", tasks, most)),
+		})
+	}
+	refused := f.failures(nil, noTask...)
+	most, finite = f.Host.Processes.Finite()
+	if finite && most <= fewTasksOfUser && len(refused) == 0 {
+		refused = f.failures([]cudart.Code{cudart.ErrOperatingSystem}) // which is what CUDA says of a thread that it cannot start
+	}
+	if !finite || len(refused) == 0 {
 		return nil
 	}
 	return finding(Finding{
-		Summary:  fmt.Sprintf("the control group has %d of at most %d tasks (processes and threads)", tasks, most),
-		Evidence: append(failed[:min(len(failed), 2)], fmt.Sprintf("pids.current is %d, pids.max %d", tasks, most)),
+		because:  "user",
+		Summary:  fmt.Sprintf("the user may have only %d processes and threads (ulimit -u)", most),
+		Evidence: append(refused[:min(len(refused), 2)], fmt.Sprintf("/proc/self/limits: Max processes is %d", most)),
 	})
 }
 

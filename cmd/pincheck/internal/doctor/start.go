@@ -76,7 +76,7 @@ func codeChecks() (all []Check) {
 // startChecks find why CUDA does not start on a host that has what it needs.
 var startChecks = slices.Concat(
 	[]Check{
-		{ID: "process_not_started", Host: notStarted},
+		{ID: notStartedID, Host: notStarted},
 		{ID: "driver_hangs", Suppresses: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"},
 			Host: hung, Device: hungDevice},
 		{ID: "driver_crashes", Suppresses: []string{"failed_open"}, Host: crashed, Device: crashedDevice},

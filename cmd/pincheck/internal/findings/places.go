@@ -192,6 +192,14 @@ var needs = map[string][]words{
 		{"*", "Raise the task limit (pids.max) of the session or job that started the container."},
 		{"", "Raise the limit: --pids-limit=-1 for a container, TasksMax= for a unit of systemd, podPidsLimit of the kubelet."},
 	},
+	"user tasks": {
+		{dockers, "Start the container with a higher limit: `docker run --ulimit nproc=65536 IMAGE`."},
+		{podmans, "Start the container with a higher limit: `podman run --ulimit nproc=65536 IMAGE`."},
+		{"lxc", "Raise the limit of the container: `incus config set NAME limits.kernel.nproc=65536`."},
+		{"systemd", "Set LimitNPROC=65536 in the unit: `sudo systemctl edit UNIT`."},
+		{"*", "Raise the limit of the shell: `ulimit -u 65536`."},
+		{"", "Raise the limit of the shell: `ulimit -u 65536`. For all sessions of the user set nproc in /etc/security/limits.conf."},
+	},
 	"files": {
 		{"kubernetes", "Raise LimitNOFILE of the node's container runtime."},
 		{dockers, "Start the container with a higher limit: `docker run --ulimit nofile=65536 IMAGE`."},

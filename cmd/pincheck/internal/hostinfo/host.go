@@ -22,6 +22,7 @@ type Host struct {
 	AddressSpace Limit      `json:"address_space_bytes,omitzero"`
 	DataSize     Limit      `json:"data_bytes,omitzero"` // soft RLIMIT_DATA (ulimit -d)
 	OpenFiles    Limit      `json:"open_files,omitzero"`
+	Processes    Limit      `json:"processes,omitzero"` // soft RLIMIT_NPROC (ulimit -u), of all threads of the user
 	Security     Security   `json:"security,omitzero"`
 	Power        Power      `json:"power,omitzero"`
 	NUMA         []NUMANode `json:"numa_nodes,omitempty"`
@@ -70,6 +71,7 @@ func Read(fsys fs.FS, environ []string) *Host {
 		AddressSpace: limits["Max address space"],
 		DataSize:     limits["Max data size"],
 		OpenFiles:    limits["Max open files"],
+		Processes:    limits["Max processes"],
 	}
 	h.CPU = readCPU(f, h.Cgroup)
 	h.KernelLog = readKernelLog(f, h.Kernel)

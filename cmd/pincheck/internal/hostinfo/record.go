@@ -170,7 +170,7 @@ var partial = map[string][]string{
 	"proc/devices":        {"nvidia"},
 
 	"proc/driver/nvidia/params": {"ExcludedGpus:", "GpuBlacklist:"},
-	"proc/self/limits":          {"Limit", "Max locked memory", "Max address space", "Max open files", "Max data size"},
+	"proc/self/limits":          {"Limit", "Max locked memory", "Max address space", "Max open files", "Max data size", "Max processes"},
 	"arcstats":                  {"size ", "c_min "},
 	"meminfo": {"MemTotal:", "MemFree:", "MemAvailable:", "Active(file):", "Inactive(file):", "Swap", "HugePages_", "Huge",
 		"Commit", "Buffers:", "Cached:", "AnonPages:", "Slab:", "KernelStack:", "PageTables:", "Percpu:", "VmallocUsed:", "Unaccepted:", "Balloon:", "Shmem:", "CmaTotal:", "CmaFree:"},

@@ -258,11 +258,11 @@ func (p *process) start(name string, request []byte, turn <-chan struct{}) (repl
 	p.cmd.Stderr = &p.stderr
 	in, err := p.cmd.StdinPipe() // Wait closes it, and so does the end of this process
 	if err != nil {
-		return nil, err
+		return nil, &StartError{path, err}
 	}
 	replies, stdout, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, &StartError{path, err}
 	}
 	p.cmd.Stdout = stdout
 	err = p.cmd.Start()
