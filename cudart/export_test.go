@@ -83,6 +83,8 @@ func OpenHere(ctx context.Context, o Options) (*Runtime, error) {
 // Verdict chooses the error of Open among those of its attempts.
 var Verdict = verdict
 
+var ErrDamagedDriver = errDamagedDriver
+
 // Polling reports whether there is a poller.
 func (rt *Runtime) Polling() bool {
 	for _, d := range rt.Devices() {

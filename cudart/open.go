@@ -304,17 +304,25 @@ var (
 var errNotReturned = errors.New("has not returned")
 
 // verdict returns the reason that matters most among all attempts: a library that
-// works but for the driver outweighs files that are no library. Among several
-// libraries the newest counts.
+// works but for the driver outweighs files that are no library, and what the driver's library
+// says itself outweighs a libcudart that could not use it. Among several libraries the newest counts.
 func verdict(attempts []Attempt) error {
+	called := func(err error) *Error {
+		var call *Error
+		errors.As(err, &call)
+		return call
+	}
+	damaged := func(err error) bool { return errors.Is(err, errDamagedDriver) || errors.Is(err, errIncompleteDriver) }
+	unusable := slices.ContainsFunc(attempts, func(a Attempt) bool { return errors.Is(a.Err, ErrNoDriver) })
 	reasons := []func(err error) bool{
-		func(err error) bool { return errors.Is(err, ErrNoDriver) },
 		func(err error) bool {
-			var called *Error
-			return errors.As(err, &called) && called.Code != ErrInsufficientDriver
+			call := called(err)
+			return unusable && (damaged(err) || call != nil && call.API == DriverAPI)
 		},
+		func(err error) bool { return errors.Is(err, ErrNoDriver) },
+		func(err error) bool { return called(err) != nil && called(err).Code != ErrInsufficientDriver },
 		func(err error) bool { return errors.Is(err, ErrInsufficientDriver) },
-		func(err error) bool { return errors.Is(err, errDamagedDriver) || errors.Is(err, errIncompleteDriver) },
+		damaged,
 	}
 	for _, reason := range reasons {
 		if i := slices.IndexFunc(attempts, func(a Attempt) bool { return reason(a.Err) }); i >= 0 {

@@ -78,7 +78,8 @@ func TestRemedyOfAnyError(t *testing.T) {
 	}
 }
 
-// A missing driver outweighs everything else; then comes the error of a library that was
+// What the driver's library says itself outweighs a libcudart that cannot use it, and a missing driver everything
+// else; then comes the error of a library that was
 // called, then a library that is too new, then files that are not a library.
 func TestOpenReportsTheMostRelevantReason(t *testing.T) {
 	t.Parallel()
@@ -86,6 +87,8 @@ func TestOpenReportsTheMostRelevantReason(t *testing.T) {
 	driver := fmt.Errorf("%w that x can use", cudart.ErrNoDriver)
 	tooNew, notReady, unknown := called(cudart.ErrInsufficientDriver), called(cudart.ErrSystemNotReady), called(cudart.ErrUnknown)
 	dlopen := errors.New("dlopen: no such file")
+	stub := &cudart.Error{Op: "cudaDriverGetVersion", Code: cudart.ErrStubLibrary, API: cudart.DriverAPI}
+	damaged := fmt.Errorf("%w: an empty file", cudart.ErrDamagedDriver)
 	for _, tt := range []struct {
 		errs []error
 		want error
@@ -95,6 +98,9 @@ func TestOpenReportsTheMostRelevantReason(t *testing.T) {
 		{[]error{tooNew, dlopen}, tooNew},
 		{[]error{tooNew, notReady, dlopen, unknown}, notReady},
 		{[]error{dlopen, tooNew, unknown, driver}, driver},
+		{[]error{driver, stub}, stub},
+		{[]error{driver, dlopen, damaged}, damaged},
+		{[]error{tooNew, damaged}, tooNew},
 	} {
 		var attempts []cudart.Attempt
 		for _, err := range tt.errs {

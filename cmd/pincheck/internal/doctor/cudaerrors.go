@@ -97,6 +97,8 @@ func classify(f *Facts, d *Device, text string) string {
 		return "confidential_computing"
 	case pins && (code == cudart.ErrMemoryAllocation || code == cudart.ErrInvalidValue) && f.hostShort():
 		return "host_memory_short"
+	case pins && code == cudart.ErrMemoryAllocation && d.seenFull():
+		return "gpu_full"
 	case pins && code != 0:
 		return "pin_refused"
 	case code == cudart.ErrMemoryAllocation && d.full():
@@ -110,6 +112,13 @@ func classify(f *Facts, d *Device, text string) string {
 // full reports whether the GPU has next to no free memory, or too little to say.
 func (d *Device) full() bool {
 	return d.MemoryTotal == 0 || d.MemoryFree < max(512<<20, d.MemoryTotal/50)
+}
+
+// seenFull reports whether the GPU's memory is known to be full: by its size, or since CUDA has none for its own use.
+func (d *Device) seenFull() bool {
+	return d.MemoryTotal > 0 && d.full() || slices.ContainsFunc(d.Errors, func(text string) bool {
+		return strings.Contains(text, "cudaMemGetInfo") && codeIn(text) == cudart.ErrMemoryAllocation
+	})
 }
 
 // hostShort reports whether the host or the container has little memory left to pin.
@@ -167,7 +176,7 @@ var callChecks = []Check{
 	{ID: "nvlink_error", Device: reported("nvlink_error", "a link between GPUs failed")},
 	{ID: "compute_mode_prohibited", Explains: notReached, Suppresses: []string{"failed_call", "failed_round_trips"}, Host: unlessUsable(computeModes(2)), Device: computeMode(2)},
 	{ID: "failed_call", Host: failedDevices, Device: failedCall},
-	{ID: "gpu_full", Device: gpuFull},
+	{ID: "gpu_full", Suppresses: []string{"skipped_round_trips"}, Device: gpuFull},
 	{ID: "host_memory_short", Explains: []cudart.Code{cudart.ErrInitializationError, cudart.ErrMemoryAllocation}, Host: unlessUsable(memoryToStart), Device: hostMemoryShort},
 	{ID: "compute_mode_exclusive", Explains: []cudart.Code{cudart.ErrDevicesUnavailable}, Host: unlessUsable(computeModes(3)), Device: computeMode(3)},
 }

@@ -271,6 +271,11 @@ var troubles = []trouble{
 		f.Host.NVIDIA.Nodes = nil
 		return again(f)
 	}, says: "nvidia-modprobe"},
+	{id: "no_device_nodes", make: func(t *testing.T) *Facts {
+		f := stopped(t, cudart.ErrNoDevice)
+		f.Host.NVIDIA.Nodes, f.Host.NVIDIA.NotDevices = f.Host.NVIDIA.Nodes[1:], []string{"/dev/nvidia0"}
+		return again(f)
+	}, says: "rm -r"},
 	{id: "no_uvm", make: func(t *testing.T) *Facts {
 		f := stopped(t, cudart.ErrUnknown)
 		f.Host.NVIDIA.Nodes = []hostinfo.Node{{Path: "/dev/nvidia0"}, {Path: "/dev/nvidiactl"}}
@@ -427,6 +432,12 @@ var troubles = []trouble{
 		}
 		f.Devices[0].Verify.FailureCount = 1
 		f.Devices[0].Verify.Failures = []verify.Failure{{Error: oom}}
+	}, says: "not everything was examined"},
+	{id: "gpu_full", change: func(f *Facts) { // as an H200 does with 40 MiB left: CUDA has none for itself
+		d := &f.Devices[0]
+		d.MemoryTotal, d.MemoryFree, d.Bandwidth, d.Errors = 0, 0, nil, []string{"cudaMemGetInfo: memory of device 0: cudaErrorMemoryAllocation (2): out of memory",
+			"cudaHostAlloc: 4194304 bytes, flags 0x0, for device 0: cudaErrorMemoryAllocation (2): out of memory"}
+		d.Verify.SkippedCases, d.Verify.Skipped = 1, []verify.Skip{{Reason: oom}}
 	}, says: "not everything was examined"},
 	{id: "host_memory_short", before: "", change: func(f *Facts) {
 		f.Host.Cgroup.Headroom = hostinfo.Limit{Known: true, N: 40 << 20}
@@ -789,6 +800,10 @@ var hypotheses = []trouble{
 	}, says: "Max open files is 24"},
 	{id: "few_files", make: unstarted("pipe2: too many open files"), change: func(f *Facts) { f.Host.OpenFiles = hostinfo.Limit{Known: true, N: 12} }, says: "Max open files is 12"},
 	{id: "few_tasks", make: unstarted("exit status 2: fakecgo: pthread_create failed: 11"), change: func(f *Facts) { f.Host.Processes = hostinfo.Limit{Known: true, N: 12} }, says: "ulimit -u"},
+	{id: "few_tasks", change: func(f *Facts) { // as an H200 does with ulimit -u 24
+		f.Host.Processes = hostinfo.Limit{Known: true, N: 24}
+		f.Probes = []Probe{{Name: "cuda", Stage: StageCopies, State: ProbeCrashed, Detail: "the process ended early: exit status 2: fakecgo: pthread_create failed: 11"}}
+	}, says: "ulimit -u"},
 	{id: "few_tasks", make: start(cudart.ErrOperatingSystem), change: func(f *Facts) { f.Host.Processes = hostinfo.Limit{Known: true, N: 30} }, says: "Max processes is 30"},
 	{id: "host_memory_short", make: start(cudart.ErrInitializationError), change: func(f *Facts) { f.Host.Memory.Available = 500 << 20 }, also: []string{"little_headroom"}, says: "to start CUDA on 1 GPU"},
 	{id: "throttled", change: func(f *Facts) {

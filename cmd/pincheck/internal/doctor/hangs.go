@@ -148,6 +148,16 @@ func (f *Facts) NotStarted() bool {
 
 const notStartedID = "process_not_started"
 
+// crashes lists how processes of this program ended early.
+func (f *Facts) crashes() (reasons []string) {
+	for _, p := range f.Probes {
+		if p.State == ProbeCrashed {
+			reasons = append(reasons, p.Detail)
+		}
+	}
+	return reasons
+}
+
 // unstarted lists why processes could not be started, each reason once.
 func (f *Facts) unstarted() (reasons []string) {
 	for _, p := range f.Probes {

@@ -136,7 +136,8 @@ var unusable = []struct{ words, because string }{
 func unusableLibrary(f *Facts) []Finding {
 	if f.Search != nil {
 		for _, a := range f.Search.Attempts {
-			if strings.HasPrefix(path.Base(a.Path), "libcuda.so") && strings.Contains(a.Error, "file too short") {
+			damaged := strings.Contains(a.Error, "file too short") || strings.Contains(a.Error, "driver's library is damaged")
+			if damaged && strings.HasPrefix(path.Base(a.Path), "libcuda.so") {
 				return finding(Finding{
 					Summary: "the driver's library libcuda.so.1 is an empty or truncated file", Evidence: []string{a.Error, "Found: " + a.Found}, because: "driver",
 				})

@@ -29,14 +29,14 @@ var limitChecks = []Check{
 	{ID: "address_space_limit", Explains: shortOf, Suppresses: failsForWant, Host: addressSpace},
 }
 
-// failures lists the errors of starting a process and CUDA, and of calls on GPUs, that one of these codes or words is
-// in.
+// failures lists the errors of starting a process and CUDA, of processes that crashed, and of calls on GPUs, that one of
+// these codes or words is in.
 func (f *Facts) failures(codes []cudart.Code, words ...string) (texts []string) {
 	var all []string
 	if f.called() && len(f.Devices) == 0 {
 		all = append(all, f.Opening.Error)
 	}
-	all = slices.Concat(all, f.unstarted(), f.DeviceErrors, benchErrors(f.Together))
+	all = slices.Concat(all, f.unstarted(), f.crashes(), f.DeviceErrors, benchErrors(f.Together))
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		all = slices.Concat(all, d.Errors, benchErrors(append(d.measurements(), d.Trials)...))

@@ -162,6 +162,10 @@ func requireNodes(h *hostinfo.Host, container bool) Requirement {
 		r.Detail += "; found " + strings.Join(found, " ")
 	}
 	r.because = "host"
+	if others := h.NVIDIA.NotDevices; len(others) > 0 {
+		r.Detail += "; no device but a file or directory: " + strings.Join(others, " ")
+		r.because = "file"
+	}
 	if container {
 		r.because = "container"
 	}

@@ -22,6 +22,8 @@ type NVIDIA struct {
 	ModuleKindUnknown bool `json:"module_kind_unknown,omitempty"`
 	// Nodes are the device files: /dev/nvidia0, /dev/nvidiactl, …
 	Nodes []Node `json:"device_nodes,omitempty"`
+	// NotDevices are files and directories where device files belong: mounts of what the host did not have make them.
+	NotDevices []string `json:"not_devices,omitempty"`
 	// Modules are the loaded kernel modules of NVIDIA, other drivers of its GPUs, and mlx5_ib.
 	Modules []string `json:"kernel_modules,omitempty"`
 	// Boards are the GPUs in /proc/driver/nvidia/gpus.
@@ -116,7 +118,8 @@ func (n NVIDIA) HasModule(name string) bool {
 }
 
 func readNVIDIA(f files, environ []string) NVIDIA {
-	n := NVIDIA{Nodes: readNodes(f), Modules: parseModules(f.text("proc/modules")), Boards: readBoards(f)}
+	n := NVIDIA{Modules: parseModules(f.text("proc/modules")), Boards: readBoards(f)}
+	n.Nodes, n.NotDevices = readNodes(f)
 	n.DriverVersion, n.OpenModule = parseDriverVersion(f.text("proc/driver/nvidia/version"))
 	if n.DriverVersion == "" {
 		n.DriverVersion = f.line("sys/module/nvidia/version")
@@ -214,8 +217,7 @@ func libraryDirs(f files, extra []string) []string {
 	return dirs
 }
 
-func readNodes(f files) []Node {
-	var out []Node
+func readNodes(f files) (nodes []Node, others []string) {
 	user, errUser := linux.ReadCredentials(f.fsys)
 	for _, name := range f.names("dev") {
 		_, isGPU := numbered(name, "nvidia")
@@ -228,7 +230,8 @@ func readNodes(f files) []Node {
 		node := Node{Path: "/dev/" + name}
 		if info, err := fs.Stat(f.fsys, "dev/"+name); err == nil {
 			if info.Mode()&fs.ModeDevice == 0 {
-				continue // a file or directory that was made where the host had no node to mount
+				others = append(others, node.Path)
+				continue
 			}
 			node.Mode = info.Mode().String()
 			node.Major = linux.MajorOf(info)
@@ -236,9 +239,9 @@ func readNodes(f files) []Node {
 				node.Closed = !user.MayOpen(info.Mode(), owner)
 			}
 		}
-		out = append(out, node)
+		nodes = append(nodes, node)
 	}
-	return out
+	return nodes, others
 }
 
 // versionNumber matches driver versions: 580.159.04, 535.54, 470.256.02.
