@@ -42,7 +42,7 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 	if err := v.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
-	send, registered, err := pinned(ctx, v.dev(), mem, down)
+	send, registered, err := v.pinned(ctx, mem, down)
 	switch {
 	case err != nil:
 		return 0, err
@@ -51,7 +51,7 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 		if registered || !atSeam(err) {
 			return done, err
 		}
-	case v.call.Progress == nil: // the caller's goroutine copies small memory itself
+	case v.call.Progress == nil && v.call.Inspect == nil: // the caller's goroutine copies small memory itself
 		if ok, err := v.stages[0].CopySmall(ctx, at, mem, down); ok {
 			return v.counted(len(mem), err)
 		}
@@ -103,7 +103,7 @@ const (
 // queue queues a small upload on the caller's stream, and does not wait for it.
 // queued is false if there is no stream, or no memory for it just now.
 func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued bool, err error) {
-	if v.call.Stream == nil || len(src) > maxQueued || v.call.Progress != nil {
+	if v.call.Stream == nil || len(src) > maxQueued || v.call.Progress != nil || v.call.Inspect != nil {
 		return false, nil
 	}
 	lease, err := v.queued.TryGet(ctx, len(src))

@@ -38,6 +38,7 @@ func (c *Copier) DownloadAll(ctx context.Context, parts []Part) error {
 func (c *Copier) all(ctx context.Context, what string, parts []Part, down bool) error {
 	p := newPartList(parts, down)
 	call := c.get()
+	call.call.Inspect = nil // the parts are apart in the ring
 	_, err := call.do(ctx, p.bytes(), func() (int, error) {
 		if err := p.check(); err != nil {
 			return 0, err

@@ -55,7 +55,7 @@ func (p target) memory(ctx context.Context, src []byte) (int, error) {
 	if err := p.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
-	send, registered, err := pinned(ctx, p.dev(), src, false)
+	send, registered, err := p.pinned(ctx, src, false)
 	if err != nil {
 		return 0, err
 	}
@@ -88,7 +88,7 @@ func (p target) stage(ctx context.Context, c stage.Copy) (int, error) {
 
 // run copies through the rings of the devices.
 func (v view) run(ctx context.Context, c stage.Copy, counter *atomic.Int64) (int, error) {
-	c.Stages, c.Groups, c.Progress = v.stages, v.groups, v.call.Progress
+	c.Stages, c.Groups, c.Progress, c.Inspect = v.stages, v.groups, v.call.Progress, v.call.Inspect
 	c.Workers = cmp.Or(v.o.Workers, c.Workers)
 	done, err := v.stages[0].Run(ctx, c)
 	counter.Add(int64(done))
@@ -266,13 +266,16 @@ func (p target) each(off, n int, do func(p *Piece, skip, n int) error) error {
 // A sender queues a copy of n bytes at off of pinned memory, to or from the device.
 type sender func(s *cudart.Stream, at cudart.DevPtr, off, n int) error
 
-// pinned returns a sender for mem, nil if mem is not pinned. known reports whether mem is
+// pinned returns a sender for mem, nil if mem is not pinned, or is to be inspected. registered reports whether mem is
 // hostmem's; else a copy may fail: see atSeam. An error is that of a call that does not
 // return.
-func pinned(ctx context.Context, dev *cudart.Device, mem []byte, down bool) (send sender, registered bool, err error) {
+func (v view) pinned(ctx context.Context, mem []byte, down bool) (send sender, registered bool, err error) {
+	if v.call.Inspect != nil {
+		return nil, false, nil
+	}
 	p, start, registered := hostmem.Find(mem)
 	if !registered {
-		if ok, err := isPinned(ctx, dev, mem); !ok {
+		if ok, err := isPinned(ctx, v.dev(), mem); !ok {
 			return nil, false, err
 		}
 	}

@@ -67,17 +67,35 @@
 //
 // # Loads
 //
-// [Plan.LoadNew] allocates device memory for a plan and returns it as a [Loaded], which gives
-// addresses by name. [Plan.Load] copies to memory that the caller has allocated, and [Place] to
-// addresses of the caller's choice. All devices are copied to at once through rings of pinned memory, by
-// one upload of package transfer for each set of devices that get the same tensors; bytes that several devices get are read once. When a load fails, a
-// [LoadError] names the tensor, the file and the offset, and lists the tensors that are complete.
+// [Plan.LoadNew] allocates device memory for a plan and returns it as a [Loaded], which gives addresses by name.
+// [Plan.Load] copies to memory that the caller has allocated, and [Place] to addresses of the caller's choice. All
+// devices are copied to at once through rings of pinned memory, by one upload of package transfer for each set of
+// devices that get the same tensors; bytes that several devices get are read once. When a load fails, a [LoadError]
+// names the tensor, the file and the offset, and lists the tensors that are complete.
 //
 // # Saves
 //
-// [Save] writes tensors of devices, and of the host, to a safetensors file, or to several with an index. The bytes go from
-// the devices to the files without a copy of the model in memory. The model that was there is replaced as a whole: a
-// process that is killed, and a machine that loses power, leave the model before or the new one.
+// [Save] writes tensors of devices, and of the host, to a safetensors file, or to several with an index. The bytes go
+// from the devices to the files without a copy of the model in memory, or from a copy in pinned memory while the
+// devices go on ([SaveOptions.Snapshot]). The model that was there is replaced as a whole: a process that is killed,
+// and a machine that loses power, leave the model before or the new one.
+//
+// # Checksums
+//
+// A file of Save has checksums (CRC-32C) of all of its bytes, as they were in pinned memory on their way to the file.
+// [Verify] compares the files with them, and [LoadOptions.Checksums] the bytes that a load reads. They do not detect
+// bytes that change on their way from the device to pinned memory: the link has checks of its own. The key
+// pinned.crc32c of __metadata__ has three fields with a space between them:
+//
+//		1048576 c1d4dd5f 8a9136aa113f7ee5...
+//
+//	  - the size of a block in bytes;
+//	  - the checksum of the bytes before the tensors, which are the size of the header and the header, with 0 in place of
+//	    each digit of this field;
+//	  - the checksums of the blocks: each tensor, in the order of data_offsets, is cut into blocks from its first byte on,
+//	    and the last one may be shorter. A tensor without bytes has none.
+//
+// A checksum is 8 hexadecimal digits in lower case.
 //
 // # Contexts
 //

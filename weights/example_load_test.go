@@ -143,11 +143,18 @@ func ExampleSave() {
 	}
 	defer os.RemoveAll(dir)
 
-	err = weights.Save(context.Background(), filepath.Join(dir, "model.safetensors"), []weights.SavedTensor{
+	saving, err := weights.Save(context.Background(), filepath.Join(dir, "model.safetensors"), []weights.SavedTensor{
 		{Name: "embed", DType: weights.BF16, Shape: []int{32, 64}, Memory: weights.Memory{Device: dev, Ptr: memory, Bytes: 4096}},
 		{Name: "scale", DType: weights.F32, Shape: []int{1}, Host: []byte{0, 0, 128, 63}},
 	}, weights.SaveOptions{Metadata: map[string]string{"format": "pt"}})
 	if err != nil {
+		log.Fatal(err)
+	}
+	// The tensors may change from here on.
+	if err := saving.Wait(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	if err := weights.Verify(context.Background(), dir); err != nil {
 		log.Fatal(err)
 	}
 	m, err := weights.OpenModel(dir)

@@ -44,6 +44,11 @@ type LoadOptions struct {
 	// on disks and networks that no process has mapped; other systems remove none. A page
 	// that stays is no error.
 	DropCache bool
+	// Checksums compares the bytes with the checksums that [Save] has written, while they are in pinned
+	// memory. Blocks of which a part is not loaded are read whole, once more. The Err of a LoadError is
+	// a *[ChecksumError] for each wrong block then; the bytes are in device memory nevertheless. A file
+	// without checksums is refused with [ErrNoChecksums].
+	Checksums bool
 	// NoPeers makes no copies from device to device: see [transfer.Options]. Without it, direct
 	// paths are proved once, and those that lose bytes are left out: [transfer.Fanout.Notes] of a
 	// Fanout of the devices names them.
@@ -95,6 +100,9 @@ func place(ctx context.Context, files []*File, placements []Placement, owned boo
 		if err = l.checkFiles(); err == nil {
 			err = bounded.Ended(ctx)
 		}
+		if err == nil && o.Checksums {
+			err = l.readChecksums()
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
@@ -124,6 +132,7 @@ type loading struct {
 	cancel context.CancelCauseFunc
 
 	failures []*failure // by read, nil without a failure
+	passed   map[*File]*passed
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 }
@@ -149,7 +158,10 @@ func (l *loading) load() error {
 		}
 	}
 	reported := l.reporter == nil || l.reporter.Finish()
-	return l.err(queues, reported)
+	if err := l.err(queues, reported); err != nil {
+		return err
+	}
+	return l.compareChecksums()
 }
 
 // report starts the reports to LoadOptions.Progress.
@@ -204,6 +216,9 @@ func (l *loading) copy(q *queue, fanout *transfer.Fanout) (int, error) {
 				q.drop(done)
 			}
 		}
+	}
+	if l.passed != nil {
+		call.Inspect = func(off int, mem []byte) { q.inspect(l, off, mem) }
 	}
 	return fanout.With(call).UploadPieces(l.ctx, ranges, 0, q.n, q.pieces)
 }

@@ -19,14 +19,14 @@ type ring interface {
 
 // unreleased holds rings of loads and saves that have returned without releasing their rings, for example
 // because a call of CUDA had not returned. Callers have no handle to try again, so the runtime's
-// next load does.
+// next load or save does.
 var unreleased = struct {
 	sync.Mutex
 	of map[*cudart.Runtime][]ring
 }{of: map[*cudart.Runtime][]ring{}}
 
 // release closes the ring of a load or save whose caller has the context caller. If that fails, the
-// runtime's next load tries again.
+// runtime's next load or save tries again.
 func release(caller context.Context, rt *cudart.Runtime, f ring) error {
 	timeout := releaseTimeout
 	if caller.Err() != nil {

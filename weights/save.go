@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer"
 )
@@ -33,6 +34,13 @@ type SaveOptions struct {
 	ShardBytes int
 	// Streams are streams whose queued work writes the tensors: the save begins when that work is done.
 	Streams []*cudart.Stream
+	// Snapshot is a pool of pinned memory. The tensors are copied to it at the speed of the link, and written from
+	// there while the caller goes on. If it has less memory than the tensors, Save also waits for writes. Its MaxBytes
+	// bounds the memory, 32 MiB at least; the pool keeps it for the next save, until the caller trims or closes it.
+	// Without a pool the bytes go through the rings of Copiers, and Save waits for the file system.
+	Snapshot *pool.Pool
+	// NoChecksums leaves the checksums out.
+	NoChecksums bool
 	// Progress is called from time to time with the number of bytes that were written, and the number of all, as
 	// [LoadOptions.Progress] is.
 	Progress func(done, total int)
@@ -43,34 +51,51 @@ type SaveOptions struct {
 }
 
 // Save writes tensors of device and host memory to the safetensors file at path, whose name ends in .safetensors, or
-// to files name-00001-of-00003.safetensors beside it with an index name.safetensors.index.json. Bytes go from the
-// device to the file through the rings of pinned memory that Copiers share, from all devices at once, and are never
-// in memory as a whole. Tensors with larger elements come first, others in the order given; neighbours there that
-// are neighbours in device memory are one copy. The data starts at a multiple of 4096 bytes.
+// to files name-00001-of-00003.safetensors beside it with an index name.safetensors.index.json. It returns when the
+// tensors may change again; [Saving.Wait] returns when the files are on storage.
+//
+//	s, err := weights.Save(ctx, path, tensors, weights.SaveOptions{})
+//	if err == nil {
+//		err = s.Wait(ctx)
+//	}
+//
+// Bytes go from the devices to the files through the rings of pinned memory that Copiers share, from all devices at
+// once, or through memory of [SaveOptions.Snapshot]. Tensors with larger elements come first, others in the order
+// given; neighbours there that are neighbours in device memory are one copy. The data starts at a multiple of 4096
+// bytes. The metadata has checksums of all bytes, as they were in pinned memory: [Verify] and [LoadOptions.Checksums]
+// compare them.
 //
 // The model at path is replaced as a whole. Files are written under other names, with the permissions that the umask
 // leaves, and flushed to storage (fsync) before they are renamed; of several files the index is renamed last, and the
 // files of the model before are removed after that. So a process that is killed, or a machine that loses power,
 // leaves the model before, or the new one. A save that fails removes what it wrote. Of one that is killed, temporary
-// files named .name.*.tmp may remain, which the next save of the path removes, and numbered files that no index names. Other processes that have the files
-// open keep what they read.
+// files named .name.*.tmp may remain, which the next save of the path removes, and numbered files that no index names.
+// Other processes that have the files open keep what they read.
 //
-// The tensors must not change until Save returns. It takes as long as the file system does, also after ctx has ended:
-// then no more is copied, and the model before stays.
+// ctx is that of the whole save. When it ends, no more is copied or written, and the model before stays, but Save and
+// Wait take as long as calls of the file system that have begun.
 //
 // Before anything is written, Save returns an error for a name that is empty, no UTF-8, or there twice; a type that is
 // none of safetensors'; a shape that does not fit; memory that is too small, or none of its device's; and for a
 // file system without enough space. Later errors name the file and the tensor.
-func Save(ctx context.Context, path string, tensors []SavedTensor, o SaveOptions) error {
-	s := saving{path: path, o: o, changed: func(change) error { return nil }}
-	if err := s.save(ctx, tensors); err != nil {
-		return fmt.Errorf("weights: save %s: %w", path, err)
+func Save(ctx context.Context, path string, tensors []SavedTensor, o SaveOptions) (*Saving, error) {
+	s := &Saving{path: path, o: o, changed: func(change) error { return nil }}
+	if err := s.begin(ctx, tensors); err != nil {
+		return nil, err
 	}
-	return nil
+	return s, nil
 }
 
-// A saving is one call of Save.
-type saving struct {
+// A Saving is a call of [Save], which goes on until the files are on storage, or the save has failed. Its methods may
+// be called from any goroutine.
+//
+//	field              set by                          | read by
+//	files, copiers     Save                            | all, after that
+//	filled             goroutines that copy            | writers, which end when it is closed
+//	ctx                ended by the first error, which | all
+//	                   is its cause, and by the caller |
+//	err                the goroutine of finish         | Wait, when ended is closed
+type Saving struct {
 	path  string
 	o     SaveOptions
 	files []*savedFile
@@ -78,19 +103,74 @@ type saving struct {
 
 	changed func(change) error // called after each change: an error ends the save, as one of the change does
 
+	caller   context.Context
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
 	copiers  map[*cudart.Device]*transfer.Copier
+	snapshot *snapshot // nil without SaveOptions.Snapshot
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
+
+	ended chan struct{}
+	err   error
 }
 
 // A change is what a save does to the file system, in the words of its calls.
 type change struct {
-	call string // create, fsync, link, rename, remove; fsync of a directory makes changes to its names durable
+	call string // create, write, fsync, link, rename, remove; fsync of a directory makes changes to its names durable
 	path string
 	from string // of link and rename
 }
 
-func (s *saving) save(ctx context.Context, tensors []SavedTensor) (err error) {
+// Wait waits until the files are on storage under their names, or the save has failed, and returns its error: then the
+// model before is there, unless the error says what is left of it. If ctx ends first, Wait returns its error, and the
+// save goes on.
+func (s *Saving) Wait(ctx context.Context) error {
+	if s == nil || s.ended == nil {
+		return errors.New("weights: wait for a save: the Saving is nil, or was not made by Save")
+	}
+	if ctx == nil {
+		return s.wrap(errors.New("the context is nil"))
+	}
+	select {
+	case <-s.ended:
+		return s.err
+	default:
+	}
+	select {
+	case <-s.ended:
+		return s.err
+	case <-ctx.Done():
+		return s.wrap(fmt.Errorf("wait: %w", bounded.Ended(ctx)))
+	}
+}
+
+func (s *Saving) wrap(err error) error { return fmt.Errorf("weights: save %s: %w", s.path, err) }
+
+// begin copies the tensors, and leaves the rest to finish.
+func (s *Saving) begin(ctx context.Context, tensors []SavedTensor) error {
+	if err := s.prepare(ctx, tensors); err != nil {
+		return s.wrap(err)
+	}
+	s.caller = ctx
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	s.ended = make(chan struct{})
+	s.reporter = bounded.NewReporter(s.total, s.o.Progress, func(_ int, err error) { s.cancel(err) }, s.ctx.Done())
+	err := s.create()
+	if err == nil {
+		err = s.copy()
+	}
+	if err != nil {
+		s.cancel(err)
+		s.finish(err)
+		return s.err
+	}
+	go s.finish(nil)
+	return nil
+}
+
+// prepare checks the arguments, lays out the files, and waits for the streams.
+func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 	if ctx == nil {
 		return errors.New("the context is nil")
 	}
@@ -105,73 +185,211 @@ func (s *saving) save(ctx context.Context, tensors []SavedTensor) (err error) {
 			return fmt.Errorf("stream %d: %w", i, err)
 		}
 	}
-	defer func() {
-		if failed := s.discard(); failed != nil {
-			err = errors.Join(err, failed)
-		}
-	}()
-	if err := s.create(); err != nil {
-		return err
-	}
-	if err := s.write(ctx); err != nil {
-		return err
-	}
-	return s.publish()
+	return nil
 }
 
-// write writes the files and flushes them.
-func (s *saving) write(caller context.Context) (err error) {
-	ctx, cancel := context.WithCancelCause(caller)
-	defer cancel(nil)
-	s.reporter = bounded.NewReporter(s.total, s.o.Progress, func(_ int, err error) { cancel(err) }, ctx.Done())
-	defer func() {
-		if s.reporter != nil && !s.reporter.Finish() && err == nil {
-			err = bounded.Ended(ctx)
-		}
-	}()
+// copy copies the tensors to the files, or to the memory of the snapshot.
+func (s *Saving) copy() (err error) {
 	s.copiers = map[*cudart.Device]*transfer.Copier{}
+	runtimes := map[*cudart.Runtime]bool{}
+	var retrying sync.WaitGroup
 	defer func() {
+		retrying.Wait()
 		for dev, c := range s.copiers {
-			if failed := release(caller, dev.Runtime(), c); failed != nil {
-				err = errors.Join(err, fmt.Errorf("after the save: %w", cause(failed)))
+			if failed := release(s.caller, dev.Runtime(), c); failed != nil {
+				err = errors.Join(err, fmt.Errorf("after the copies: %w", cause(failed)))
 			}
 		}
 	}()
 	for _, f := range s.files {
-		if err := s.writeFile(ctx, f); err != nil {
-			return fmt.Errorf("%s: %w", f.temp.Name(), err)
+		for _, r := range f.runs {
+			if r.device == nil || s.copiers[r.device] != nil {
+				continue
+			}
+			if rt := r.device.Runtime(); !runtimes[rt] {
+				runtimes[rt] = true
+				retrying.Go(func() { retryUnreleased(s.caller, rt) })
+			}
+			if s.copiers[r.device], err = transfer.NewCopier(s.ctx, r.device, transfer.Options{}); err != nil {
+				delete(s.copiers, r.device)
+				return cause(err)
+			}
+		}
+	}
+	if s.o.Snapshot != nil {
+		s.snapshot = newSnapshot(s)
+		defer s.snapshot.complete()
+	}
+	for _, f := range s.files {
+		if err := s.copyFile(f); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (s *saving) writeFile(ctx context.Context, f *savedFile) error {
-	if _, err := f.temp.WriteAt(f.header, 0); err != nil {
-		return err
+// copyFile copies the tensors of a file, those of each device at once with those of the others.
+func (s *Saving) copyFile(f *savedFile) error {
+	if s.snapshot != nil {
+		return s.snapshot.copyFile(f)
 	}
 	of := map[*cudart.Device][]savedRun{}
 	for _, r := range f.runs {
-		if err := s.copier(ctx, r.device); err != nil {
-			return err
-		}
 		of[r.device] = append(of[r.device], r)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	var running sync.WaitGroup
 	for _, runs := range of {
 		running.Go(func() {
 			for group := range groups(runs) {
-				if n, err := s.copyGroup(ctx, f, group); err != nil {
-					cancel(fmt.Errorf("tensor %s: %w", quote(f.tensorAt(group[0].off+int64(n))), cause(err)))
+				if n, err := s.copyGroup(f, group); err != nil {
+					s.fail(f, group[0].off+int64(n), err)
 					return
 				}
 			}
 		})
 	}
 	running.Wait()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	return s.failure()
+}
+
+// fail ends the save because of an error at an offset of a file.
+func (s *Saving) fail(f *savedFile, off int64, err error) {
+	s.cancel(fmt.Errorf("tensor %s, at offset %d of %s: %w", quote(f.tensorAt(off)), off, f.temp.Name(), err))
+}
+
+// failure returns why the save has ended, nil while it goes on.
+func (s *Saving) failure() error {
+	err := context.Cause(s.ctx)
+	if ended := context.Cause(s.caller); ended != nil && errors.Is(err, ended) {
+		return bounded.Ended(s.caller)
+	}
+	return err
+}
+
+// copyGroup writes neighbours in the file, and returns how many bytes from the first on were written.
+func (s *Saving) copyGroup(f *savedFile, group []savedRun) (int, error) {
+	first, last := group[0], group[len(group)-1]
+	if len(group) > 1 {
+		gathered := make([]byte, int(last.end()-first.off))
+		if err := s.gather(gathered, first.off, group); err != nil {
+			return 0, err
+		}
+		return s.put(f, first.off, gathered)
+	}
+	if first.device == nil {
+		return s.put(f, first.off, first.host)
+	}
+	reported := 0
+	call := transfer.Call{DirectIO: s.o.DirectIO}
+	if s.reporter != nil {
+		call.Progress = func(now, _ int) {
+			s.report(now - reported)
+			reported = now
+		}
+	}
+	if f.sums != nil {
+		call.Inspect = func(off int, mem []byte) { f.sums.add(first.off+int64(off), mem) }
+	}
+	n, err := s.copiers[first.device].With(call).DownloadTo(s.ctx, f.temp, first.off, first.ptr, first.n)
+	if err != nil {
+		return n, cause(err)
+	}
+	s.report(n - reported)
+	return n, nil
+}
+
+// gather copies runs that are within the range of a file from off on to memory for this range.
+func (s *Saving) gather(mem []byte, off int64, runs []savedRun) error {
+	small := map[*cudart.Device][]transfer.Part{}
+	for _, r := range runs {
+		to := mem[r.off-off:][:r.n]
+		switch {
+		case r.device == nil:
+			copy(to, r.host)
+		case r.n <= groupedBytes:
+			small[r.device] = append(small[r.device], transfer.Part{Device: r.ptr, Host: to})
+		default:
+			if err := s.copiers[r.device].Download(s.ctx, to, r.ptr); err != nil {
+				return cause(err)
+			}
+		}
+	}
+	for dev, parts := range small {
+		if err := s.copiers[dev].DownloadAll(s.ctx, parts); err != nil {
+			return cause(err)
+		}
+	}
+	return nil
+}
+
+// report adds bytes that were written to the progress.
+func (s *Saving) report(n int) { s.reporter.Set(int(s.done.Add(int64(n)))) }
+
+// putBytes is how much memory is written at a time: it is in a core's cache then, after its checksum was computed.
+const putBytes = 1 << 20
+
+// put writes memory to a file, and returns how many bytes from the first on were written.
+func (s *Saving) put(f *savedFile, off int64, mem []byte) (n int, err error) {
+	for n < len(mem) && err == nil {
+		if err := s.failure(); err != nil {
+			return n, err
+		}
+		piece, at := mem[n:min(n+putBytes, len(mem))], off+int64(n)
+		if f.sums != nil {
+			f.sums.add(at, piece)
+		}
+		var wrote int
+		wrote, err = f.writeAt(piece, at)
+		n += wrote
+		s.report(wrote)
+	}
+	return n, err
+}
+
+// finish waits for writers, seals the files and gives them their names, unless there is an error already, and ends the
+// save.
+func (s *Saving) finish(err error) {
+	if s.snapshot != nil {
+		s.snapshot.writing.Wait()
+	}
+	if err == nil {
+		err = s.failure()
+	}
+	for _, f := range s.files {
+		if err == nil {
+			if err = s.flush(f); err != nil {
+				err = fmt.Errorf("%s: %w", f.temp.Name(), err)
+			}
+		}
+	}
+	if !s.reporter.Finish() && err == nil {
+		err = s.failure()
+	}
+	if err == nil {
+		if err = s.failure(); err == nil {
+			err = s.publish()
+		}
+	}
+	if err = errors.Join(err, s.discard()); err != nil {
+		s.err = s.wrap(err)
+	}
+	s.cancel(nil)
+	close(s.ended)
+}
+
+// flush completes a file on storage.
+func (s *Saving) flush(f *savedFile) error {
+	if err := f.seal(); err != nil {
+		return err
+	}
+	if _, err := f.temp.WriteAt(f.header, 0); err != nil {
+		return err
+	}
+	if err := s.changed(change{call: "write", path: f.temp.Name()}); err != nil {
+		return err
+	}
+	if err := s.failure(); err != nil {
+		return err
 	}
 	if err := f.temp.Sync(); err != nil {
 		return err
@@ -182,82 +400,17 @@ func (s *saving) writeFile(ctx context.Context, f *savedFile) error {
 	return s.changed(change{call: "fsync", path: f.temp.Name()})
 }
 
-// copier makes the copier of a device, unless it is there.
-func (s *saving) copier(ctx context.Context, dev *cudart.Device) error {
-	if dev == nil || s.copiers[dev] != nil {
-		return nil
-	}
-	c, err := transfer.NewCopier(ctx, dev, transfer.Options{})
-	if err == nil {
-		s.copiers[dev] = c
-	}
-	return err
-}
-
-// copyGroup writes neighbours in the file, and returns how many bytes from the first on were written.
-func (s *saving) copyGroup(ctx context.Context, f *savedFile, group []savedRun) (int, error) {
-	if len(group) == 1 {
-		return s.copy(ctx, f, group[0])
-	}
-	last := group[len(group)-1]
-	gathered := make([]byte, int(last.off-group[0].off)+last.n)
-	parts := make([]transfer.Part, len(group))
-	for i, r := range group {
-		at := int(r.off - group[0].off)
-		parts[i] = transfer.Part{Device: r.ptr, Host: gathered[at : at+r.n]}
-	}
-	if err := s.copiers[last.device].DownloadAll(ctx, parts); err != nil {
-		return 0, err
-	}
-	n, err := f.temp.WriteAt(gathered, group[0].off)
-	s.reporter.Set(int(s.done.Add(int64(n))))
-	return n, err
-}
-
-// hostPiece is how much host memory is written at a time.
-const hostPiece = 8 << 20
-
-// copy writes neighbours, and returns how many bytes from the first on were written.
-func (s *saving) copy(ctx context.Context, f *savedFile, r savedRun) (int, error) {
-	reported := 0
-	report := func(now int) {
-		s.reporter.Set(int(s.done.Add(int64(now - reported))))
-		reported = now
-	}
-	if r.device != nil {
-		call := transfer.Call{DirectIO: s.o.DirectIO}
-		if s.reporter != nil {
-			call.Progress = func(now, _ int) { report(now) }
-		}
-		n, err := s.copiers[r.device].With(call).DownloadTo(ctx, f.temp, r.off, r.ptr, r.n)
-		if err == nil {
-			report(n)
-		}
-		return n, err
-	}
-	done := 0
-	for done < r.n {
-		if err := bounded.Ended(ctx); err != nil {
-			return done, err
-		}
-		n, err := f.temp.WriteAt(r.host[done:min(done+hostPiece, r.n)], r.off+int64(done))
-		done += n
-		report(done)
-		if err != nil {
-			return done, err
-		}
-	}
-	return done, nil
-}
-
 // discard closes the temporary files, and removes those that are still there.
-func (s *saving) discard() error {
+func (s *Saving) discard() error {
 	var errs []error
 	for _, f := range s.files {
 		if f.temp == nil {
 			continue
 		}
 		_ = f.temp.Close() // of a file that was flushed, or is not used
+		if f.direct != nil {
+			_ = f.direct.Close()
+		}
 		if err := os.Remove(f.temp.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("left behind: %w", err))
 		}

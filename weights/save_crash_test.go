@@ -56,8 +56,11 @@ func saveAs(path string, tensors []SavedTensor, files int, changed func(change) 
 	for _, t := range tensors {
 		total += len(t.Host)
 	}
-	s := saving{path: path, o: SaveOptions{ShardBytes: (total + files - 1) / files}, changed: changed}
-	return s.save(context.Background(), tensors)
+	s := &Saving{path: path, o: SaveOptions{ShardBytes: (total + files - 1) / files}, changed: changed}
+	if err := s.begin(context.Background(), tensors); err != nil {
+		return err
+	}
+	return s.Wait(context.Background())
 }
 
 func nothing(change) error { return nil }
@@ -135,8 +138,8 @@ func TestASaveThatFailsLeavesAWholeModel(t *testing.T) {
 	}
 }
 
-// A disk models storage after a loss of power. Flushed bytes are there. Each change of a name since the last flush of the
-// directory is there or not, independently of the others.
+// A disk models storage after a loss of power. Flushed bytes are there. Each change of a name since the last flush of
+// the directory is there or not, independently of the others.
 type disk struct {
 	names   map[string]string // the inode of each name, as flushed; an inode is the temporary name that it had first
 	content map[string]string // of inodes that were flushed; others are torn
@@ -195,6 +198,7 @@ func TestPowerIsLostAtAnyMoment(t *testing.T) {
 			}
 			return func(what change) error {
 				switch {
+				case what.call == "write": // what is on storage of the bytes is known after their fsync
 				case what.call != "fsync":
 					d.pending = append(d.pending, what)
 				case what.path == dir:

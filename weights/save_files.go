@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // stem returns the name of a file of a model without its folder and suffix.
@@ -26,7 +27,7 @@ func temporary(path, random string) string {
 }
 
 // create makes the temporary files, with room for their bytes.
-func (s *saving) create() error {
+func (s *Saving) create() error {
 	s.clean()
 	size := int64(0)
 	for _, f := range s.files {
@@ -48,7 +49,7 @@ func (s *saving) create() error {
 }
 
 // createTemporary makes a file for discard to remove.
-func (s *saving) createTemporary(f *savedFile) error {
+func (s *Saving) createTemporary(f *savedFile) error {
 	for range 100 {
 		file, err := os.OpenFile(temporary(s.path, rand.Text()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if err != nil {
@@ -63,6 +64,18 @@ func (s *saving) createTemporary(f *savedFile) error {
 	return errors.New("other processes remove the temporary file again and again")
 }
 
+// writeAt writes bytes, without the page cache where that was asked for and can be done.
+func (f *savedFile) writeAt(mem []byte, off int64) (n int, err error) {
+	if whole := len(mem) &^ (saveAlign - 1); f.direct != nil && off&(saveAlign-1) == 0 && whole > 0 {
+		n, err = f.direct.WriteAt(mem[:whole], off)
+		if err != nil && !errors.Is(err, syscall.EINVAL) { // which is an alignment that the device refuses
+			return n, err
+		}
+	}
+	more, err := f.temp.WriteAt(mem[n:], off+int64(n))
+	return n + more, err
+}
+
 // named reports whether a file still has its name.
 func named(f *os.File) bool {
 	a, err := f.Stat()
@@ -71,7 +84,7 @@ func named(f *os.File) bool {
 }
 
 // clean removes temporary files of saves that were killed: no process has them locked. What cannot be removed stays.
-func (s *saving) clean() {
+func (s *Saving) clean() {
 	left, err := filepath.Glob(temporary(escape.Replace(s.path), "*"))
 	if err != nil {
 		return
@@ -102,7 +115,7 @@ var escape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // publish gives the files, which are on storage, their names. At each moment the path and its directory name the model
 // before or the new one.
-func (s *saving) publish() error {
+func (s *Saving) publish() error {
 	defer lockDir(filepath.Dir(s.path))()
 	before := s.previous()
 	if len(s.files) == 1 {
@@ -123,7 +136,7 @@ func (s *saving) publish() error {
 
 // publishFile replaces a model by one file. An index of the model before that names this file would name tensors of
 // the new one: it goes first, which leaves the model before if that is this file alone.
-func (s *saving) publishFile(before []string) error {
+func (s *Saving) publishFile(before []string) error {
 	index := indexPath(s.path)
 	if slices.Contains(before, s.path) {
 		if len(before) > 1 {
@@ -143,7 +156,7 @@ func (s *saving) publishFile(before []string) error {
 }
 
 // previous returns the paths of the files beside the index that the index of the model before names.
-func (s *saving) previous() (paths []string) {
+func (s *Saving) previous() (paths []string) {
 	x, err := readIndex(indexPath(s.path))
 	if err != nil {
 		return nil // no index exists, or it cannot be loaded
@@ -161,7 +174,7 @@ func (s *saving) previous() (paths []string) {
 }
 
 // link names the files of a model by their numbers, by names that no file has yet.
-func (s *saving) link() (names []string, err error) {
+func (s *Saving) link() (names []string, err error) {
 	for generation := 1; ; generation++ {
 		name := stem(s.path)
 		if generation > 1 {
@@ -202,7 +215,7 @@ func removeAll(paths []string) error {
 }
 
 // writeIndex writes the index of files, and reports whether it has replaced the one before.
-func (s *saving) writeIndex(names []string) (replaced bool, err error) {
+func (s *Saving) writeIndex(names []string) (replaced bool, err error) {
 	files := make(map[string]string)
 	for i, f := range s.files {
 		for _, t := range f.tensors {
@@ -230,7 +243,7 @@ func (s *saving) writeIndex(names []string) (replaced bool, err error) {
 	return s.rename(f.temp.Name(), indexPath(s.path))
 }
 
-func (s *saving) rename(from, to string) (renamed bool, err error) {
+func (s *Saving) rename(from, to string) (renamed bool, err error) {
 	if err := os.Rename(from, to); err != nil {
 		return false, err
 	}
@@ -241,7 +254,7 @@ func (s *saving) rename(from, to string) (renamed bool, err error) {
 }
 
 // remove removes files of the model before, but those that are kept.
-func (s *saving) remove(paths []string, kept ...string) error {
+func (s *Saving) remove(paths []string, kept ...string) error {
 	for _, path := range paths {
 		if slices.Contains(kept, path) {
 			continue
@@ -258,7 +271,7 @@ func (s *saving) remove(paths []string, kept ...string) error {
 }
 
 // syncDir makes the names durable.
-func (s *saving) syncDir() error {
+func (s *Saving) syncDir() error {
 	dir := filepath.Dir(s.path)
 	if err := syncDir(dir); err != nil {
 		return fmt.Errorf("fsync of %s: %w", dir, err)

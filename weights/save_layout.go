@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -29,7 +30,9 @@ type savedFile struct {
 	tensors []savedAt
 	runs    []savedRun
 	size    int64 // of the whole file
+	sums    *sums // nil without checksums
 	temp    *os.File
+	direct  *os.File // temp, with O_DIRECT, or nil
 }
 
 // A savedAt is a tensor and its place in the file.
@@ -48,7 +51,7 @@ type savedRun struct {
 	n      int
 }
 
-func (s *saving) checkOptions() error {
+func (s *Saving) checkOptions() error {
 	switch {
 	case !strings.HasSuffix(s.path, ".safetensors") || stem(s.path) == "":
 		return errors.New("want a file name that ends in .safetensors")
@@ -66,7 +69,7 @@ func (s *saving) checkOptions() error {
 }
 
 // layOut checks the tensors, and sets the files with their headers and runs.
-func (s *saving) layOut(tensors []SavedTensor) error {
+func (s *Saving) layOut(tensors []SavedTensor) error {
 	if err := s.checkOptions(); err != nil {
 		return err
 	}
@@ -94,7 +97,7 @@ func (s *saving) layOut(tensors []SavedTensor) error {
 			bytes += placed[n].size
 		}
 		f := &savedFile{tensors: placed[first:n]}
-		if err := f.layOut(s.o.Metadata); err != nil {
+		if err := f.layOut(s.o); err != nil {
 			return err
 		}
 		s.files = append(s.files, f)
@@ -140,7 +143,7 @@ func (t *SavedTensor) check() (int, error) {
 }
 
 // checkMemory asks CUDA whether the tensors' memory is that of their devices.
-func (s *saving) checkMemory(ctx context.Context) error {
+func (s *Saving) checkMemory(ctx context.Context) error {
 	if err := bounded.Ended(ctx); err != nil {
 		return err
 	}
@@ -176,7 +179,22 @@ func (r savedRun) checkMemory() error {
 }
 
 // layOut sets the offsets, the header and the runs.
-func (f *savedFile) layOut(metadata map[string]string) error {
+func (f *savedFile) layOut(o SaveOptions) error {
+	metadata := maps.Clone(o.Metadata)
+	delete(metadata, checksumKey) // that of another file
+	if !o.NoChecksums {
+		blocks := 0
+		for _, t := range f.tensors {
+			blocks += t.size/blockBytes + 1 // at most
+		}
+		if blocks > maxHeader/digits {
+			return fmt.Errorf("checksums of %d blocks have no room in a header: set ShardBytes or NoChecksums", blocks)
+		}
+		if metadata == nil {
+			metadata = map[string]string{}
+		}
+		metadata[checksumKey] = checksumText(blockBytes, 0, make([]uint32, len(f.blocks())))
+	}
 	var h bytes.Buffer
 	h.Write(make([]byte, 8))
 	separator := "{"
@@ -224,6 +242,37 @@ func (f *savedFile) layOut(metadata map[string]string) error {
 		t.off += int64(len(f.header))
 		f.add(t)
 	}
+	if !o.NoChecksums {
+		f.sums = newSums(f.blocks())
+	}
+	return nil
+}
+
+// blocks returns the blocks of the tensors, by their offsets.
+func (f *savedFile) blocks() (list []span) {
+	for _, t := range f.tensors {
+		list = blocksOf(list, t.off, t.size, blockBytes)
+	}
+	return list
+}
+
+// seal sets the checksums in the header, when all bytes have passed.
+func (f *savedFile) seal() error {
+	if f.sums == nil {
+		return nil
+	}
+	sums := make([]uint32, len(f.sums.blocks))
+	for i := range sums {
+		var known bool
+		if sums[i], known = f.sums.of(i); !known {
+			b := f.sums.blocks[i]
+			return fmt.Errorf("tensor %s: not all of the %d bytes at offset %d of the file have passed (a bug: please report it)", quote(f.tensorAt(b.off)), b.n, b.off)
+		}
+	}
+	value, _, _ := checksumAt(f.header)
+	copy(f.header[value:], checksumText(blockBytes, 0, sums))
+	sum, _ := headerSum(f.header)
+	copy(f.header[value:], checksumText(blockBytes, sum, sums))
 	return nil
 }
 

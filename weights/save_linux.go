@@ -30,6 +30,15 @@ func reserve(f *os.File, n int64) error {
 	return f.Truncate(n)
 }
 
+// openDirect opens a file for writing without the page cache. It returns nil where that cannot be done.
+func openDirect(name string) *os.File {
+	f, err := os.OpenFile(name, os.O_WRONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
 // lock locks a file until it is closed.
 func lock(f *os.File) locking {
 	switch unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) {

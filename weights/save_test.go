@@ -103,6 +103,15 @@ func (s *toSave) check(t testing.TB, path string) {
 	assert.Equal(t, len(s.tensors), n)
 }
 
+// save saves, and waits.
+func save(ctx context.Context, path string, tensors []weights.SavedTensor, o weights.SaveOptions) error {
+	s, err := weights.Save(ctx, path, tensors, o)
+	if err != nil {
+		return err
+	}
+	return s.Wait(context.WithoutCancel(ctx))
+}
+
 func filesOf(t testing.TB, dir string) (list []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -129,7 +138,7 @@ func TestSaveAndLoad(t *testing.T) {
 		}
 		for range 2 { // over none, and over a model
 			last = [2]int{}
-			require.NoError(t, weights.Save(ctx, path, s.tensors, o))
+			require.NoError(t, save(ctx, path, s.tensors, o))
 			assert.Equal(t, last[1], last[0], "progress")
 			assert.Positive(t, last[0])
 			s.check(t, path)
@@ -158,7 +167,7 @@ func TestSaveAndLoad(t *testing.T) {
 			})
 		}
 		again := filepath.Join(dir, "again.safetensors")
-		require.NoError(t, weights.Save(ctx, again, loaded, weights.SaveOptions{Metadata: o.Metadata}))
+		require.NoError(t, save(ctx, again, loaded, weights.SaveOptions{Metadata: o.Metadata}))
 		require.NoError(t, l.Close())
 		s.check(t, again)
 	}
@@ -181,7 +190,7 @@ func TestSaveInShards(t *testing.T) {
 		{1 << 40, []string{"model.safetensors"}},
 		{mib, three},
 	} {
-		require.NoError(t, weights.Save(t.Context(), path, s.tensors, weights.SaveOptions{ShardBytes: c.shardBytes}))
+		require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{ShardBytes: c.shardBytes}))
 		assert.Equal(t, append([]string{"config.json"}, c.files...), filesOf(t, dir))
 		s.check(t, dir)
 		s.check(t, filepath.Join(dir, c.files[0]))
@@ -191,7 +200,7 @@ func TestSaveInShards(t *testing.T) {
 func TestSaveOfNothing(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "none.safetensors")
-	require.NoError(t, weights.Save(t.Context(), path, nil, weights.SaveOptions{}))
+	require.NoError(t, save(t.Context(), path, nil, weights.SaveOptions{}))
 	(&toSave{}).check(t, path)
 }
 
@@ -235,21 +244,24 @@ func TestSaveRefuses(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "m.safetensors")
-		err := weights.Save(t.Context(), path, c.tensors, c.o)
+		err := save(t.Context(), path, c.tensors, c.o)
 		require.ErrorContains(t, err, c.says)
 		require.ErrorContains(t, err, "weights: save "+path)
 		assert.Empty(t, filesOf(t, dir), c.says)
 	}
 	dir := t.TempDir()
 	for _, name := range []string{"m.bin", ".safetensors", ""} {
-		require.ErrorContains(t, weights.Save(t.Context(), filepath.Join(dir, name), nil, weights.SaveOptions{}), "ends in .safetensors")
+		require.ErrorContains(t, save(t.Context(), filepath.Join(dir, name), nil, weights.SaveOptions{}), "ends in .safetensors")
 	}
 	var none context.Context
-	require.ErrorContains(t, weights.Save(none, filepath.Join(dir, "m.safetensors"), nil, weights.SaveOptions{}), "context is nil")
-	require.ErrorIs(t, weights.Save(t.Context(), filepath.Join(dir, "none", "m.safetensors"), nil, weights.SaveOptions{}), os.ErrNotExist)
+	require.ErrorContains(t, save(none, filepath.Join(dir, "m.safetensors"), nil, weights.SaveOptions{}), "context is nil")
+	require.ErrorIs(t, save(t.Context(), filepath.Join(dir, "none", "m.safetensors"), nil, weights.SaveOptions{}), os.ErrNotExist)
 	assert.Empty(t, filesOf(t, dir))
-	beyond := weights.SavedTensor{Name: "a", DType: weights.U8, Shape: []int{1 << 50}, Memory: weights.Memory{Device: dev, Ptr: m.Ptr, Bytes: 1 << 50}}
-	require.ErrorContains(t, weights.Save(t.Context(), filepath.Join(dir, "m.safetensors"), []weights.SavedTensor{beyond}, weights.SaveOptions{}), "is not memory of")
+	beyond := weights.SavedTensor{Name: "a", DType: weights.U8, Shape: []int{1 << 36}, Memory: weights.Memory{Device: dev, Ptr: m.Ptr, Bytes: 1 << 36}}
+	require.ErrorContains(t, save(t.Context(), filepath.Join(dir, "m.safetensors"), []weights.SavedTensor{beyond}, weights.SaveOptions{}), "is not memory of")
+	beyond.Shape, beyond.Memory.Bytes = []int{1 << 50}, 1<<50
+	require.ErrorContains(t, save(t.Context(), filepath.Join(dir, "m.safetensors"), []weights.SavedTensor{beyond}, weights.SaveOptions{}), "set ShardBytes or NoChecksums")
+	require.ErrorContains(t, save(t.Context(), filepath.Join(dir, "m.safetensors"), []weights.SavedTensor{beyond}, weights.SaveOptions{NoChecksums: true}), "is not memory of")
 }
 
 // A save that a context or CUDA ends leaves the model before, and says which tensor it was.
@@ -262,7 +274,7 @@ func TestSaveInterrupted(t *testing.T) {
 	s := newToSave(t, rt.Devices())
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model.safetensors")
-	require.NoError(t, weights.Save(t.Context(), path, s.tensors, weights.SaveOptions{}))
+	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
 	before, err := os.ReadFile(path)
 	require.NoError(t, err)
 	requireBefore := func(what string) {
@@ -286,7 +298,7 @@ func TestSaveInterrupted(t *testing.T) {
 					sim.Fail(fn, cudasim.Fault{Code: cudart.ErrLaunchFailure})
 				}
 			})
-			err := weights.Save(ctx, path, s.tensors, weights.SaveOptions{})
+			err := save(ctx, path, s.tensors, weights.SaveOptions{})
 			sim.OnCall(nil)
 			sim.ResetFaults()
 			cancel()
@@ -303,7 +315,7 @@ func TestSaveInterrupted(t *testing.T) {
 		}
 	}
 	assert.Greater(t, failed, 10)
-	require.NoError(t, weights.Save(t.Context(), path, s.tensors, weights.SaveOptions{}))
+	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
 	requireBefore("the same again")
 }
 
@@ -315,7 +327,7 @@ func TestSaveRemovesWhatIsLeft(t *testing.T) {
 	for _, name := range []string{".a[b]*.KILLED.tmp", ".ab.OTHER.tmp", ".other.KILLED.tmp"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
 	}
-	require.NoError(t, weights.Save(t.Context(), path, nil, weights.SaveOptions{}))
+	require.NoError(t, save(t.Context(), path, nil, weights.SaveOptions{}))
 	want := []string{".ab.OTHER.tmp", ".other.KILLED.tmp", "a[b]*.safetensors"}
 	if runtime.GOOS != "linux" {
 		want = append([]string{".a[b]*.KILLED.tmp"}, want...)
@@ -336,7 +348,7 @@ func TestSaversOfOnePath(t *testing.T) {
 			for j := range 4 {
 				tensors = append(tensors, weights.SavedTensor{Name: fmt.Sprint(j), DType: weights.U8, Shape: []int{100}, Host: bytes.Repeat([]byte{byte(i)}, 100)})
 			}
-			ended <- weights.Save(context.Background(), path, tensors, weights.SaveOptions{ShardBytes: 100 * (1 + i%3)})
+			ended <- save(context.Background(), path, tensors, weights.SaveOptions{ShardBytes: 100 * (1 + i%3)})
 		}()
 	}
 	for range savers {

@@ -3,7 +3,7 @@
 // Its tensors are split evenly over the devices.
 //
 //	go run ./examples/weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
-//	go run ./examples/weights -save FILE [-devices 0,1] [-direct] [-sim] MODEL
+//	go run ./examples/weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL
 //	go run ./examples/weights -make SIZE FILE
 package main
 
@@ -28,21 +28,23 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/examples/internal/device"
+	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
 
 type options struct {
-	devices string
-	verify  bool
-	load    weights.LoadOptions
-	sim     bool
-	save    string // the file to save the model to, "" for none
-	size    string // of the file to write, "" to load
+	devices  string
+	verify   bool
+	load     weights.LoadOptions
+	sim      bool
+	save     string // the file to save the model to, "" for none
+	snapshot bool   // save from a copy in pinned memory
+	size     string // of the file to write, "" to load
 }
 
 const usage = `usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
-       weights -save FILE [-devices 0,1] [-direct] [-sim] MODEL
+       weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL
        weights -make SIZE FILE
 
 MODEL is a safetensors or GGUF file, the index of several files (.safetensors.index.json),
@@ -58,10 +60,11 @@ func newFlags(o *options) *flag.FlagSet {
 		f.PrintDefaults()
 	}
 	f.StringVar(&o.devices, "devices", "", "CUDA's `NUMBERS` of the devices to load onto, such as 0,1 (default all)")
-	f.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files")
+	f.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files, and the files with their checksums if -save wrote them")
 	f.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
 	f.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
 	f.StringVar(&o.save, "save", "", "save the model from the devices to a `FILE` whose name ends in .safetensors")
+	f.BoolVar(&o.snapshot, "snapshot", false, "save from a copy in pinned memory, while the devices go on")
 	f.BoolVar(&o.sim, "sim", false, "use simulated GPUs")
 	f.StringVar(&o.size, "make", "", "write a safetensors file of this `SIZE`, such as 64MiB or 8GB, and load nothing")
 	return f
@@ -135,22 +138,22 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 				return err
 			}
 			fmt.Fprintf(out, "%s: the same bytes: SHA-256 of %s\n", path, count(tensors, "tensor"))
-		}
-		if o.save != "" {
-			start := time.Now()
-			if err := save(ctx, loaded, o); err != nil {
+			if err := checksums(ctx, path, n, out); err != nil && !errors.Is(err, weights.ErrNoChecksums) {
 				return err
 			}
-			d := time.Since(start)
-			fmt.Fprintf(out, "%s: %d bytes on storage in %v, %s\n", o.save, n, d.Round(time.Microsecond), rate(n, d))
+		}
+		if o.save != "" {
+			if err := save(ctx, loaded, n, o, out); err != nil {
+				return err
+			}
 		}
 	}
 	fmt.Fprintf(out, "total: %d bytes in %v, %s\n", total, took.Round(time.Microsecond), rate(total, took))
 	return nil
 }
 
-// save saves a model from the memory of its devices.
-func save(ctx context.Context, loaded *weights.Loaded, o options) error {
+// save saves a model of n bytes from the memory of its devices, and compares the file with its checksums.
+func save(ctx context.Context, loaded *weights.Loaded, n int, o options, out io.Writer) (err error) {
 	var tensors []weights.SavedTensor
 	for p := range loaded.All() {
 		at, err := p.Ptr()
@@ -162,9 +165,38 @@ func save(ctx context.Context, loaded *weights.Loaded, o options) error {
 			Memory: weights.Memory{Device: p.Memory.Device(), Ptr: at, Bytes: p.Size},
 		})
 	}
-	return weights.Save(ctx, o.save, tensors, weights.SaveOptions{
+	options := weights.SaveOptions{
 		Metadata: map[string]string{"format": "pt"}, DirectIO: o.load.DirectIO, DropCache: o.load.DropCache,
-	})
+	}
+	if o.snapshot && len(tensors) > 0 {
+		if options.Snapshot, err = pool.New(tensors[0].Memory.Device, pool.Options{}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, options.Snapshot.Close()) }()
+	}
+	start := time.Now()
+	saving, err := weights.Save(ctx, o.save, tensors, options)
+	if err != nil {
+		return err
+	}
+	copied := time.Since(start)
+	if err := saving.Wait(ctx); err != nil {
+		return err
+	}
+	d := time.Since(start)
+	fmt.Fprintf(out, "%s: %d bytes on storage in %v, %s; the tensors could change after %v\n", o.save, n, d.Round(time.Microsecond), rate(n, d), copied.Round(time.Microsecond))
+	return checksums(ctx, o.save, n, out)
+}
+
+// checksums compares a model of n bytes with the checksums in its files.
+func checksums(ctx context.Context, path string, n int, out io.Writer) error {
+	start := time.Now()
+	if err := weights.Verify(ctx, path); err != nil {
+		return err
+	}
+	d := time.Since(start)
+	fmt.Fprintf(out, "%s: the checksums that were saved, in %v, %s\n", path, d.Round(time.Microsecond), rate(n, d))
+	return nil
 }
 
 // open returns the devices, of one Runtime.

@@ -89,7 +89,7 @@ func TestHelpNamesTheArguments(t *testing.T) {
 	f.Init("/tmp/go-build/exe/weights", flag.ContinueOnError)
 	f.SetOutput(&help)
 	require.ErrorIs(t, f.Parse([]string{"-h"}), flag.ErrHelp)
-	require.Contains(t, help.String(), "[-sim] MODEL...\n       weights -save FILE [-devices 0,1] [-direct] [-sim] MODEL\n       weights -make SIZE FILE\n")
+	require.Contains(t, help.String(), "[-sim] MODEL...\n       weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL\n       weights -make SIZE FILE\n")
 	require.NotContains(t, help.String(), "go-build")
 	f.VisitAll(func(f *flag.Flag) { require.Contains(t, help.String(), "  -"+f.Name) })
 }
@@ -125,8 +125,11 @@ func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	require.Empty(t, exampletest.Run(t, main, "-make", "300kB", file))
 	saved := filepath.Join(t.TempDir(), "saved.safetensors")
-	require.Regexp(t, `\n.*saved.safetensors: 299888 bytes on storage in \S+, \S*[1-9]\S* [MG]B/s\ntotal: `, exampletest.Run(t, main, "-sim", "-save", saved, file))
-	require.Contains(t, exampletest.Run(t, main, "-sim", "-verify", saved), ": 299888 bytes onto 1 simulated device")
+	for _, args := range [][]string{{"-sim", "-save", saved, file}, {"-sim", "-snapshot", "-save", saved, file}} {
+		require.Regexp(t, `\n.*saved.safetensors: 299888 bytes on storage in \S+, \S*[1-9]\S* [MG]B/s; the tensors could change after \S+\n`+
+			`.*saved.safetensors: the checksums that were saved, in \S+, \S+ [MG]B/s\ntotal: `, exampletest.Run(t, main, args...))
+	}
+	require.Regexp(t, `: 299888 bytes onto 1 simulated device .*\n.*SHA-256 of 1 tensor\n.*: the checksums that were saved, in `, exampletest.Run(t, main, "-sim", "-verify", saved))
 	out := exampletest.Run(t, main, "-sim", "-verify", file)
 	require.Regexp(t, `^.*: 299888 bytes onto 1 simulated device in \S+, \S*[1-9]\S* [MG]B/s\n.*: the same bytes: SHA-256 of 1 tensor\ntotal: `, out)
 }

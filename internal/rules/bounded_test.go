@@ -76,13 +76,20 @@ var started = map[string][]string{
 		"loader.worker.work",
 		"transfer/internal/stage.workerPool.publish",
 		"verify.inSegments",
+		"weights.File.wrongBlocks",
+	},
+	"files are written while the caller goes on, who may wait for it": {
+		"weights.Saving.begin",
+		"weights.newSnapshot",
 	},
 	"as many waits at once as there are streams or devices; each takes the context": {
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
-		"weights.saving.writeFile",
+		"weights.Saving.copy",
+		"weights.Saving.copyFile",
 		"weights.retryUnreleased",
+		"weights.snapshot.copyFile",
 	},
 	"the end of a context wakes who waits": {
 		"managed.Allocator.newMovers",

@@ -151,7 +151,7 @@ func (c *chunk) copyPiece(i int) {
 	from := i * c.piece
 	mem := c.x.mem[from:min(from+c.piece, c.N)]
 	if !c.refused.Load() {
-		if err := bounded.Guard(func() error { return c.Copy(mem, c.Off+from) }); errors.Is(err, ErrNotReady) {
+		if err := bounded.Guard(func() error { return c.fillOrDrain(mem, c.Off+from) }); errors.Is(err, ErrNotReady) {
 			c.refused.Store(true)
 		} else if err != nil {
 			c.job.Cut(c.Off+from, err)
@@ -160,6 +160,20 @@ func (c *chunk) copyPiece(i int) {
 	if c.pending.Add(-1) == 0 {
 		c.copied()
 	}
+}
+
+// fillOrDrain copies the bytes from off on between the Host and memory of the ring, where they are
+// inspected.
+func (c *chunk) fillOrDrain(mem []byte, off int) error {
+	inspect := c.job.Inspect
+	if inspect != nil && c.job.dir == toHost {
+		inspect(off, mem)
+	}
+	err := c.Copy(mem, off)
+	if inspect != nil && c.job.dir == toDevice && err == nil {
+		inspect(off, mem)
+	}
+	return err
 }
 
 // copied passes on a chunk after its last piece.

@@ -29,6 +29,11 @@ type Copy struct {
 	// group, and returns their ends, also after an error. It may be nil.
 	Forward func(from, off, n int, after cudart.Point) ([]cudart.Point, error)
 
+	// Inspect is called with bytes from off on that are in memory of the ring: after they were
+	// filled for an upload, before they are drained for a download. Workers call it, several at
+	// once. Bytes of a Part that is offered again are inspected again. It may be nil.
+	Inspect func(off int, mem []byte)
+
 	// Progress is called with the bytes that were copied, by a goroutine of its own.
 	Progress func(done, total int)
 

@@ -1,0 +1,225 @@
+package weights
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// checksumKey is the key of __metadata__ with the checksums of a file: see "Checksums" in the documentation of the
+// package. Its value has the size of a block in bytes, the checksum of the header, and those of the blocks.
+const checksumKey = "pinned.crc32c"
+
+// blockBytes is the size of the blocks of tensors that have a checksum each.
+const blockBytes = 1 << 20
+
+// Blocks of other sizes are read too, which bounds the memory for them.
+const minBlock, maxBlock = 4 << 10, 64 << 20
+
+const digits = 8 // of a checksum
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// powers[i] is x to the power of 8 * 2^i, modulo the polynomial.
+var powers = sync.OnceValue(func() (powers [64]uint32) {
+	p := uint32(1) << 30 // x: the highest bit is that of x^0
+	for range 3 {
+		p = multiply(p, p)
+	}
+	for i := range powers {
+		powers[i] = p
+		p = multiply(p, p)
+	}
+	return powers
+})
+
+// multiply multiplies polynomials modulo that of CRC-32C.
+func multiply(a, b uint32) (product uint32) {
+	for ; a != 0; a <<= 1 {
+		if a>>31 != 0 {
+			product ^= b
+		}
+		b = b>>1 ^ crc32.Castagnoli&-(b&1)
+	}
+	return product
+}
+
+// combine returns the checksum of bytes with checksum a, followed by n bytes with checksum b.
+func combine(a, b uint32, n int) uint32 {
+	for i := 0; n > 0; i, n = i+1, n>>1 {
+		if n&1 != 0 {
+			a = multiply(powers()[i], a)
+		}
+	}
+	return a ^ b
+}
+
+// A span is n bytes at an offset of a file.
+type span struct {
+	off int64
+	n   int
+}
+
+func (s span) end() int64 { return s.off + int64(s.n) }
+
+// blocksOf appends the blocks of a tensor.
+func blocksOf(blocks []span, off int64, size, block int) []span {
+	for size > 0 {
+		n := min(size, block)
+		blocks = append(blocks, span{off, n})
+		off, size = off+int64(n), size-n
+	}
+	return blocks
+}
+
+// sums has the checksums of the blocks of one file, which any number of goroutines compute from pieces of the bytes, in
+// any order. A block of which bytes come again, after all were there, is not known any more.
+type sums struct {
+	blocks []span // in order
+
+	mu     sync.Mutex
+	pieces [][]summed // by block: in order, without overlap
+}
+
+// A summed is a piece of a block with its checksum.
+type summed struct {
+	from, n int
+	sum     uint32
+}
+
+func newSums(blocks []span) *sums {
+	return &sums{blocks: blocks, pieces: make([][]summed, len(blocks))}
+}
+
+// within returns the first block that ends behind an offset.
+func (s *sums) within(off int64) int {
+	return sort.Search(len(s.blocks), func(i int) bool { return s.blocks[i].end() > off })
+}
+
+// add adds bytes of the file. Those that no block has do not count.
+func (s *sums) add(off int64, mem []byte) {
+	end := off + int64(len(mem))
+	for i := s.within(off); i < len(s.blocks) && s.blocks[i].off < end; i++ {
+		b := s.blocks[i]
+		from, to := max(b.off, off), min(b.end(), end)
+		s.put(i, summed{int(from - b.off), int(to - from), crc32.Checksum(mem[from-off:to-off], castagnoli)})
+	}
+}
+
+// put adds a piece of a block, and makes one of all of its pieces when they are complete.
+func (s *sums) put(i int, p summed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := 0
+	pieces := slices.DeleteFunc(s.pieces[i], func(q summed) bool { return q.from < p.from+p.n && p.from < q.from+q.n })
+	at, _ := slices.BinarySearchFunc(pieces, p, func(q, p summed) int { return cmp.Compare(q.from, p.from) })
+	pieces = slices.Insert(pieces, at, p)
+	for _, q := range pieces {
+		have += q.n
+	}
+	if have == s.blocks[i].n {
+		all := summed{n: have}
+		for _, q := range pieces {
+			all.sum = combine(all.sum, q.sum, q.n)
+		}
+		pieces = append(pieces[:0], all)
+	}
+	s.pieces[i] = pieces
+}
+
+// of returns the checksum of a block, known if all of its bytes were added.
+func (s *sums) of(i int) (sum uint32, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pieces[i]
+	if len(p) != 1 || p[0].n != s.blocks[i].n {
+		return 0, false
+	}
+	return p[0].sum, true
+}
+
+// checksumText returns the value of checksumKey. It has the same length for the same number of blocks.
+func checksumText(block int, header uint32, blocks []uint32) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %08x ", block, header)
+	for _, sum := range blocks {
+		fmt.Fprintf(&b, "%08x", sum)
+	}
+	return b.String()
+}
+
+// checksumAt returns where the value of checksumKey begins in a header, and where its checksum of the header is: a
+// text in quotes of this form is no part of another text.
+func checksumAt(header []byte) (value, sum int, ok bool) {
+	_, after, ok := bytes.Cut(header, []byte(`"`+checksumKey+`":"`))
+	if !ok {
+		return 0, 0, false
+	}
+	value = len(header) - len(after)
+	sum = value + bytes.IndexByte(after, ' ') + 1
+	return value, sum, sum > value && sum+digits <= len(header)
+}
+
+// headerSum returns the checksum of a header, with its size before it. The digits of that checksum count as zeros.
+func headerSum(header []byte) (uint32, bool) {
+	_, at, ok := checksumAt(header)
+	if !ok {
+		return 0, false
+	}
+	sum := crc32.Checksum(header[:at], castagnoli)
+	sum = crc32.Update(sum, castagnoli, bytes.Repeat([]byte("0"), digits))
+	return crc32.Update(sum, castagnoli, header[at+digits:]), true
+}
+
+// Checksums are the checksums in a file.
+type checksums struct {
+	header uint32
+	blocks []span
+	sums   []uint32 // of the blocks
+}
+
+// ErrNoChecksums is the error of [Verify], and of a load with [LoadOptions.Checksums], for a file without checksums.
+var ErrNoChecksums = errors.New("the file has no checksums (Save writes them, unless SaveOptions.NoChecksums is set)")
+
+// checksums returns the checksums of a file.
+func (f *File) checksums() (*checksums, error) {
+	value, ok := f.metadata[checksumKey].(string)
+	if !ok || f.format != Safetensors {
+		return nil, fmt.Errorf("%s: %w", f.name, ErrNoChecksums)
+	}
+	fields := strings.Split(value, " ")
+	if len(fields) != 3 {
+		return nil, f.invalid("", "the metadata %s has %d fields, want 3", checksumKey, len(fields))
+	}
+	block, err := strconv.Atoi(fields[0])
+	if err != nil || block < minBlock || block > maxBlock {
+		return nil, f.invalid("", "the metadata %s is for blocks of %s bytes, want %d to %d", checksumKey, quote(fields[0]), minBlock, maxBlock)
+	}
+	c := &checksums{}
+	for _, t := range f.tensors {
+		if t.Size/block > len(fields[2])/digits-len(c.blocks) { // before memory is allocated for its blocks
+			break
+		}
+		c.blocks = blocksOf(c.blocks, t.Offset, t.Size, block)
+	}
+	sums, err := hex.DecodeString(fields[1] + fields[2])
+	if err != nil || len(sums) != 4*(1+len(c.blocks)) || len(fields[1]) != digits {
+		return nil, f.invalid("", "the metadata %s has not a checksum of %d digits for each of %d blocks", checksumKey, digits, len(c.blocks))
+	}
+	for i := 0; i < len(sums); i += 4 {
+		c.sums = append(c.sums, uint32(sums[i])<<24|uint32(sums[i+1])<<16|uint32(sums[i+2])<<8|uint32(sums[i+3]))
+	}
+	c.header, c.sums = c.sums[0], c.sums[1:]
+	if checksumText(block, c.header, c.sums) != value {
+		return nil, f.invalid("", "the metadata %s is not in lower case, or has a number with zeros before it", checksumKey)
+	}
+	return c, nil
+}

@@ -1,0 +1,123 @@
+package weights
+
+import (
+	"errors"
+	"slices"
+)
+
+// passed has the checksums of a file, and those of its bytes that a load has read.
+type passed struct {
+	*checksums
+	*sums
+}
+
+// readChecksums reads the checksums of the files.
+func (l *loading) readChecksums() error {
+	l.passed = map[*File]*passed{}
+	for _, r := range l.reads {
+		if l.passed[r.File] != nil {
+			continue
+		}
+		c, err := r.File.checksums()
+		if err != nil {
+			return err
+		}
+		l.passed[r.File] = &passed{c, newSums(c.blocks)}
+	}
+	return nil
+}
+
+// inspect adds the bytes of an upload from off on to the checksums. Columns are apart in the file: their blocks are
+// read once more.
+func (q *queue) inspect(l *loading, off int, mem []byte) {
+	for end := off + len(mem); off < end; {
+		s, within := q.at(off)
+		from := s.off + within // behind zeros, if there are some
+		if from >= end {
+			return
+		}
+		n := min(s.off+s.source.N, end) - from
+		if s.source.Row == 0 {
+			l.passed[l.reads[s.read].File].add(s.source.Off+int64(within), mem[from-(end-len(mem)):][:n])
+		}
+		off = from + n
+	}
+}
+
+// compareChecksums compares the blocks that have bytes of the load, if that was asked for.
+func (l *loading) compareChecksums() error {
+	if l.passed == nil {
+		return nil
+	}
+	wrong := map[*File][]*ChecksumError{}
+	var list []error
+	for at := 0; at < len(l.reads); {
+		f := l.reads[at].File
+		var blocks []int
+		for ; at < len(l.reads) && l.reads[at].File == f; at++ {
+			blocks = l.reads[at].blocks(blocks, l.passed[f])
+		}
+		errs, err := l.compareFile(f, blocks)
+		if err != nil {
+			return &LoadError{Err: err, Complete: l.tensors}
+		}
+		for _, e := range errs {
+			list = append(list, e)
+		}
+		wrong[f] = append(wrong[f], errs...)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	e := &LoadError{Err: errors.Join(list...)}
+	for _, t := range l.tensors {
+		i := slices.IndexFunc(wrong[t.File], func(e *ChecksumError) bool { return e.Tensor == t.Name })
+		switch {
+		case i < 0:
+			e.Complete = append(e.Complete, t)
+		case e.Tensor == nil:
+			e.Tensor, e.Offset = t, wrong[t.File][i].Offset
+		}
+	}
+	for _, p := range l.placed {
+		if dev := l.devices[p.device]; p.Tensor == e.Tensor && !slices.Contains(e.Devices, dev) {
+			e.Devices = append(e.Devices, dev)
+		}
+	}
+	return e
+}
+
+// blocks appends the blocks that have bytes of a read.
+func (r *Read) blocks(list []int, p *passed) []int {
+	end := r.Offset + int64(r.part().end())
+	for i := p.within(r.Offset); i < len(p.sums.blocks) && p.sums.blocks[i].off < end; i++ {
+		list = append(list, i)
+	}
+	return list
+}
+
+// compareFile compares blocks of a file, and returns an error for each wrong one.
+func (l *loading) compareFile(f *File, blocks []int) (wrong []*ChecksumError, err error) {
+	p := l.passed[f]
+	slices.Sort(blocks)
+	again := slices.DeleteFunc(slices.Compact(blocks), func(i int) bool { // those that were right in pinned memory are
+		sum, known := p.of(i)
+		return known && sum == p.checksums.sums[i]
+	})
+	bad, err := f.wrongBlocks(l.caller, p.checksums, again)
+	if err != nil {
+		return nil, err
+	}
+	if len(bad) == maxChecksumErrors { // others were not read
+		again = bad
+	}
+	for _, i := range again {
+		_, known := p.of(i)
+		if inFile := slices.Contains(bad, i); inFile || known {
+			e := f.wrongBlock(p.checksums, i)
+			e.InMemory = !inFile
+			wrong = append(wrong, e)
+		}
+	}
+	return wrong, nil
+}

@@ -1,0 +1,246 @@
+package weights_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/weights"
+)
+
+// flip flips a bit of a file.
+func flip(t *testing.T, path string, off int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	var b [1]byte
+	_, err = f.ReadAt(b[:], off)
+	require.NoError(t, err)
+	b[0] ^= 1
+	_, err = f.WriteAt(b[:], off)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+}
+
+// Wherever a bit of a file is flipped, Verify and a load name the tensor and the bytes.
+func TestFlippedBitsAreFound(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 2)
+	s := newToSave(t, devs)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.safetensors")
+	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{ShardBytes: 2 * mib}))
+	require.NoError(t, weights.Verify(t.Context(), dir))
+	load := func() error {
+		l, err := weights.LoadModel(t.Context(), devs[1], dir, weights.LoadOptions{Checksums: true})
+		if err == nil {
+			require.NoError(t, l.Close())
+		}
+		return err
+	}
+	require.NoError(t, load())
+
+	m, err := weights.OpenModel(dir)
+	require.NoError(t, err)
+	var tensors []*weights.Tensor
+	for tensor := range m.Tensors() {
+		if tensor.Size > 0 {
+			tensors = append(tensors, tensor)
+		}
+	}
+	require.NoError(t, m.Close())
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 12 {
+		tensor := tensors[random.IntN(len(tensors))]
+		if i < 4 { // in a large one
+			for tensor.Size < mib {
+				tensor = tensors[random.IntN(len(tensors))]
+			}
+		}
+		at := tensor.Offset + random.Int64N(int64(tensor.Size))
+		flip(t, tensor.File.Name(), at)
+		for what, err := range map[string]error{"verify": weights.Verify(t.Context(), dir), "load": load()} {
+			var wrong *weights.ChecksumError
+			require.ErrorAs(t, err, &wrong, what)
+			assert.Equal(t, tensor.Name, wrong.Tensor, what)
+			assert.Equal(t, tensor.File.Name(), wrong.File, what)
+			assert.True(t, wrong.Offset <= at && at < wrong.Offset+int64(wrong.Size) && wrong.Size <= mib, "%s: %d bytes at %d, the bit is at %d", what, wrong.Size, wrong.Offset, at)
+			assert.False(t, wrong.InMemory)
+			require.ErrorContains(t, err, fmt.Sprintf("tensor %q: wrong checksum of %d bytes from offset %d", tensor.Name, wrong.Size, wrong.Offset))
+			var loading *weights.LoadError
+			if errors.As(err, &loading) {
+				assert.Equal(t, tensor.Name, loading.Tensor.Name)
+				assert.Equal(t, wrong.Offset, loading.Offset)
+				assert.Equal(t, []*cudart.Device{devs[1]}, loading.Devices)
+				assert.Len(t, loading.Complete, len(s.tensors)-1)
+			}
+		}
+		flip(t, tensor.File.Name(), at)
+	}
+	require.NoError(t, weights.Verify(t.Context(), dir))
+}
+
+// A bit of the header that still can be read is found too.
+func TestFlippedBitsOfHeaders(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	tensors := []weights.SavedTensor{{Name: "first", DType: weights.U8, Shape: []int{3}, Host: []byte{1, 2, 3}}}
+	require.NoError(t, save(t.Context(), path, tensors, weights.SaveOptions{Metadata: map[string]string{"k": "v"}}))
+	require.NoError(t, weights.Verify(t.Context(), path))
+	found, refused := 0, 0
+	for at := range 400 {
+		flip(t, path, int64(at))
+		err := weights.Verify(t.Context(), path)
+		require.Error(t, err, "byte %d", at)
+		var wrong *weights.ChecksumError
+		if errors.As(err, &wrong) {
+			found++
+		} else {
+			refused++
+		}
+		flip(t, path, int64(at))
+	}
+	assert.Greater(t, found, 15)
+	assert.Greater(t, refused, 50)
+	require.NoError(t, weights.Verify(t.Context(), path))
+}
+
+// A flippingReader reads a bit wrong the first time.
+type flippingReader struct {
+	*os.File
+	at      int64
+	flipped atomic.Bool
+}
+
+func (r *flippingReader) ReadAt(p []byte, off int64) (int, error) {
+	n, err := r.File.ReadAt(p, off)
+	if i := r.at - off; i >= 0 && i < int64(n) && !r.flipped.Swap(true) {
+		p[i] ^= 1
+	}
+	return n, err
+}
+
+// Bytes that change between the file and the device are found, and the file is not blamed.
+func TestFlippedBitsInMemory(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 1)
+	s := newToSave(t, devs)
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
+	opened, err := os.Open(path)
+	require.NoError(t, err)
+	defer opened.Close()
+	info, err := opened.Stat()
+	require.NoError(t, err)
+	r := &flippingReader{File: opened, at: -1}
+	f, err := weights.Parse(r, info.Size(), path)
+	require.NoError(t, err)
+	large, ok := f.Tensor("large0")
+	require.True(t, ok)
+	r.at = large.Offset + mib + 5
+	plan, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{})
+	require.NoError(t, err)
+	_, err = plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
+	var wrong *weights.ChecksumError
+	require.ErrorAs(t, err, &wrong)
+	assert.Equal(t, weights.ChecksumError{File: path, Tensor: "large0", Offset: large.Offset + mib, Size: mib, InMemory: true}, *wrong)
+	require.ErrorContains(t, err, "those of the file are right")
+	l, err := plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+}
+
+// Rows and columns of several devices are compared, by blocks that are read once more where a load has only a part.
+func TestPartsAreCompared(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 2)
+	s := newToSave(t, devs)
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
+	for _, dim := range []int{0, 1} {
+		for _, all := range []bool{true, false} {
+			f, err := weights.OpenFile(path)
+			require.NoError(t, err)
+			tensor, ok := f.Tensor("large1")
+			require.True(t, ok)
+			var shares []weights.Share
+			for d := range devs {
+				part, err := tensor.Slice(dim, d*100, d*100+100)
+				require.NoError(t, err)
+				shares = append(shares, weights.Share{Part: part, Device: d})
+				if all {
+					shares = append(shares, weights.Share{Part: part, Device: 1 - d})
+				}
+			}
+			plan, err := weights.PlanShares(shares, weights.PlanOptions{})
+			require.NoError(t, err)
+			load := func() error {
+				l, err := plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
+				if err != nil {
+					return err
+				}
+				return l.Close()
+			}
+			require.NoError(t, load(), "dimension %d", dim)
+			flip(t, path, tensor.Offset+4096*3)
+			var wrong *weights.ChecksumError
+			require.ErrorAs(t, load(), &wrong)
+			assert.Equal(t, "large1", wrong.Tensor)
+			flip(t, path, tensor.Offset+4096*3)
+			require.NoError(t, f.Close())
+		}
+	}
+}
+
+func TestVerifyRefuses(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 1)
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	tensors := []weights.SavedTensor{{Name: "a", DType: weights.U8, Shape: []int{3}, Host: []byte{1, 2, 3}}}
+	require.NoError(t, save(t.Context(), path, tensors, weights.SaveOptions{NoChecksums: true}))
+	require.ErrorIs(t, weights.Verify(t.Context(), path), weights.ErrNoChecksums)
+	_, err := weights.LoadModel(t.Context(), devs[0], path, weights.LoadOptions{Checksums: true})
+	require.ErrorIs(t, err, weights.ErrNoChecksums)
+
+	// Those of another file do not come along.
+	require.NoError(t, save(t.Context(), path, tensors, weights.SaveOptions{NoChecksums: true, Metadata: map[string]string{"pinned.crc32c": "x"}}))
+	require.ErrorIs(t, weights.Verify(t.Context(), path), weights.ErrNoChecksums)
+	require.NoError(t, save(t.Context(), path, tensors, weights.SaveOptions{Metadata: map[string]string{"pinned.crc32c": "x"}}))
+	require.NoError(t, weights.Verify(t.Context(), path))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, weights.Verify(ctx, path), context.Canceled)
+	var none context.Context
+	require.ErrorContains(t, weights.Verify(none, path), "the context is nil")
+	require.ErrorIs(t, weights.Verify(t.Context(), path+"x"), os.ErrNotExist)
+
+	// A hundred blocks are listed at most.
+	many := []weights.SavedTensor{}
+	for i := range 120 {
+		many = append(many, weights.SavedTensor{Name: fmt.Sprint(i), DType: weights.U8, Shape: []int{1}, Host: []byte{1}})
+	}
+	require.NoError(t, save(t.Context(), path, many, weights.SaveOptions{}))
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	for i := range 120 {
+		flip(t, path, info.Size()-int64(i)-1)
+	}
+	for _, err := range []error{weights.Verify(t.Context(), path), func() error {
+		_, err := weights.LoadModel(t.Context(), devs[0], path, weights.LoadOptions{Checksums: true})
+		return err
+	}()} {
+		require.Error(t, err)
+		assert.Equal(t, 100, strings.Count(err.Error(), "wrong checksum of 1 bytes"))
+	}
+}
