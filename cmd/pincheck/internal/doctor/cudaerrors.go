@@ -177,7 +177,7 @@ var callChecks = []Check{
 	{ID: "compute_mode_prohibited", Explains: notReached, Suppresses: []string{"failed_call", "failed_round_trips"}, Host: unlessUsable(computeModes(2)), Device: computeMode(2)},
 	{ID: "failed_call", Host: failedDevices, Device: failedCall},
 	{ID: "gpu_full", Suppresses: []string{"skipped_round_trips"}, Device: gpuFull},
-	{ID: "host_memory_short", Explains: []cudart.Code{cudart.ErrInitializationError, cudart.ErrMemoryAllocation}, Host: unlessUsable(memoryToStart), Device: hostMemoryShort},
+	{ID: "host_memory_short", Explains: []cudart.Code{0, cudart.ErrInitializationError, cudart.ErrMemoryAllocation}, Suppresses: []string{"driver_crashes"}, Host: unlessUsable(memoryToStart), Device: hostMemoryShort},
 	{ID: "compute_mode_exclusive", Explains: []cudart.Code{cudart.ErrDevicesUnavailable}, Host: unlessUsable(computeModes(3)), Device: computeMode(3)},
 }
 
@@ -353,12 +353,13 @@ const startBytes = 1 << 30
 func memoryToStart(f *Facts) []Finding {
 	left, source, ok := f.headroom()
 	gpus := max(1, reachable(f.Host))
-	if !ok || !f.called() || left >= gpus*startBytes {
+	killed := f.killedOpening()
+	if !ok || killed == "" && (!f.called() || f.Opening.Code == 0) || left >= gpus*startBytes {
 		return nil
 	}
 	return finding(Finding{
 		Summary:  fmt.Sprintf("only %s of host memory is available, too little to start CUDA on %s", units.Bytes(left), units.Things(gpus, "GPU", "GPUs")),
-		Evidence: []string{f.Opening.Error, source + ": " + units.Bytes(left)},
+		Evidence: []string{cmp.Or(killed, f.Opening.Error), source + ": " + units.Bytes(left)},
 		because:  "start",
 	})
 }

@@ -182,7 +182,11 @@ func deviceCgroup(f *Facts) []Finding {
 	if len(evidence) == 0 || len(nodes) > 0 && f.Host.Virt.Container == "" && f.Host.Virt.Unit != "" {
 		return nil // of systemd
 	}
-	if f.Host.Virt.Container == "" {
+	switch {
+	case f.Host.Virt.Container != "":
+	case slices.Contains(f.Host.Places(), "slurm"):
+		out.Summary, out.because = "Slurm's control group denies this job the GPU", "job"
+	default:
 		out.Against = []string{"this does not look like a container"}
 	}
 	if len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n hostinfo.Node) bool { return n.Path != "/dev/nvidia-uvm" }) {

@@ -292,6 +292,15 @@ var troubles = []trouble{
 		f.Host.Cgroup.DevicesAllowed = []string{"c 1:3 rwm", "c 136:* rwm"}
 		return f
 	}, says: "195"},
+	{id: "device_cgroup_denies", make: start(cudart.ErrNoDevice), change: func(f *Facts) {
+		f.Host.Env = map[string]string{"SLURM_JOB_ID": "7"}
+		refuse(f, eperm)
+	}, says: "denies this job"},
+	{id: "host_memory_short", make: func(t *testing.T) *Facts {
+		f := WithoutAnswer(Probe{Name: "cuda", Stage: StageOpen, State: ProbeKilled, Detail: "signal: killed"}, host(t, "h200-vm"))
+		f.Host.Cgroup.Headroom = hostinfo.Limit{Known: true, N: 4 << 10}
+		return f
+	}, also: []string{"little_headroom"}, says: "signal: killed"},
 	{id: "no_driver_library", make: func(t *testing.T) *Facts {
 		f := stopped(t, cudart.ErrNoDriver)
 		f.Opening.DriverLibrary = ""

@@ -148,6 +148,16 @@ func (f *Facts) NotStarted() bool {
 
 const notStartedID = "process_not_started"
 
+// killedOpening says how the process that starts CUDA was killed, if it was.
+func (f *Facts) killedOpening() string {
+	for _, p := range f.probesOf(nil, ProbeKilled) {
+		if p.Name != "nvml" {
+			return capital(p.what()) + ": " + p.Detail
+		}
+	}
+	return ""
+}
+
 // crashes lists how processes of this program ended early.
 func (f *Facts) crashes() (reasons []string) {
 	for _, p := range f.Probes {

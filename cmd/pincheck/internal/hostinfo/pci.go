@@ -243,7 +243,8 @@ func window(f files, dir string) (size int, none bool) {
 		}
 	}
 	registers, memory := bars[0], bars[1]
-	if registers[0] == 0 || memory[1] < memory[0] || memory[1]-memory[0] >= 1<<60 {
+	unset := registers[0] == 0 && registers[1] > 0 // a guest's firmware may give none of them an address
+	if registers[0] == 0 && !unset || memory[1] < memory[0] || memory[1]-memory[0] >= 1<<60 {
 		return 0, false
 	}
 	if memory[1] > 0 {
