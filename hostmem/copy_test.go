@@ -213,7 +213,7 @@ func TestCopiesFromManyGoroutines(t *testing.T) {
 func TestSpansOfARange(t *testing.T) {
 	t.Parallel()
 	spans := []Span{{0, 10}, {10, 10}, {20, 5}}
-	m := &Buffer{pieces: spans}
+	m := withSpans(spans)
 	for _, tc := range []struct {
 		off, n int
 		want   []Span
@@ -250,7 +250,7 @@ func TestSpansOfARangeOfMany(t *testing.T) {
 		spans = append(spans, Span{end, n})
 		end += n + random.IntN(2)*random.IntN(3) // also with gaps
 	}
-	m := &Buffer{pieces: spans}
+	m := withSpans(spans)
 	for range 20_000 {
 		off := random.IntN(end + 5)
 		n := random.IntN(end)
@@ -273,7 +273,7 @@ func BenchmarkSpans(b *testing.B) {
 			for i := range n {
 				spans = append(spans, Span{i * 2 * mib, 2 * mib})
 			}
-			m, at := &Buffer{pieces: spans}, spans[n-1].Off
+			m, at := withSpans(spans), spans[n-1].Off
 			b.ReportAllocs()
 			for b.Loop() {
 				for s := range m.Spans(at, 1) {
@@ -328,4 +328,11 @@ func TestCloseWaitsForUses(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Dev.Free(p))
 	assert.ErrorIs(t, new(Buffer).Use(s, false, nil), errZero)
+}
+
+// withSpans returns a Buffer with these spans and no memory.
+func withSpans(spans []Span) *Buffer {
+	m := &Buffer{}
+	m.pieces.Store(&spans)
+	return m
 }

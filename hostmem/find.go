@@ -29,12 +29,18 @@ type Pinned interface {
 // no bytes, and for memory that was not pinned through this package or was closed.
 // Find does not block, and makes no call into CUDA.
 func Find(mem []byte) (p Pinned, off int, ok bool) {
-	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	m, base := process.find(start, start+uintptr(len(mem)))
-	if m == nil {
+	m, off := process.at(mem)
+	if m == nil || !m.background.covered(off, len(mem)) {
 		return nil, 0, false
 	}
-	return m, int(start - base), true
+	return m, off, true
+}
+
+// at returns the open memory that contains all of mem, and the offset of mem in it; nil if none does.
+func (l *ledger) at(mem []byte) (m *Buffer, off int) {
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	m, base := l.find(start, start+uintptr(len(mem)))
+	return m, int(start - base)
 }
 
 // after returns the index of the first memory that starts after an address. It needs l.mu.

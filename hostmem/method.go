@@ -57,7 +57,7 @@ func (m *Buffer) method() Method {
 		return HostAllocated
 	case m.host != nil && m.host.shared():
 		return SharedPageTables
-	case len(m.pieces) > 1: // of the spans when it was opened
+	case m.background != nil || len(m.registered()) > 1: // of the spans when it was opened
 		return RegisteredInSpans
 	}
 	return Registered

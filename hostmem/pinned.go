@@ -9,6 +9,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -59,15 +60,16 @@ func checkArguments(ctx context.Context, dev *cudart.Device) error {
 type Buffer struct {
 	registrations
 	region   *pages.Region
-	pieces   []Span // spans within which copies must be, sorted
-	n        int    // size in bytes as requested
-	kind     string // "buffer", in messages
+	pieces   atomic.Pointer[[]Span] // spans within which copies must be, sorted
+	n        int                    // size in bytes as requested
+	kind     string                 // "buffer", in messages
 	label    string
 	readOnly bool
 
 	reservation *budget.Reservation
 	entry       *holding // in the ledger
 	cleanup     runtime.Cleanup
+	background  *background // registers the memory, nil for memory that was registered when it was opened
 
 	life  lifetime.Lifetime // counts copies that are being queued
 	fence fence.Fence       // has the streams of these copies
@@ -97,6 +99,7 @@ func (m *Buffer) open(ctx context.Context, dev *cudart.Device, kind string, o Op
 					return none, m.abort(ctx, err)
 				}
 				m.opened(start, stack)
+				m.background.start()
 				return none, nil
 			},
 			Late: func(_ struct{}, err error) {
@@ -135,19 +138,19 @@ func (m *Buffer) pin(ctx context.Context, r *pages.Region, flags cudart.HostRegi
 			return err
 		}
 	}
+	if m.background != nil {
+		return nil
+	}
 	return m.populate(ctx, r, o)
 }
 
 // opened completes memory that is resident and pinned, and adds it to the ledger. start is
 // when opening began; stack is the caller's, in debug mode.
 func (m *Buffer) opened(start time.Time, stack string) {
-	m.reservation.MarkResident()
 	m.n = m.region.Len()
-	for _, s := range m.spans {
-		m.pieces = append(m.pieces, s.Span)
-	}
-	if len(m.pieces) == 0 {
-		m.pieces = []Span{{Off: 0, Len: m.n}} // nothing was registered, and copies may run through
+	if m.background == nil {
+		m.reservation.MarkResident()
+		m.publish()
 	}
 	h := Holding{Kind: m.kind, Label: m.label, Bytes: m.n, Stack: stack}
 	if m.kind == "buffer" {
@@ -155,6 +158,19 @@ func (m *Buffer) opened(start time.Time, stack string) {
 	}
 	m.entry = process.add(m, h, time.Since(start))
 	m.cleanup = runtime.AddCleanup(m, process.lose, m.entry)
+}
+
+// publish makes the registrations the spans of copies.
+func (m *Buffer) publish() {
+	pieces := make([]Span, 0, len(m.spans))
+	for _, s := range m.spans {
+		pieces = append(pieces, s.Span)
+	}
+	if len(pieces) == 0 {
+		pieces = append(pieces, Span{Off: 0, Len: m.n}) // nothing was registered, and copies may run through
+	}
+	slices.SortFunc(pieces, func(a, b Span) int { return cmp.Compare(a.Off, b.Off) })
+	m.pieces.Store(&pieces)
 }
 
 // abort undoes the steps of opening.
@@ -238,9 +254,18 @@ type Span struct {
 // Spans yields the parts of n bytes at offset off that are within one registration each, in order.
 // There is one, unless the memory is larger than one registration can be, or Options.Chunk has
 // requested more. CopyToDevice and CopyFromDevice split copies in this way. Memory that is
-// not registered (see [Method]) is one span. Bytes beyond the memory are in none.
+// not registered (see [Method]) is one span. Bytes beyond the memory are in none, and bytes that are
+// still to be registered in the background.
 func (m *Buffer) Spans(off, n int) iter.Seq[Span] {
-	return func(yield func(Span) bool) { yieldPieces(m.pieces, off, n, yield) }
+	return func(yield func(Span) bool) { yieldPieces(m.registered(), off, n, yield) }
+}
+
+// registered returns the spans within which copies must be, sorted.
+func (m *Buffer) registered() []Span {
+	if pieces := m.pieces.Load(); pieces != nil {
+		return *pieces
+	}
+	return nil
 }
 
 // yieldPieces yields each part of [off, off+n) that is within one of spans, which are sorted and do
@@ -280,7 +305,7 @@ type Info struct {
 // Info returns how the memory was pinned. It stays the same after Close.
 func (m *Buffer) Info() Info {
 	r := m.mapped()
-	return Info{Method: m.method(), Reserved: r.Mapped(), ReadOnly: m.readOnly, Notes: slices.Concat(m.notes, r.Notes()), Misplaced: r.Misplaced()}
+	return Info{Method: m.method(), Reserved: r.Mapped(), ReadOnly: m.readOnly, Notes: slices.Concat(m.allNotes(), r.Notes()), Misplaced: r.Misplaced()}
 }
 
 // String names the memory in messages.
@@ -323,7 +348,7 @@ func (m *Buffer) Use(s *cudart.Stream, write bool, queue func() error) error {
 	if write && m.readOnly {
 		return fmt.Errorf("hostmem: use: %v: %w", m, ErrReadOnly)
 	}
-	return m.use(s, "use", queue)
+	return m.use(s, "use", 0, m.n, queue)
 }
 
 // copy has one called with each part of [off, off+n) that is within one span, while Close
@@ -332,7 +357,7 @@ func (m *Buffer) copy(s *cudart.Stream, what string, off, n int, one func(at uns
 	if m.region != nil && (off < 0 || n < 0 || off > m.n-n) {
 		return fmt.Errorf("hostmem: %s: %d bytes at offset %d are not all within %v", what, n, off, m)
 	}
-	return m.use(s, what, func() error {
+	return m.use(s, what, off, n, func() error {
 		for p := range m.Spans(off, n) {
 			if err := one(unsafe.Add(m.base, p.Off), p.Off-off, p.Len); err != nil {
 				return err
@@ -342,8 +367,8 @@ func (m *Buffer) copy(s *cudart.Stream, what string, off, n int, one func(at uns
 	})
 }
 
-// use calls queue while Close waits, and remembers the stream.
-func (m *Buffer) use(s *cudart.Stream, what string, queue func() error) error {
+// use calls queue, for work that accesses n bytes at off, while Close waits, and remembers the stream.
+func (m *Buffer) use(s *cudart.Stream, what string, off, n int, queue func() error) error {
 	var err error
 	switch {
 	case m.region == nil:
@@ -353,8 +378,10 @@ func (m *Buffer) use(s *cudart.Stream, what string, queue func() error) error {
 	case !m.life.Begin():
 		err = cudart.ErrClosed
 	default:
-		err = queue()
-		m.fence.Add(s) // after an error of CUDA, too: a part may be queued
+		if err = m.background.await(context.Background(), off, n); err == nil {
+			err = queue()
+			m.fence.Add(s) // after an error of CUDA, too: a part may be queued
+		}
 		m.life.End()
 	}
 	if err != nil {
@@ -382,6 +409,7 @@ func (m *Buffer) CloseContext(ctx context.Context) error {
 	}
 	if ctx != nil {
 		m.life.Seal()
+		m.background.stop()
 		process.closing(m.entry)
 		err = m.life.Close(ctx, m.close)
 	}
@@ -396,6 +424,10 @@ func (m *Buffer) close(ctx context.Context) error {
 	start := time.Now()
 	state := "copies may be in progress"
 	err := m.fence.Wait(ctx)
+	if err == nil {
+		state = "registering it in the background has not ended"
+		err = m.background.wait(ctx)
+	}
 	if err == nil {
 		state = "Close may be tried again"
 		err = m.unpin(ctx, m.region)

@@ -19,6 +19,15 @@ type RegisterOptions struct {
 	Chunk int
 	// Workers is as Options.Workers.
 	Workers int
+	// Background has Register return before the memory is registered. It is then made resident and
+	// registered in pieces of 1 GiB, or of Chunk, the last one first, while the program uses it:
+	//
+	//   - package transfer copies the registered pieces directly and stages the others;
+	//   - [Find] and [Buffer.Spans] find the registered pieces only;
+	//   - CopyToDevice and CopyFromDevice wait until their bytes are registered, and Use until all are;
+	//   - [Buffer.Registered] waits for all, and returns the error if there is one;
+	//   - Close ends it.
+	Background bool
 }
 
 // Register pins memory that other code mapped: a slice, at any offset and of any
@@ -48,13 +57,13 @@ type RegisterOptions struct {
 func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Buffer, error) {
 	b := &Buffer{}
 	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
-	if err := b.open(ctx, dev, "registration", pin, func() error { return b.register(ctx, mem, pin) }); err != nil {
+	if err := b.open(ctx, dev, "registration", pin, func() error { return b.register(ctx, mem, pin, o.Background) }); err != nil {
 		return nil, fmt.Errorf("hostmem: register %d bytes at %p: %w", len(mem), unsafe.SliceData(mem), err)
 	}
 	return b, nil
 }
 
-func (b *Buffer) register(ctx context.Context, mem []byte, o Options) error {
+func (b *Buffer) register(ctx context.Context, mem []byte, o Options, background bool) error {
 	if len(mem) == 0 {
 		return errors.New("there are no bytes")
 	}
@@ -68,6 +77,9 @@ func (b *Buffer) register(ctx context.Context, mem []byte, o Options) error {
 		return err
 	}
 	flags, err := b.host.registering(ctx, b.dev, memory.ReadOnly)
+	if err == nil && background && !b.host.shared() {
+		b.background = newBackground(ctx, b, memory, o)
+	}
 	if err == nil {
 		err = explain(b.pin(ctx, region, flags, o))
 	}

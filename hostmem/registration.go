@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -25,8 +26,9 @@ type registrations struct {
 	flags     cudart.HostRegisterFlags // besides registerFlags
 	limit     int                      // bytes of the largest registration
 	allocated unsafe.Pointer           // address from cudaHostAlloc, nil for registrations
-	notes     []string
-	spans     []registered // sorted
+	mu        sync.Mutex
+	notes     []string // guarded by mu once the memory is open
+	spans     []registered
 }
 
 // A registered span.
@@ -92,17 +94,17 @@ func (p *registrations) free(ctx context.Context) error {
 	})
 }
 
-// registerAll registers the first n bytes in as few registrations as possible. The error is a
-// *refusal if smaller ones are refused too.
-func (p *registrations) registerAll(ctx context.Context, n int) error {
-	size := p.limit
+// registerAll registers [off, end) in as few registrations as possible. The error is a *refusal if
+// smaller ones are refused too.
+func (p *registrations) registerAll(ctx context.Context, off, end int) error {
+	size, n := p.limit, end-off
 	var tried []int // and refused
 	var refused error
-	for off := 0; off < n; {
+	for off < end {
 		if ctx.Err() != nil {
 			return fmt.Errorf("register %d bytes: %w", n, bounded.Ended(ctx))
 		}
-		s := Span{Off: off, Len: min(size, n-off)}
+		s := Span{Off: off, Len: min(size, end-off)}
 		err := p.register(ctx, s)
 		if err == nil {
 			p.spans = append(p.spans, registered{Span: s})
@@ -135,7 +137,15 @@ func (p *registrations) registerAll(ctx context.Context, n int) error {
 }
 
 func (p *registrations) note(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+}
+
+func (p *registrations) allNotes() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.notes
 }
 
 // populate makes a region resident and registers it, unless the device uses the
@@ -167,7 +177,7 @@ func (p *registrations) populate(ctx context.Context, r *pages.Region, o Options
 			p.dev, cudart.AttrPageableMemoryAccessUsesHostPageTables)
 		return nil
 	}
-	return p.registerAll(ctx, r.Len())
+	return p.registerAll(ctx, 0, r.Len())
 }
 
 // registerChunks registers chunks, each as soon as its pages are resident.

@@ -10,6 +10,7 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/ntcopy"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/transfer/internal/queue"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -37,11 +38,30 @@ func (c *Copier) Download(ctx context.Context, dst []byte, src cudart.DevPtr) er
 	return nil
 }
 
-// copyMemory copies between mem and one address range of the device, in the order of Call.Stream.
-func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (int, error) {
+// copyMemory copies between mem and one address range of the device, in the order of Call.Stream. Memory that is
+// registered in the background is copied in parts.
+func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (done int, err error) {
 	if err := v.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
+	for part := v; ; {
+		n := len(mem) - done
+		if n > directPiece {
+			n = raw.PinnedPrefix(mem[done:])
+		}
+		if progress := v.call.Progress; progress != nil && n < len(mem) {
+			before := done
+			part.call.Progress = func(done, _ int) { progress(before+done, len(mem)) }
+		}
+		n, err = part.copyPart(ctx, at+cudart.DevPtr(done), mem[done:done+n], down)
+		if done += n; err != nil || done == len(mem) {
+			return done, err
+		}
+	}
+}
+
+// copyPart copies memory that is all pinned, or all not.
+func (v view) copyPart(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (int, error) {
 	send, registered, err := v.pinned(ctx, mem, down)
 	switch {
 	case err != nil:

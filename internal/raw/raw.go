@@ -38,6 +38,10 @@ var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
 // reserved pages that are requested, 0 for ordinary ones. Package hostmem sets it.
 var CheckBuffer func(options any) (pageSize int, err error)
 
+// PinnedPrefix returns how many of the first bytes of mem to copy at once, because they are all registered, or all are not:
+// fewer than all of them only while mem is registered in the background. Package hostmem sets it.
+var PinnedPrefix func(mem []byte) int
+
 // Order has the methods of package fence about the order of a stream's work.
 var Order any
 

@@ -67,6 +67,9 @@ var started = map[string][]string{
 		"transfer/internal/stage.ring.extend",
 		"transfer/internal/stage.workerPool.sleep",
 	},
+	"one goroutine for a Buffer that is registered while it is used; Close waits for it": {
+		"hostmem.background.start",
+	},
 	"one goroutine for the process while requests wait; what it calls ends with its context": {
 		"hostmem/internal/budget.Budget.startReclaiming",
 	},

@@ -1,0 +1,164 @@
+//go:build linux && !android && (amd64 || arm64)
+
+package hostmem
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/raw"
+)
+
+// sharedMemory is a shared mapping of n bytes.
+func sharedMemory(tb testing.TB, n int) []byte {
+	tb.Helper()
+	mem, err := unix.Mmap(memfd(tb, n), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { assert.NoError(tb, unix.Munmap(mem)) })
+	return mem
+}
+
+func (g *fixture) registerInBackground(mem []byte) *Buffer {
+	g.Helper()
+	return g.register(mem, RegisterOptions{Background: true, Chunk: 2 * mib})
+}
+
+func TestRegisterInTheBackground(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 4096, 2 * mib, 2*mib + 1, 7*mib - 5} {
+		g := newFixture(t)
+		m := g.registerInBackground(sharedMemory(t, n))
+		require.NoError(t, m.Registered(t.Context()))
+		assert.Len(t, slices.Collect(m.Spans(0, n)), (n+2*mib-1)/(2*mib))
+		p, off, ok := Find(m.Bytes())
+		require.True(t, ok)
+		require.Zero(t, off)
+		require.Equal(t, RegisteredInSpans, p.Info().Method)
+		g.requireCopies(m)
+		require.NoError(t, m.Close())
+		require.NoError(t, m.Close())
+	}
+}
+
+// While a piece is being registered, those behind it are pinned and those before it are not.
+func TestPiecesAreRegisteredFromTheLast(t *testing.T) {
+	t.Parallel()
+	g := newSimFixture(t, cudasim.Config{})
+	mem := sharedMemory(t, 6*mib)
+	unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{Nth: 2})
+	m := g.registerInBackground(mem)
+	g.AwaitBlocked("cudaHostRegister", 1)
+	assert.Equal(t, []Span{{4 * mib, 2 * mib}}, slices.Collect(m.Spans(0, 6*mib)))
+	_, _, ok := Find(mem[4*mib-1:])
+	assert.False(t, ok)
+	_, off, ok := Find(mem[4*mib:])
+	assert.True(t, ok)
+	assert.Equal(t, 4*mib, off)
+	assert.Equal(t, 2*mib, raw.PinnedPrefix(mem), "a piece at once")
+	assert.Equal(t, mib, raw.PinnedPrefix(mem[3*mib:]), "up to the registered part")
+	assert.Equal(t, 2*mib, raw.PinnedPrefix(mem[4*mib:]))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, m.Registered(ctx), context.Canceled)
+
+	// A copy of what is registered does not wait; the others do.
+	dst := g.Device(6 * mib)
+	require.NoError(t, m.CopyToDevice(g.Stream, dst, 4*mib, 2*mib))
+	copied := make(chan error, 2)
+	go func() { copied <- m.CopyToDevice(g.Stream, dst, 0, 4*mib) }()
+	go func() { copied <- m.Use(g.Stream, true, func() error { return nil }) }()
+	unblock()
+	require.NoError(t, <-copied)
+	require.NoError(t, <-copied)
+	require.NoError(t, m.Registered(t.Context()))
+	assert.Equal(t, 6*mib, raw.PinnedPrefix(mem))
+	g.Synchronize()
+}
+
+// Close ends registering, and waits for the call in progress. Nothing stays registered.
+func TestCloseEndsRegistering(t *testing.T) {
+	t.Parallel()
+	g := newSimFixture(t, cudasim.Config{})
+	unblock := g.Sim.Block("cudaHostRegister", cudasim.Fault{Nth: 2})
+	m := g.registerInBackground(sharedMemory(t, 8*mib))
+	g.AwaitBlocked("cudaHostRegister", 1)
+	waiting := make(chan error, 1)
+	dst := g.Device(8)
+	go func() { waiting <- m.CopyToDevice(g.Stream, dst, 0, 8) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, m.CloseContext(ctx), context.Canceled)
+	unblock()
+	require.ErrorIs(t, <-waiting, cudart.ErrClosed)
+	require.NoError(t, m.Close())
+	assert.Zero(t, g.Registrations())
+	assert.LessOrEqual(t, g.Sim.Calls("cudaHostRegister"), 2)
+}
+
+// What a refused piece leaves: the pieces before it stay pinned, the others are not, and the error is reported.
+func TestRegisteringInTheBackgroundFails(t *testing.T) {
+	t.Parallel()
+	g := newSimFixture(t, cudasim.Config{})
+	g.Sim.Fail("cudaHostRegister", cudasim.Fault{Nth: 3, Times: -1, Code: cudart.ErrNotSupported})
+	mem := sharedMemory(t, 8*mib)
+	m := g.registerInBackground(mem)
+	err := m.Registered(t.Context())
+	require.ErrorIs(t, err, cudart.ErrNotSupported)
+	require.ErrorContains(t, err, "package transfer")
+	dst := g.Device(8 * mib)
+	require.NoError(t, m.CopyToDevice(g.Stream, dst, 4*mib, 4*mib))
+	require.ErrorIs(t, m.CopyToDevice(g.Stream, dst, 0, 8*mib), cudart.ErrNotSupported)
+	_, _, ok := Find(mem)
+	assert.False(t, ok)
+	require.NoError(t, m.Close())
+	assert.Zero(t, g.Registrations())
+}
+
+// Where the GPU uses the host's page tables there is nothing to wait for.
+func TestNothingIsRegisteredInTheBackgroundWherePageTablesAreShared(t *testing.T) {
+	t.Parallel()
+	g := withAttribute(t, cudart.AttrPageableMemoryAccessUsesHostPageTables, 1)
+	m := g.registerInBackground(sharedMemory(t, 4*mib))
+	require.Equal(t, SharedPageTables, m.Info().Method)
+	g.requireCopies(m)
+}
+
+// Copies, queries and a Close at any moment: no race, no wrong byte, and nothing stays registered.
+func TestBackgroundHammer(t *testing.T) {
+	t.Parallel()
+	g := newSimFixture(t, cudasim.Config{})
+	random := rand.New(rand.NewPCG(1, 1))
+	mem := sharedMemory(t, 16*mib)
+	fill(mem, 3)
+	dst := g.Device(16 * mib)
+	for range 8 {
+		m := g.registerInBackground(mem)
+		var all sync.WaitGroup
+		for range 4 {
+			off := random.IntN(15 * mib)
+			n := 1 + random.IntN(mib)
+			all.Go(func() {
+				_ = m.Info()
+				_, _, _ = Find(mem[off:])
+				if err := m.CopyToDevice(g.Stream, dst+cudart.DevPtr(off), off, n); err != nil {
+					assert.ErrorIs(t, err, cudart.ErrClosed)
+				}
+			})
+		}
+		if random.IntN(2) == 0 {
+			all.Wait()
+		}
+		require.NoError(t, m.Close())
+		all.Wait()
+		require.Zero(t, g.Registrations())
+	}
+}
