@@ -75,7 +75,7 @@ func (b *Buffer) mapFile(ctx context.Context, path string, o FileOptions, pin Op
 	if err != nil {
 		return instead(err)
 	}
-	region, err := pages.MapFile(pages.SystemOf(ctx), file, o.Offset, o.Length)
+	region, err := pages.MapFile(pages.SystemOf(ctx), file, o.Offset, o.Length, false)
 	if errors.Is(err, syscall.ENODEV) {
 		err = fmt.Errorf("its file system does not map files (%w): %w", errors.ErrUnsupported, err)
 	}

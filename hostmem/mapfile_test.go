@@ -193,8 +193,8 @@ func TestAFileThatShrinksWhileItIsMapped(t *testing.T) {
 		path, _ := diskFile(t, 64*kib)
 		sys := g.watch()
 		mapFile := sys.Calls.MapFile
-		sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
-			p, err := mapFile(f, off, n)
+		sys.Calls.MapFile = func(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error) {
+			p, err := mapFile(f, off, n, write)
 			require.NoError(t, os.Truncate(path, 5000))
 			return p, err
 		}

@@ -23,7 +23,7 @@ import (
 const module = "github.com/gopinned/pinned/"
 
 // bounding are the packages whose calls end with their context.
-var bounding = []string{"hostmem", "hostmem/pool", "hostmem/dlpack", "hostmem/arrowmem", "transfer", "transfer/blocks", "transfer/internal/queue", "transfer/internal/stage",
+var bounding = []string{"hostmem", "hostmem/pool", "hostmem/dlpack", "hostmem/arrowmem", "hostmem/shm", "transfer", "transfer/blocks", "transfer/internal/queue", "transfer/internal/stage",
 	"loader", "weights", "managed", "kernel", "kernel/cublas", "internal/gpukernels", "internal/fence", "internal/peers", "internal/pending", "internal/lifetime"}
 
 // quick are the functions of cudart that call no function of CUDA, or only one that does not wait for the GPU, for the

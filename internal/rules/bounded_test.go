@@ -62,6 +62,7 @@ var started = map[string][]string{
 	"a timer of policy; no call into CUDA is waited for": {
 		"hostmem/internal/budget.Budget.reclaimWaiting",
 		"hostmem/pool.newCore",
+		"hostmem/shm.openUnlocked",
 		"hostmem/pool.waiter.sleep",
 		"loader.driver.hold",
 		"transfer/internal/stage.ring.extend",

@@ -54,6 +54,7 @@ var rooms = []room{
 	{dir: "hostmem/arrowmem"},
 	{dir: "hostmem/dlpack", modules: []string{"purego"}},
 	{dir: "hostmem/pool"},
+	{dir: "hostmem/shm", modules: []string{"x/sys"}},
 	{dir: "hostmem", modules: []string{"x/sys"}},
 	{dir: "internal/hostkind"},
 	{dir: "internal/gpukernels"},

@@ -36,8 +36,8 @@ func NewSystem() *System {
 		}
 		return p, err
 	}
-	s.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
-		p, err := real.MapFile(f, off, n)
+	s.Calls.MapFile = func(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error) {
+		p, err := real.MapFile(f, off, n, write)
 		if err == nil {
 			s.Mapped.Add(int64(n))
 		}

@@ -24,8 +24,8 @@ type Calls struct {
 	// Map maps n bytes of private, anonymous, readable and writable memory, from
 	// the hugetlb pool with pages of hugetlb bytes unless that is 0.
 	Map func(n, hugetlb int) (unsafe.Pointer, error)
-	// MapFile maps n bytes of a file from off on, shared and for reading only.
-	MapFile func(f *os.File, off int64, n int) (unsafe.Pointer, error)
+	// MapFile maps n bytes of a file from off on, shared, for reading and if requested for writing.
+	MapFile func(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error)
 	// Unmap unmaps.
 	Unmap func(p unsafe.Pointer, n int) error
 	// Advise is madvise.

@@ -39,8 +39,12 @@ func mapAnon(n, hugetlb int) (unsafe.Pointer, error) {
 	return unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, flags)
 }
 
-func mapFile(f *os.File, off int64, n int) (unsafe.Pointer, error) {
-	p, err := unix.MmapPtr(int(f.Fd()), off, nil, uintptr(n), unix.PROT_READ, unix.MAP_SHARED)
+func mapFile(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error) {
+	access := unix.PROT_READ
+	if write {
+		access |= unix.PROT_WRITE
+	}
+	p, err := unix.MmapPtr(int(f.Fd()), off, nil, uintptr(n), access, unix.MAP_SHARED)
 	runtime.KeepAlive(f)
 	return p, err
 }

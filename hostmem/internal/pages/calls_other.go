@@ -12,7 +12,7 @@ import (
 func realCalls() Calls {
 	return Calls{
 		Map:        func(int, int) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
-		MapFile:    func(*os.File, int64, int) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
+		MapFile:    func(*os.File, int64, int, bool) (unsafe.Pointer, error) { return nil, errors.ErrUnsupported },
 		FileSystem: func(string) (FileSystem, error) { return FileSystem{}, errors.ErrUnsupported },
 	}
 }

@@ -36,19 +36,19 @@ func Allocated(s *System, base unsafe.Pointer, n, size int) *Region {
 }
 
 // MapFile maps n bytes of a file from off on, which need not be the start of a page,
-// shared and for reading only. The region keeps the file's pages in the mapping, not
+// shared, for reading and if requested for writing. The region keeps the file's pages in the mapping, not
 // the file: f may be closed. Reading bytes that the file loses later is a SIGBUS.
-func MapFile(s *System, f *os.File, off int64, n int) (*Region, error) {
+func MapFile(s *System, f *os.File, off int64, n int, write bool) (*Region, error) {
 	on, _ := s.Calls.FileSystem(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // after an error a plain one is assumed
 	page := max(s.Page, on.Page)
 	skip := int(off & int64(page-1))
 	size := roundUp(skip+n, page)
-	whole, err := s.Calls.MapFile(f, off-int64(skip), size)
+	whole, err := s.Calls.MapFile(f, off-int64(skip), size, write)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of %s at %d: %w", n, f.Name(), off, err)
 	}
 	mapping := unsafe.Slice((*byte)(whole), size)
-	r := s.external(Memory{Bytes: mapping[skip:][:n], Backing: on.Backing(), ReadOnly: true, Shared: true}, page)
+	r := s.external(Memory{Bytes: mapping[skip:][:n], Backing: on.Backing(), ReadOnly: !write, Shared: true}, page)
 	r.whole = mapping
 	return r, nil
 }
@@ -83,7 +83,7 @@ func (r *Region) faultExternal(p unsafe.Pointer, n int) error {
 		return nil
 	}
 	if errors.Is(err, syscall.EFAULT) {
-		return fmt.Errorf("%w: %w", errFault, err)
+		return fmt.Errorf("%w: %w", ErrFault, err)
 	}
 	r.slow.Do(func() {
 		r.note("madvise %s failed (%v): pages that are not resident become so one by one, which is slower", how, err)

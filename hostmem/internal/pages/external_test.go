@@ -107,15 +107,15 @@ func TestMapFile(t *testing.T) {
 		sys := hostSystem()
 		mapped := 0
 		real := sys.Calls
-		sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
+		sys.Calls.MapFile = func(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error) {
 			mapped += n
-			return real.MapFile(f, off, n)
+			return real.MapFile(f, off, n, write)
 		}
 		sys.Calls.Unmap = func(p unsafe.Pointer, n int) error {
 			mapped -= n
 			return real.Unmap(p, n)
 		}
-		r, err := MapFile(sys, f, int64(bounds[0]), bounds[1]-bounds[0])
+		r, err := MapFile(sys, f, int64(bounds[0]), bounds[1]-bounds[0], false)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		require.NoError(t, r.Populate(t.Context(), Populate{}))
@@ -134,7 +134,7 @@ func TestAFilesMissingPage(t *testing.T) {
 	require.NoError(t, err)
 	defer f.Close()
 	require.NoError(t, f.Truncate(1*mib))
-	r, err := MapFile(hostSystem(), f, 0, mib)
+	r, err := MapFile(hostSystem(), f, 0, mib, false)
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.Unmap()) }()
 	require.NoError(t, f.Truncate(1))
@@ -142,7 +142,7 @@ func TestAFilesMissingPage(t *testing.T) {
 	if emulated(t) {
 		return // advice does nothing there
 	}
-	require.ErrorIs(t, err, errFault)
+	require.ErrorIs(t, err, ErrFault)
 }
 
 // Of a hugetlbfs the kernel maps and unmaps whole huge pages only, at offsets that are
@@ -169,12 +169,12 @@ func TestMapFileOfAPartOfAHugetlbfs(t *testing.T) {
 			path = p
 			return FileSystem{Page: huge, Memory: true}, nil
 		}
-		sys.Calls.MapFile = func(f *os.File, off int64, n int) (unsafe.Pointer, error) {
+		sys.Calls.MapFile = func(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error) {
 			if off%huge != 0 {
 				return nil, unix.EINVAL
 			}
 			mapped = (n + huge - 1) / huge * huge
-			return real.MapFile(f, off, n)
+			return real.MapFile(f, off, n, write)
 		}
 		sys.Calls.Unmap = func(p unsafe.Pointer, n int) error {
 			if n%huge != 0 {
@@ -183,7 +183,7 @@ func TestMapFileOfAPartOfAHugetlbfs(t *testing.T) {
 			mapped -= n
 			return real.Unmap(p, n)
 		}
-		r, err := MapFile(sys, f, int64(bounds[0]), bounds[1]-bounds[0])
+		r, err := MapFile(sys, f, int64(bounds[0]), bounds[1]-bounds[0], false)
 		require.NoError(t, err, "%v", bounds)
 		assert.Equal(t, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), path)
 		assert.Equal(t, Reserved, r.Backing())

@@ -5,6 +5,9 @@ import (
 	"slices"
 )
 
+// Bind requests pages that are not resident yet from one node, as Options.Node does.
+func (r *Region) Bind(node int) { r.bind(Options{Node: node, NodeSet: true}) }
+
 // bind requests the region's pages from one node (mbind), on a host with several nodes. A
 // refusal is a note.
 func (r *Region) bind(o Options) {

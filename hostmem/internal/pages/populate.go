@@ -2,7 +2,6 @@ package pages
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -49,10 +48,6 @@ const maxItem = 4 << 20
 // block returns the number of bytes that are made resident between two checks of the context:
 // a huge page.
 func (r *Region) block() int { return max(r.page, r.sys.HugePage, 2<<20) }
-
-// errFault is the error of a page that the kernel could not supply: the node that the memory
-// is bound to has no hugetlb page left, or memory is broken.
-var errFault = errors.New("the kernel has no page for it (SIGBUS)")
 
 // fill makes [off, off+n) resident.
 func (r *Region) fill(ctx context.Context, off, n int) error {

@@ -247,7 +247,7 @@ func TestTouchTurnsAMissingPageIntoAnError(t *testing.T) {
 	p := unsafe.Pointer(unsafe.SliceData(mem))
 	assert.NoError(t, touch(p, 4096, 4096))
 	err = touch(p, 4*4096, 4096)
-	require.ErrorIs(t, err, errFault)
+	require.ErrorIs(t, err, ErrFault)
 	if !emulated(t) { // which does not report the address
 		assert.ErrorContains(t, err, fmt.Sprintf("%#x", uintptr(p)+4096))
 	}

@@ -3,8 +3,6 @@
 package pages
 
 import (
-	"fmt"
-	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
 )
@@ -15,19 +13,10 @@ import (
 // The scheduler does not see that a fault blocks the goroutine, so a stop of the
 // world waits for it: 50 to 100 us a huge page of 2 MiB. Between faults the loop
 // can be preempted like any other.
-func touch(p unsafe.Pointer, n, step int) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case interface{ Addr() uintptr }:
-			err = fmt.Errorf("%w at %#x", errFault, r.Addr())
-		default: // without the fault's address
-			err = fmt.Errorf("%w: %v", errFault, r)
+func touch(p unsafe.Pointer, n, step int) error {
+	return Access(func() {
+		for off := 0; off < n; off += step {
+			atomic.AddUint32((*uint32)(unsafe.Add(p, off)), 0)
 		}
-	}()
-	for off := 0; off < n; off += step {
-		atomic.AddUint32((*uint32)(unsafe.Add(p, off)), 0)
-	}
-	return nil
+	})
 }
