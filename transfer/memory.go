@@ -46,7 +46,7 @@ func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down
 	}
 	for part := v; ; {
 		n := len(mem) - done
-		if len(mem) > directPiece {
+		if len(mem) > directPiece && v.call.Inspect == nil {
 			n = raw.PinnedPrefix(mem[done:])
 		}
 		if progress := v.call.Progress; progress != nil && n < len(mem) {
