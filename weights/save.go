@@ -75,6 +75,8 @@ type SaveOptions struct {
 // ctx is that of the whole save. When it ends, no more is copied or written, and the model before stays, but Save and
 // Wait take as long as calls of the file system that have begun.
 //
+// The devices do not use the tensors any more when Save has returned, unless its error wraps [transfer.ErrUnderWay].
+//
 // Before anything is written, Save returns an error for a name that is empty, no UTF-8, or there twice; a type that is
 // none of safetensors'; a shape that does not fit; memory that is too small, or none of its device's; and for a
 // file system without enough space. Later errors name the file and the tensor.
@@ -110,6 +112,8 @@ type Saving struct {
 	snapshot *snapshot // nil without SaveOptions.Snapshot
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
+	// abandoned is an error of a copy that may be under way.
+	abandoned atomic.Pointer[error]
 
 	ended chan struct{}
 	err   error
@@ -217,8 +221,13 @@ func (s *Saving) copy() (err error) {
 		}
 	}
 	if s.o.Snapshot != nil {
-		s.snapshot = newSnapshot(s)
-		defer s.snapshot.complete()
+		if s.snapshot, err = newSnapshot(s); err != nil {
+			return errors.Join(err, s.snapshot.release())
+		}
+		defer func() {
+			s.snapshot.complete()
+			err = errors.Join(err, s.snapshot.release())
+		}()
 	}
 	for _, f := range s.files {
 		if err := s.copyFile(f); err != nil {
@@ -254,14 +263,21 @@ func (s *Saving) copyFile(f *savedFile) error {
 
 // fail ends the save because of an error at an offset of a file.
 func (s *Saving) fail(f *savedFile, off int64, err error) {
-	s.cancel(fmt.Errorf("tensor %s, at offset %d of %s: %w", quote(f.tensorAt(off)), off, f.temp.Name(), err))
+	err = fmt.Errorf("tensor %s, at offset %d of %s: %w", quote(f.tensorAt(off)), off, f.temp.Name(), err)
+	if errors.Is(err, transfer.ErrUnderWay) {
+		s.abandoned.Store(&err)
+	}
+	s.cancel(err)
 }
 
-// failure returns why the save has ended, nil while it goes on.
+// failure returns why the save has ended, nil while it goes on, and whether the devices may still read tensors.
 func (s *Saving) failure() error {
 	err := context.Cause(s.ctx)
 	if ended := context.Cause(s.caller); ended != nil && errors.Is(err, ended) {
-		return bounded.Ended(s.caller)
+		err = bounded.Ended(s.caller)
+	}
+	if abandoned := s.abandoned.Load(); abandoned != nil && !errors.Is(err, transfer.ErrUnderWay) {
+		err = errors.Join(err, *abandoned)
 	}
 	return err
 }
@@ -298,23 +314,18 @@ func (s *Saving) copyGroup(f *savedFile, group []savedRun) (int, error) {
 	return n, nil
 }
 
-// gather copies runs that are within the range of a file from off on to memory for this range.
+// gather copies host memory and small runs that are within the range of a file from off on to memory for this range.
 func (s *Saving) gather(mem []byte, off int64, runs []savedRun) error {
-	small := map[*cudart.Device][]transfer.Part{}
+	parts := map[*cudart.Device][]transfer.Part{}
 	for _, r := range runs {
 		to := mem[r.off-off:][:r.n]
-		switch {
-		case r.device == nil:
+		if r.device == nil {
 			copy(to, r.host)
-		case r.n <= groupedBytes:
-			small[r.device] = append(small[r.device], transfer.Part{Device: r.ptr, Host: to})
-		default:
-			if err := s.copiers[r.device].Download(s.ctx, to, r.ptr); err != nil {
-				return cause(err)
-			}
+		} else {
+			parts[r.device] = append(parts[r.device], transfer.Part{Device: r.ptr, Host: to})
 		}
 	}
-	for dev, parts := range small {
+	for dev, parts := range parts {
 		if err := s.copiers[dev].DownloadAll(s.ctx, parts); err != nil {
 			return cause(err)
 		}

@@ -42,7 +42,8 @@ func fillUp(t *testing.T, path string) {
 	require.ErrorIs(t, err, unix.ENOSPC)
 }
 
-// ways are the ways that bytes take to a file, as tensors and options: from the host, through the ring and by a snapshot.
+// ways are the ways that bytes take to a file, as tensors and options: from the host, through the ring and by a
+// snapshot.
 func ways(t *testing.T, fill byte, size int) map[string]func() ([]SavedTensor, SaveOptions) {
 	t.Helper()
 	dev := testgpu.Device(t)

@@ -3,6 +3,7 @@ package weights
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -27,6 +29,7 @@ const (
 // or the pool has no more memory. Copies to pinned memory have the host's memory to themselves before.
 type snapshot struct {
 	*Saving
+	streams map[*cudart.Device][]*cudart.Stream // snapshotCopies
 	filled  chan filledPiece
 	start   chan struct{} // closed: the writers may begin
 	once    sync.Once     // of start
@@ -40,7 +43,15 @@ type filledPiece struct {
 	lease pool.Lease
 }
 
-func newSnapshot(s *Saving) *snapshot {
+func newSnapshot(s *Saving) (*snapshot, error) {
+	n := &snapshot{Saving: s, start: make(chan struct{}), streams: map[*cudart.Device][]*cudart.Stream{}}
+	for dev := range s.copiers {
+		streams, err := newStreams(s.ctx, dev)
+		if err != nil {
+			return n, err
+		}
+		n.streams[dev] = streams
+	}
 	pieces := 0
 	for _, f := range s.files {
 		pieces += int(f.size/snapshotPiece) + 1
@@ -48,11 +59,60 @@ func newSnapshot(s *Saving) *snapshot {
 			f.direct = openDirect(f.temp.Name())
 		}
 	}
-	n := &snapshot{Saving: s, filled: make(chan filledPiece, pieces), start: make(chan struct{})}
+	n.filled = make(chan filledPiece, pieces)
 	for range snapshotWriters {
 		n.writing.Go(n.write)
 	}
-	return n
+	return n, nil
+}
+
+// snapshots bound, for each device, the threads in calls of CUDA for snapshots.
+var snapshots bounded.Each[cudart.Device, bounded.Group]
+
+// onDevice makes calls of CUDA.
+func onDevice[T any](ctx context.Context, dev *cudart.Device, run func() (T, error)) (none T, _ error) {
+	group := snapshots.Of(dev)
+	if err := group.Begin(ctx); err != nil {
+		return none, err
+	}
+	result, err := bounded.Do(ctx, bounded.Call[T]{Run: func() (T, error) {
+		defer group.End()
+		return run()
+	}})
+	if errors.Is(err, bounded.ErrStuck) {
+		err = fmt.Errorf("%w: %w", transfer.ErrUnderWay, err)
+	}
+	return result, err
+}
+
+// deviceStreams are the streams of a snapshot on a device.
+type deviceStreams []*cudart.Stream
+
+func newStreams(ctx context.Context, dev *cudart.Device) (deviceStreams, error) {
+	return onDevice(ctx, dev, func() (streams deviceStreams, err error) {
+		for range snapshotCopies {
+			s, err := dev.NewStream(cudart.StreamOptions{})
+			if err != nil {
+				return streams, errors.Join(err, streams.close())
+			}
+			streams = append(streams, s)
+		}
+		return streams, nil
+	})
+}
+
+func (s deviceStreams) close() error {
+	var errs []error
+	for _, s := range s {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// CloseContext closes the streams.
+func (s deviceStreams) CloseContext(ctx context.Context) error {
+	_, err := onDevice(ctx, s[0].Device(), func() (struct{}, error) { return struct{}{}, s.close() })
+	return err
 }
 
 // begin lets the writers begin.
@@ -62,6 +122,14 @@ func (n *snapshot) begin() { n.once.Do(func() { close(n.start) }) }
 func (n *snapshot) complete() {
 	close(n.filled)
 	n.begin()
+}
+
+// release closes the streams.
+func (n *snapshot) release() (err error) {
+	for dev, streams := range n.streams {
+		err = errors.Join(err, release(n.caller, dev.Runtime(), deviceStreams(streams)))
+	}
+	return err
 }
 
 // write writes pieces. After an error it only returns their memory.
@@ -86,11 +154,12 @@ func (n *snapshot) copyFile(f *savedFile) error {
 	var running sync.WaitGroup
 	for _, pieces := range of {
 		var next atomic.Int64
-		for range snapshotCopies {
+		for worker := range snapshotCopies {
 			running.Go(func() {
 				for i := next.Add(1) - 1; i < int64(len(pieces)) && n.ctx.Err() == nil; i = next.Add(1) - 1 {
-					if err := n.copyPiece(f, pieces[i]); err != nil {
-						n.fail(f, pieces[i][0].off, err)
+					off := pieces[i][0].off
+					if err := n.copyPiece(f, off, pieces[i], worker); err != nil {
+						n.fail(f, off, err)
 					}
 				}
 			})
@@ -100,9 +169,10 @@ func (n *snapshot) copyFile(f *savedFile) error {
 	return n.failure()
 }
 
-// copyPiece copies a piece of a file to leased memory.
-func (n *snapshot) copyPiece(f *savedFile, runs []savedRun) error {
-	off, size := runs[0].off, int(runs[len(runs)-1].end()-runs[0].off)
+// copyPiece copies the piece of a file from off on to leased memory, and uses up runs. The pool takes the memory back
+// when its copies are done, also those that were abandoned.
+func (n *snapshot) copyPiece(f *savedFile, off int64, runs []savedRun, worker int) error {
+	size := int(runs[len(runs)-1].end() - off)
 	lease, err := n.o.Snapshot.TryGet(n.ctx, size)
 	if errors.Is(err, hostmem.ErrLimit) {
 		n.begin()
@@ -111,36 +181,52 @@ func (n *snapshot) copyPiece(f *savedFile, runs []savedRun) error {
 	if err != nil {
 		return err
 	}
-	err = n.gather(lease.Bytes(), off, runs)
-	switch {
-	case errors.Is(err, transfer.ErrUnderWay):
-		device := slices.IndexFunc(runs, func(r savedRun) bool { return r.device != nil })
-		return errors.Join(err, release(n.caller, runs[device].device.Runtime(), underWay{lease, runs}))
-	case err != nil:
+	large := map[*cudart.Device][]savedRun{}
+	small := slices.DeleteFunc(runs, func(r savedRun) bool {
+		if r.device == nil || r.n <= groupedBytes {
+			return false
+		}
+		large[r.device] = append(large[r.device], r)
+		return true
+	})
+	for dev, runs := range large {
+		err = errors.Join(err, queueRuns(n.ctx, lease, off, runs, n.streams[dev][worker]))
+	}
+	if err == nil {
+		err = n.gather(lease.Bytes(), off, small)
+	}
+	for dev := range large {
+		err = errors.Join(err, n.await(n.streams[dev][worker]))
+	}
+	if err != nil {
 		return errors.Join(err, lease.Release())
 	}
 	n.filled <- filledPiece{f, off, lease}
 	return nil
 }
 
-// An underWay is leased memory to which devices may still write.
-type underWay struct {
-	lease pool.Lease
-	runs  []savedRun
+// queueRuns queues the copies of runs of a stream's device to leased memory for a file from off on.
+func queueRuns(ctx context.Context, lease pool.Lease, off int64, runs []savedRun, on *cudart.Stream) error {
+	_, err := onDevice(ctx, on.Device(), func() (none struct{}, err error) {
+		for _, r := range runs {
+			if err := lease.CopyFromDevice(on, r.ptr, int(r.off-off), r.n); err != nil {
+				return none, err
+			}
+		}
+		return none, nil
+	})
+	return err
 }
 
-// CloseContext waits for the devices, and returns the memory to its pool.
-func (u underWay) CloseContext(ctx context.Context) error {
-	var waited *cudart.Device
-	for _, r := range u.runs {
-		if r.device == nil || r.device == waited {
-			continue
-		}
-		if waited = r.device; waited.Synchronize(ctx) != nil {
-			return transfer.ErrUnderWay
-		}
+// await waits for the copies on a stream, which the end of the save leaves a second.
+func (n *snapshot) await(s *cudart.Stream) error {
+	ctx, stop := bounded.Extend(n.ctx, bounded.Grace)
+	defer stop()
+	err := s.Synchronize(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", transfer.ErrUnderWay, err)
 	}
-	return u.lease.Release()
+	return err
 }
 
 // piecesOf cuts runs at multiples of snapshotPiece in the file.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
 
@@ -192,4 +194,34 @@ func TestSnapshotsThatFail(t *testing.T) {
 		assert.Zero(t, p.Stats().InUseBytes)
 	}
 	assert.Positive(t, failed)
+}
+
+// Memory to which an abandoned copy may still write is returned by a later save.
+func TestSnapshotsKeepMemoryThatIsInUse(t *testing.T) {
+	t.Parallel()
+	if testgpu.Real() {
+		t.Skip("calls block on the simulated GPU alone")
+	}
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev := rt.Devices()[0]
+	tensors := []weights.SavedTensor{{Name: "w", DType: weights.U8, Shape: []int{4 * mib}, Memory: memoryOf(t, dev, 4*mib)}}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.safetensors")
+	p := newPool(t, dev, pool.Options{})
+	unblock := sim.Block("cudaMemcpyAsync", cudasim.Fault{Nth: 1, Times: 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- save(ctx, path, tensors, weights.SaveOptions{Snapshot: p}) }()
+	require.NoError(t, sim.AwaitBlocked(t.Context(), "cudaMemcpyAsync", 1))
+	cancel()
+	err := <-ended
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, transfer.ErrUnderWay)
+	assert.Empty(t, filesOf(t, dir))
+	assert.Len(t, p.Outstanding(), 1, "the copy is under way")
+	unblock()
+	require.Eventually(t, func() bool {
+		return save(t.Context(), path, tensors, weights.SaveOptions{Snapshot: p}) == nil && len(p.Outstanding()) == 0
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, weights.Verify(t.Context(), path))
 }
