@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 exec </dev/null
 
-all=(format tidy vet lint deploy ecosystem test driver race arm64 libcudart gpuscript)
+all=(format tidy vet lint deploy ecosystem test race arm64 libcudart gpuscript)
 
 # Every target that must build and vet, with no C toolchain. The first two run, the others are
 # stubs that return errors.ErrUnsupported. docs/platforms.md lists the same targets.
@@ -22,6 +22,10 @@ deadcode_version=v0.52.0
 host=$(go env GOHOSTARCH)
 out=$PWD/.build/check # logs of this run
 notes=$out/notes      # what must not be overlooked, repeated at the end
+
+# Without their directory in them, compiled packages serve the steps, gpu-test.sh, the base of bench.sh and other clones.
+GOFLAGS="$(go env GOFLAGS) -trimpath"
+export GOFLAGS
 
 banner() {
 	local rule='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
@@ -59,13 +63,13 @@ check_tidy() {
 	scripts/licenses.sh check
 }
 
-# go vet compiles the tests too, so what passes here builds with its tests.
+# go vet compiles what a package or its tests import, and checks the types of all; go build compiles the others and links.
 check_vet() {
 	local target errors
 	for target in "${targets[@]}"; do
 		echo "$target"
-		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build ./...
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go vet ./...
+		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build '-ldflags=-s -w' ./...
 	done
 	for target in "${refused[@]}"; do
 		echo "$target: refused"
@@ -96,16 +100,25 @@ tool() {
 	echo "$bin"
 }
 
+# files OS/ARCH prints a line a package: its path, and the files that it has there.
+files() {
+	GOOS=${1%/*} GOARCH=${1#*/} CGO_ENABLED=0 go list -f '{{.ImportPath}} {{.GoFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}' ./... | sort
+}
+
 check_lint() {
-	local bin target dead
+	local bin target dead packages
 	bin=$(tool golang.org/x/tools/cmd/deadcode "$deadcode_version")
 	dead=$(CGO_ENABLED=0 "$bin" -test ./...)
 	dead=$(sed '/unreachable func: Example/d' <<<"$dead") # those without output are compiled, and not run
 	[[ -z $dead ]] || { echo "$dead"; return 1; }
 	bin=$(tool honnef.co/go/tools/cmd/staticcheck "$staticcheck_version")
-	for target in linux/amd64 linux/arm64 windows/amd64; do # both real ones and one stub
-		echo "$target"
-		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 "$bin" ./...
+	# Of the other real target and one stub, the packages with other files than the first.
+	for target in linux/amd64 linux/arm64 windows/amd64; do
+		packages=(./...)
+		[[ $target == linux/amd64 ]] || mapfile -t packages < <(comm -13 <(files linux/amd64) <(files "$target") | cut -d' ' -f1)
+		((${#packages[@]} > 0)) || { echo "$target has the files of linux/amd64: list another target" >&2; return 1; }
+		echo "$target: ${packages[*]#"$(go list -m)/"}"
+		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 "$bin" "${packages[@]}"
 	done
 }
 
@@ -133,25 +146,24 @@ check_test() {
 # The steps below take -short: tests that judge every host there is, one after the other, take one in eight
 # (hosttest.Sample); check_test takes all.
 
-# The same tests with libcuda instead of libcudart, simulated: of the two packages that call most
-# of it, and of all if PINNED_SOAK is set.
-check_driver() {
-	local packages=(./cudart/... ./hostmem/...)
-	[[ -z ${PINNED_SOAK:-} ]] || packages=(./...)
-	PINNED_CUDA_API=driver CGO_ENABLED=0 gotest driver -shuffle=on -count=1 -timeout=10m "${packages[@]}"
-}
+# tested lists the packages of the steps below: all but those whose tests only read the sources, the same anywhere.
+tested() { go list ./... | grep -v /internal/rules$; }
 
 check_race() {
-	CGO_ENABLED=1 gotest race -race -short -shuffle=on -count=1 -timeout=10m ./...
+	local packages
+	mapfile -t packages < <(tested)
+	# Each process, each that a test starts too, would sleep for a second before it exits, for what still races then.
+	GORACE=atexit_sleep_ms=100 CGO_ENABLED=1 gotest race -race -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
 }
 
 # -exec runs every package's test binary under qemu, in the package's own directory.
 # PINNED_TEST_EXEC is for tests that start a program which they have built.
 check_arm64() {
 	scripts/arm64-tools.sh
-	local run=$PWD/.build/arm64/run
+	local packages run=$PWD/.build/arm64/run
+	mapfile -t packages < <(tested)
 	PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0 \
-		gotest arm64 -exec "$run" -short -shuffle=on -count=1 -timeout=10m ./...
+		gotest arm64 -exec "$run" -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
 }
 
 # The tests that ask for PINNED_TEST_LIBCUDART, with NVIDIA's own libraries. That a library cannot
@@ -187,17 +199,17 @@ libcudarts() {
 	paste -sd: <<<"$files"
 }
 
-# The bundles for a GPU host, unpacked and run here without a GPU: the tests must pass outside the
-# source tree and without Go, and two builds must compare. Benchmarks
-# may differ on a shared host: exit status 1 is accepted here.
+# The bundles for a GPU host, unpacked and run here without a GPU: the tests must pass outside the source tree, without
+# Go, and with libcuda instead of libcudart, simulated (the steps above have libcudart); and two builds must compare.
+# Benchmarks may differ on a shared host: exit status 1 is accepted here.
 check_gpuscript() {
-	scripts/gpu-test.sh build
+	scripts/gpu-test.sh build -quick
 	scripts/bench.sh build -base HEAD
 	CGO_ENABLED=0 go test -run XXX -bench . -benchtime 1x -timeout=2m ./internal/benchmarks
 	local place status=0 compared=0
 	place=$(mktemp -d)
 	tar -xf .build/gpu/bundle.tar.xz -C "$place"
-	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/gpu-test.sh" run -no-gpu -out "$out/gpuscript" || status=1
+	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/gpu-test.sh" run -no-gpu -libcudart driver -out "$out/gpuscript" || status=1
 	rm -rf "$place"
 	mkdir "$place"
 	tar -xf .build/bench/bundle.tar.xz -C "$place"
@@ -216,17 +228,17 @@ steps=("$@")
 rm -rf "$out"
 mkdir -p "$out"
 go version
-summary=() failed=0 began=$SECONDS
+summary=() failed=0 began=$SECONDS TIMEFORMAT='%0U+%0S'
 for step in "${steps[@]}"; do
 	printf '\n=== %s\n' "$step"
 	start=$SECONDS verdict=ok
 	# In a subshell that is not a condition, so that errexit holds inside the step.
 	set +e
-	(set -e; "check_$step") 2>&1
+	{ time (set -e; "check_$step") 2>&1; } 2>"$out/cpu"
 	status=$?
 	set -e
 	((status == 0)) || { verdict=FAILED failed=1; }
-	summary+=("$(printf '%-10s %-7s %4d s' "$step" "$verdict" $((SECONDS - start)))")
+	summary+=("$(printf '%-10s %-7s %4d s, %4d s of CPU' "$step" "$verdict" $((SECONDS - start)) $(($(tail -n 1 "$out/cpu"))))")
 	echo "=== ${summary[-1]}"
 done
 

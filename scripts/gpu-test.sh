@@ -4,7 +4,7 @@
 #
 #   scripts/gpu-test.sh HOST [RUN OPTION]...          build, send by ssh, run there, bring results back
 #   scripts/gpu-test.sh HOST gpus [GPUS OPTION]...    the same for gpus
-#   scripts/gpu-test.sh build [-arch ARCH] [-carry FILE]... [-only DIRECTORY]...
+#   scripts/gpu-test.sh build [-arch ARCH] [-carry FILE]... [-only DIRECTORY]... [-quick]
 #                                                     make .build/gpu/bundle.tar.xz, to be sent by other means
 #   ./gpu-test.sh run [RUN OPTION]...                 run, on the GPU host, in the unpacked bundle
 #   ./gpu-test.sh gpus [GPUS OPTION]...               measure what uses several GPUs of a host, on that host
@@ -14,6 +14,7 @@
 #   -carry FILE        a libcudart to put into the bundle, besides those in .libcudart/ARCH; may be
 #                      repeated
 #   -only DIRECTORY    only the tests of this package; may be repeated. "gpus" stands for those of gpus.
+#   -quick             pack faster, by less: for a bundle that is not sent far
 # Run options:
 #   -libcudart PATH    run everything with this library, through PINNED_CUDART; repeated: once with
 #                      each. "default" is the one that cudart.Open finds, "driver" is libcuda alone,
@@ -54,9 +55,10 @@ parallel=8
 uses_several=(cudart transfer weights verify cmd/pincheck/internal/bench)
 
 build() {
-	local arch="" carry=() only=()
+	local arch="" carry=() only=() preset=6
 	while (($# > 0)); do
 		case $1 in
+		-quick) preset=0 && shift ;;
 		-arch) arch=${2:?-arch wants amd64 or arm64} && shift 2 ;;
 		-only) only+=("${2:?-only wants a directory}") && shift 2 ;;
 		-carry) carry+=("${2:?-carry wants a file}") && shift 2 ;;
@@ -79,20 +81,20 @@ build() {
 	} >"$tree/manifest"
 
 	# Only packages that have tests.
-	local packages package name
+	local packages package name built=()
 	packages=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...)
 	for package in $packages; do
 		package=${package#"$(go list -m)"}
 		package=${package#/}
-		package=${package:-.}
 		[[ " ${needs_source[*]} " == *" $package "* ]] && continue
 		((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
 		name=$(basename "$package").test
-		[[ $package == . ]] && name=root.test
 		mkdir -p "$tree/$package"
-		go test -c "${flags[@]}" -o "$tree/$package/$name" "./$package"
+		built+=("$package")
 		printf '%s\t%s\n' "$package" "$name" >>"$tree/manifest"
 	done
+	# A directory as -o: the binary there has the name of the manifest.
+	printf '%s\n' "${built[@]}" | xargs -P "$(nproc)" -I{} go test -c "${flags[@]}" -o "$tree/{}/" ./{}
 	# Tests find their data where they find it in the repository.
 	find . -name .git -prune -o -name .build -prune -o -name .libcudart -prune -o \
 		\( -type d \( -name testdata -o -name docs -o -path ./cmd/pincheck/internal/findings -o -path ./cmd/pincheck/internal/reference \) -prune -o -name schema.json -o -path './internal/gpukernels/src/*' -o -path './examples/gcn/src/*' -o -path './examples/pytorch/*.py' \) -print0 |
@@ -110,7 +112,7 @@ build() {
 	cp scripts/gpu-test.sh scripts/bench.sh scripts/skips.awk "$tree/"
 
 	# One dictionary for all: the test binaries have most of their code in common.
-	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 -6 --lzma2=preset=6,dict=64MiB >"$dir/bundle.tar.xz"
+	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 --lzma2=preset=$preset,dict=64MiB >"$dir/bundle.tar.xz"
 	rm -rf "$tree"
 	ls -lh "$dir/bundle.tar.xz"
 }
