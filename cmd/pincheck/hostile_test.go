@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"html"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -221,7 +223,7 @@ func TestHostileArchivesCostLittle(t *testing.T) {
 	list := func(field, one string, n int) string {
 		return `{"` + field + `":[` + strings.TrimSuffix(strings.Repeat(one+",", n), ",") + `]}`
 	}
-	for what, c := range map[string]struct{ host, facts string }{
+	archives := map[string]struct{ host, facts string }{
 		"deep":              {small, strings.Repeat("[", 5_000) + strings.Repeat("]", 5_000)},
 		"deep, well-formed": {small, strings.Repeat(`{"host":`, 3_900) + "1" + strings.Repeat("}", 3_900)},
 		"many objects":      {small, list("devices", "{}", 500_000)},
@@ -240,7 +242,9 @@ func TestHostileArchivesCostLittle(t *testing.T) {
 		"many entries":      {strings.Repeat("-- a --\n", 1<<17-1), "{}"},
 		"one line":          {"-- proc/cpuinfo --\n" + strings.Repeat("processor\t: 0\n", 1<<15), "{}"},
 		"large":             {small, strings.Repeat(" ", 64<<20)},
-	} {
+	}
+	for _, what := range hosttest.Sample(slices.Sorted(maps.Keys(archives))) {
+		c := archives[what]
 		file := filepath.Join(t.TempDir(), "a.tar.gz")
 		require.NoError(t, os.WriteFile(file, rawArchive(t, c.host, c.facts), 0o600))
 		sys := failing(t, "h200-vm", errors.New("an archive needs no library"))

@@ -88,7 +88,7 @@ func TestCorpus(t *testing.T) {
 	files, err := filepath.Glob("../../../../testdata/hosts/*.txtar")
 	require.NoError(t, err)
 	trouble, healthy := 0, 0
-	for _, file := range files {
+	for _, file := range hosttest.Sample(files) {
 		c, err := hosttest.LoadCase(file)
 		require.NoError(t, err)
 		if !c.Graded {
@@ -115,6 +115,8 @@ func TestCorpus(t *testing.T) {
 		})
 	}
 	t.Logf("%d hosts in trouble, %d healthy ones", trouble, healthy)
-	assert.GreaterOrEqual(t, trouble, 60)
-	assert.GreaterOrEqual(t, healthy, 12)
+	if !testing.Short() {
+		assert.GreaterOrEqual(t, trouble, 60)
+		assert.GreaterOrEqual(t, healthy, 12)
+	}
 }
