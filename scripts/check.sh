@@ -234,7 +234,7 @@ for step in "${steps[@]}"; do
 	start=$SECONDS verdict=ok
 	# In a subshell that is not a condition, so that errexit holds inside the step.
 	set +e
-	{ time (set -e; "check_$step") 2>&1; } 2>"$out/cpu"
+	{ time { (set -e; "check_$step") 2>&1; }; } 2>"$out/cpu"
 	status=$?
 	set -e
 	((status == 0)) || { verdict=FAILED failed=1; }
