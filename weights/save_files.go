@@ -41,7 +41,7 @@ func (s *Saving) create() error {
 		if err := s.createTemporary(f); err != nil {
 			return err
 		}
-		if err := reserve(f.temp, f.size); err != nil {
+		if err := reserve(s.ctx, f.temp, f.size); err != nil {
 			return fmt.Errorf("%s: reserve %d bytes: %w", f.temp.Name(), f.size, err)
 		}
 	}

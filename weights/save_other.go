@@ -3,6 +3,7 @@
 package weights
 
 import (
+	"context"
 	"errors"
 	"os"
 )
@@ -11,7 +12,7 @@ var errNoSpace = errors.New("no space left")
 
 func freeSpace(string) (int64, bool) { return 0, false }
 
-func reserve(f *os.File, n int64) error { return f.Truncate(n) }
+func reserve(ctx context.Context, f *os.File, n int64) error { return f.Truncate(n) }
 
 func openDirect(string) *os.File { return nil }
 
