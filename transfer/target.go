@@ -273,23 +273,32 @@ func (v view) pinned(ctx context.Context, mem []byte, down bool) (send sender, r
 	if v.call.Inspect != nil {
 		return nil, false, nil
 	}
-	p, start, registered := hostmem.Find(mem)
-	if !registered {
-		if ok, err := isPinned(ctx, v.dev(), mem); !ok {
-			return nil, false, err
-		}
+	if p, start, ok := hostmem.Find(mem); ok {
+		return sendRegistered(p, start, down), true, nil
 	}
+	if ok, err := isPinned(ctx, v.dev(), mem); !ok {
+		return nil, false, err
+	}
+	return sendOther(mem, down), false, nil
+}
+
+// Both are functions of their own because closures allocate what they use where it is declared.
+func sendRegistered(p hostmem.Pinned, start int, down bool) sender {
 	return func(s *cudart.Stream, at cudart.DevPtr, off, n int) error {
-		switch {
-		case registered && down:
+		if down {
 			return p.CopyFromDevice(s, at, start+off, n)
-		case registered:
-			return p.CopyToDevice(s, at, start+off, n)
-		case down:
+		}
+		return p.CopyToDevice(s, at, start+off, n)
+	}
+}
+
+func sendOther(mem []byte, down bool) sender {
+	return func(s *cudart.Stream, at cudart.DevPtr, off, n int) error {
+		if down {
 			return s.CopyToHost(unsafe.Pointer(&mem[off]), at, n)
 		}
 		return s.CopyToDevice(at, unsafe.Pointer(&mem[off]), n)
-	}, registered, nil
+	}
 }
 
 // querying bounds the threads in queries of memory.

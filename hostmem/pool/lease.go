@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
 
@@ -134,7 +136,7 @@ func (l Lease) release(streams []*cudart.Stream) error {
 			return errNilStream
 		}
 	}
-	if len(streams) > 0 {
+	if slices.ContainsFunc(streams, fence.Busy) {
 		if !l.b.users.Begin(l.generation) {
 			return errReleased
 		}

@@ -35,6 +35,16 @@ var order = raw.Order.(interface {
 // TimelineOf returns the order of a stream's work, nil if there is no stream.
 func TimelineOf(s *cudart.Stream) Timeline { return order.Of(s) }
 
+// Busy reports whether a stream may have work that is not done. It makes no call.
+func Busy(s *cudart.Stream) bool {
+	timeline := TimelineOf(s)
+	if timeline == nil {
+		return false
+	}
+	p, idle := timeline.Idle()
+	return !idle || !p.Completed()
+}
+
 // TimelineAt returns the order of the work of a Point's stream, nil for the zero Point.
 func TimelineAt(p cudart.Point) Timeline { return order.At(p) }
 
