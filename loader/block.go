@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // A block is one or more batches whose samples workers claim: several if they are small,
@@ -32,9 +33,36 @@ func (b *block) divide(l *Loader) {
 	pieces := func(n, size int) int { return (n + size - 1) / size }
 	last := len(b.slots) - 1
 	b.size = l.layout.claimSize(len(b.slots), l.o.Workers)
+	if !l.sharesBatches() {
+		b.size = l.layout.samples
+	}
 	b.each = pieces(l.layout.samples, b.size)
 	b.claims = last*b.each + pieces(len(b.slots[last].indices), b.size)
 }
+
+// quickBatch is the time in which a worker must fill a batch, on average, for it to be one claim.
+const quickBatch = time.Millisecond
+
+// sharesBatches reports whether several workers fill each batch at the same time. What a core has just stored
+// is in its own caches, from where the GPU reads slowly: a batch that several cores have filled is there as a whole when
+// it is copied, and most of one that one core has filled is not. But a source that waits needs all workers
+// for one batch.
+func (l *Loader) sharesBatches() bool {
+	read := l.counters.samples.Load()
+	if !l.plain || read == 0 || len(l.slots)-int(l.counters.retained.Load()) < minSlots(l.o.Workers) {
+		return true
+	}
+	var spent int64
+	for i := range l.workers {
+		w := &l.workers[i].times
+		spent += w.reading.Load() + w.transforming.Load()
+	}
+	return spent == 0 || time.Duration(spent/read)*time.Duration(l.layout.samples) > quickBatch
+}
+
+// minSlots returns the number of batches in memory with which each worker fills one of its own, while others
+// are copied and consumed.
+func minSlots(workers int) int { return 2*workers + 2 }
 
 // at returns claim n.
 func (b *block) at(n int) claim {

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -101,6 +102,54 @@ func TestTheBatchesOfABlock(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 4, l.block, "of 16 batches")
 }
+
+// A quick source's batches are claimed as a whole, if there is memory for a batch of each worker.
+func TestWholeBatchesOfQuickSources(t *testing.T) {
+	t.Parallel()
+	inMemory, err := InMemory([]int{4096}, make([]byte, 1024*4096))
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		src                Source
+		reading            time.Duration // of 1,000 samples
+		prefetch, retained int
+		transform          bool
+		want               int // samples of a claim of 256
+	}{
+		"quick":                        {src: numbered(1024, 4096), reading: 3 * time.Millisecond, want: 256},
+		"slow":                         {src: numbered(1024, 4096), reading: 4 * time.Millisecond, want: 32},
+		"not known":                    {src: numbered(1024, 4096), want: 32},
+		"little memory":                {src: numbered(1024, 4096), reading: time.Millisecond, prefetch: 8, want: 32},
+		"little memory left":           {src: numbered(1024, 4096), reading: time.Millisecond, retained: 6, want: 32},
+		"memory, non-temporal":         {src: inMemory, reading: time.Millisecond, want: 32},
+		"memory, transformed":          {src: inMemory, reading: time.Millisecond, transform: true, want: 256},
+		"a source of batches":          {src: batches{numbered(1024, 4096)}, reading: time.Millisecond, want: 32},
+		"memory, transformed and slow": {src: inMemory, reading: 10 * time.Millisecond, transform: true, want: 32},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := Options{BatchSize: 256, Workers: 4, Prefetch: cmp.Or(test.prefetch, 14)}
+			if test.transform {
+				o.Transform = func(context.Context, int, [][]byte) error { return nil }
+			}
+			f := newDriven(t, test.src, o, nil)
+			f.l.counters.samples.Store(1000)
+			f.l.counters.retained.Store(int64(test.retained))
+			f.l.workers[1].times.reading.Store(int64(test.reading))
+			f.d.publishAhead(f.e, f.p)
+			f.l.counters.retained.Store(0)
+			require.Equal(t, test.want, f.e.last.size)
+			require.Equal(t, 256/test.want, f.e.last.claims)
+			if test.transform {
+				require.Len(t, f.l.workers[0].list, 256)
+			}
+		})
+	}
+}
+
+// batches is a source of many samples in one call.
+type batches struct{ Source }
+
+func (b batches) ReadBatch(context.Context, []int, [][]byte) error { return nil }
 
 // ahead opens a block after the last one, from which a worker claims, and returns its slots
 // and its batches.

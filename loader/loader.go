@@ -64,6 +64,7 @@ type spec struct {
 	o      Options
 	layout layout // of a batch on the device
 	host   layout // of what workers write: the batch, or a gatherer's list of indices
+	plain  bool   // workers write batches for a device with plain stores
 	order  string // see Position.Order
 }
 
@@ -202,6 +203,8 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	if err := l.chooseGather(lists); err != nil {
 		return nil, err
 	}
+	m, inMemory := l.batch.(memory)
+	l.plain = dev != nil && (l.batch == nil || inMemory && !m.gpuOnly)
 	l.order = o.order(l.n)
 	if l.shards != nil && o.Shuffle {
 		l.order += l.shards.describe()

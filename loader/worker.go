@@ -53,7 +53,11 @@ func (w *worker) init(l *Loader) {
 	w.l = l
 	w.fields = make([][]byte, n, n+5) // a cache line longer
 	if l.batch != nil {
-		w.list = make([]int, l.layout.claimSize(l.layout.block, l.o.Workers))
+		n := l.layout.claimSize(l.layout.block, l.o.Workers)
+		if l.plain && l.o.slots() >= minSlots(l.o.Workers) {
+			n = l.layout.samples
+		}
+		w.list = make([]int, n)
 	}
 }
 
