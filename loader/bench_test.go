@@ -4,6 +4,7 @@ package loader
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -116,6 +118,38 @@ func BenchmarkLoader(b *testing.B) {
 		{"shuffled/batch=256/one-at-a-time", single, 256, true, false},
 	} {
 		b.Run(c.name, func(b *testing.B) { consume(b, c.src, Options{BatchSize: c.batch, Shuffle: c.shuffle}, c.works) })
+	}
+}
+
+// BenchmarkFirstBatch is a loader from New to its first batch on the GPU, of samples that the GPU gathers: µs.
+func BenchmarkFirstBatch(b *testing.B) {
+	dev := testgpu.Device(b)
+	buf, err := hostmem.Alloc(b.Context(), dev, 4*features*benchSamples(), hostmem.Options{})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, buf.Close()) })
+	src, err := InMemory([]int{4 * features}, buf.Bytes())
+	require.NoError(b, err)
+	for _, batch := range []int{16, 256, 4096} {
+		b.Run(fmt.Sprint(batch), func(b *testing.B) {
+			var opened, first time.Duration
+			for range b.N {
+				began := time.Now()
+				l, err := New(b.Context(), dev, src, Options{BatchSize: batch, Shuffle: true})
+				require.NoError(b, err)
+				made := time.Now()
+				for batch, err := range l.Batches(b.Context()) {
+					require.NoError(b, err)
+					require.NoError(b, batch.Wait(b.Context()))
+					first += time.Since(made)
+					break
+				}
+				opened += made.Sub(began)
+				require.NoError(b, l.Close())
+			}
+			b.ReportMetric(float64(opened.Microseconds())/float64(b.N), "µs/New")
+			b.ReportMetric(float64(first.Microseconds())/float64(b.N), "µs/first")
+			b.ReportMetric(0, "ns/op")
+		})
 	}
 }
 

@@ -110,7 +110,7 @@ func (g *gatherer) queue(l *Loader, slots []*slot) error {
 			src := gpukernels.BlockList{Base: g.data[f].at, Stride: size, Index: address(s.host)}
 			err := g.data[f].owner.Use(l.stream, false, func() error {
 				return l.buf.Use(l.stream, false, func() error {
-					return g.kernel.Copy(l.stream, dst, src, size, count, gatherProcessors)
+					return g.kernel.Copy(l.stream, dst, src, size, count, gatherProcessors, false)
 				})
 			})
 			if err != nil {

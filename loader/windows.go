@@ -288,7 +288,7 @@ func (m *windows) queue(blocks *gpukernels.Blocks, slots []*slot) error {
 			for f, size := range l.layout.sizes {
 				dst := gpukernels.BlockList{Base: first.mem + cudart.DevPtr(l.layout.offsets[f]), Stride: size, Index: address(to[entry:])}
 				src := gpukernels.BlockList{Base: base, Stride: order.sample, Index: address(from[entry:])}
-				if err := blocks.Copy(l.stream, dst, src, size, n, gatherProcessors); err != nil {
+				if err := blocks.Copy(l.stream, dst, src, size, n, gatherProcessors, false); err != nil {
 					return err
 				}
 				base += cudart.DevPtr(size)

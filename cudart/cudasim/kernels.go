@@ -34,36 +34,18 @@ var ownKernels = map[string]kernel{
 	"pinned_chase": {chaseKernel, chaseTime},
 	"pinned_busy":  {func(*Launch) {}, busyTime},
 	"pinned_blocks": {blocksKernel, func(l *Launch) time.Duration {
-		n := Arg[int](l, 6) * Arg[int](l, 7)
+		n := int(Arg[uint32](l, 6)) * Arg[int](l, 7)
 		return max(l.duration(ptrArg(l, 0), n, true), l.duration(ptrArg(l, 3), n, false))
 	}},
 	"pinned_first_beyond": {firstBeyondKernel, func(l *Launch) time.Duration { return l.duration(ptrArg(l, 0), 4*Arg[int](l, 1), false) }},
 	"pinned_parts":        {partsKernel, nil},
 }
 
-// threads is the number of threads in the dimension that the kernels share their work in. Those
-// of other dimensions do the same again, so many times.
-func (l *Launch) threads() (threads, times int) {
-	return l.Grid[0] * l.Block[0], l.Grid[1] * l.Grid[2] * l.Block[1] * l.Block[2]
-}
-
-// pieces are the parts of n bytes at p that the kernels access: vectors of 16 bytes, and before
-// and after them single bytes, one a thread, so fewer than there are with less than 15 threads.
-func (l *Launch) pieces(p cudart.DevPtr, n int) [3][2]int {
-	threads, _ := l.threads()
-	head := min(int(-p&15), n)
-	tail := n - (n-head)%16
-	return [3][2]int{{0, min(head, threads)}, {head, tail}, {tail, tail + min(n-tail, threads)}}
-}
-
 // fillKernel is pinned_fill(p, n, at, kind, seed, mask).
 func fillKernel(l *Launch) {
 	p, n := ptrArg(l, 0), Arg[int](l, 1)
 	c := pattern.Content{Kind: pattern.Kind(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
-	dst := l.Write(p, n)
-	for _, r := range l.pieces(p, n) {
-		c.Fill(dst[r[0]:r[1]], Arg[uint64](l, 2)+uint64(r[0]))
-	}
+	c.Fill(l.Write(p, n), Arg[uint64](l, 2))
 }
 
 // checkKernel is pinned_check(p, n, at, kind, seed, mask, result).
@@ -72,22 +54,20 @@ func checkKernel(l *Launch) {
 	c := pattern.Content{Kind: pattern.Kind(Arg[uint64](l, 3)), Seed: Arg[uint64](l, 4), Mask: Arg[uint64](l, 5)}
 	got, want := l.Read(p, n), make([]byte, min(max(n, 0), 4096))
 	mismatches, first := uint64(0), ^uint64(0)
-	for _, r := range l.pieces(p, n) {
-		for off := r[0]; off < r[1]; off += len(want) {
-			got, want := got[off:min(off+len(want), r[1])], want[:min(len(want), r[1]-off)]
-			if c.Fill(want, Arg[uint64](l, 2)+uint64(off)); bytes.Equal(got, want) {
-				continue
-			}
-			for i := range got {
-				if got[i] != want[i] {
-					mismatches++
-					first = min(first, uint64(off+i))
-				}
+	for off := 0; off < n; off += len(want) {
+		got, want := got[off:min(off+len(want), n)], want[:min(len(want), n-off)]
+		if c.Fill(want, Arg[uint64](l, 2)+uint64(off)); bytes.Equal(got, want) {
+			continue
+		}
+		for i := range got {
+			if got[i] != want[i] {
+				mismatches++
+				first = min(first, uint64(off+i))
 			}
 		}
 	}
 	if mismatches > 0 {
-		_, times := l.threads()
+		times := l.Grid[1] * l.Grid[2] * l.Block[1] * l.Block[2] // threads share the work in the first dimension, and repeat it in others
 		result := Elements[uint64](l.Write(ptrArg(l, 6), 16))
 		result[0] += mismatches * uint64(times)
 		result[1] = min(result[1], first)
@@ -96,15 +76,8 @@ func checkKernel(l *Launch) {
 
 // copyKernel is pinned_copy(dst, src, n).
 func copyKernel(l *Launch) {
-	to, from, n := ptrArg(l, 0), ptrArg(l, 1), Arg[int](l, 2)
-	dst, src := l.Write(to, n), l.Read(from, n)
-	if (to^from)&15 != 0 {
-		copy(dst, src)
-		return
-	}
-	for _, r := range l.pieces(to, n) {
-		copy(dst[r[0]:r[1]], src[r[0]:r[1]])
-	}
+	n := Arg[int](l, 2)
+	copy(l.Write(ptrArg(l, 0), n), l.Read(ptrArg(l, 1), n))
 }
 
 // chaseKernel is pinned_chase(chain, start, steps, result).
@@ -143,9 +116,10 @@ func busyTime(l *Launch) time.Duration {
 	return time.Duration(math.Round(min(float64(Arg[uint64](l, 0)), cycles)))
 }
 
-// blocksKernel is pinned_blocks(dst, dst_index, dst_stride, src, src_index, src_stride, count, size).
+// blocksKernel is pinned_blocks(dst, dst_index, dst_stride, src, src_index, src_stride, count, size,
+// to_host).
 func blocksKernel(l *Launch) {
-	count, size := Arg[int](l, 6), Arg[int](l, 7)
+	count, size := int(Arg[uint32](l, 6)), Arg[int](l, 7)
 	block := func(side int) func(i int) cudart.DevPtr {
 		var index []uint32
 		if list := ptrArg(l, side+1); list != 0 {

@@ -13,14 +13,16 @@ import (
 	"time"
 
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/transfer"
+	"github.com/gopinned/pinned/transfer/blocks"
 )
 
 // BenchmarkFirst is the first calls of a process: each operation is a child process that makes them. What the
 // child reports is what counts, not how long it runs.
 func BenchmarkFirst(b *testing.B) { bench(b, "First") }
 
-var _ = add("First", firstRow(row{name: "calls", quick: true}, firstCalls))
+var _ = add("First", firstRow(row{name: "calls", quick: true}, firstCalls), firstRow(row{name: "kernels", quick: true}, firstKernels))
 
 // childEnv is set in child processes.
 const childEnv = "PINNED_BENCH_CHILD"
@@ -57,7 +59,8 @@ func childRow(group string, r row, first func(*fixture, *testing.B)) row {
 // child runs a benchmark in a child process, and adds its figures.
 func (f *fixture) child(name string, sums map[string]float64) error {
 	cmd := exec.Command(os.Args[0], "-test.run=^$", "-test.bench="+name, "-test.benchtime=1x", "-test.timeout=2m")
-	cmd.Env = append(os.Environ(), childEnv+"=1", dirEnv+"="+f.dir())
+	// A container starts without the driver's cache of compiled kernels.
+	cmd.Env = append(os.Environ(), "CUDA_CACHE_DISABLE=1", childEnv+"=1", dirEnv+"="+f.dir())
 	out, err := cmd.CombinedOutput()
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)
@@ -81,27 +84,45 @@ func (f *fixture) child(name string, sums map[string]float64) error {
 	return nil
 }
 
-// firstCalls is the first calls of a process that copies, one after another. Each is a metric.
+// steps are the first calls of a process, one after another. Each is a metric.
+type steps struct {
+	b   *testing.B
+	all time.Duration
+}
+
+func (s *steps) step(name string, do func()) {
+	took, _ := timed(func() error { do(); return nil })
+	s.all += took
+	s.b.ReportMetric(float64(took), name+"-ns")
+	s.b.ReportMetric(float64(s.all), "ns/op")
+}
+
+// firstKernels loads the module's kernels.
+func firstKernels(f *fixture, b *testing.B) {
+	s := steps{b: b}
+	s.step("open", f.open)
+	dev := f.device(0)
+	s.step("context", func() { f.memory(0, 0) }) // the first call that needs a context makes it
+	s.step("blocks", func() { f.later(must(blocks.New(ctx, dev, blocks.Options{}))(f).Close) })
+	s.step("memory", func() { f.later(must(gpukernels.NewMemory(ctx, dev))(f).Close) })
+	s.step("parts", func() { f.later(must(gpukernels.NewParts(ctx, dev))(f).Close) })
+}
+
+// firstCalls is the first calls of a process that copies.
 func firstCalls(f *fixture, b *testing.B) {
 	n := f.size(64 * mib)
 	src := make([]byte, n)
 	pattern(1).fill(src)
-	var all time.Duration
-	step := func(name string, do func()) {
-		took, _ := timed(func() error { do(); return nil })
-		all += took
-		b.ReportMetric(float64(took), name+"-ns")
-	}
-	step("open", f.open)
+	s := steps{b: b}
+	s.step("open", f.open)
 	dev := f.device(0)
-	step("context", func() { f.memory(0, 0) }) // the first call that needs a context makes it
+	s.step("context", func() { f.memory(0, 0) })
 	_, dst := f.memory(0, 0)
 	var buf *hostmem.Buffer
-	step("alloc", func() { buf = must(hostmem.Alloc(ctx, dev, n, hostmem.Options{}))(f) })
+	s.step("alloc", func() { buf = must(hostmem.Alloc(ctx, dev, n, hostmem.Options{}))(f) })
 	f.later(buf.Close)
 	var c *transfer.Copier
-	step("copier", func() { c = f.copier(0) })
-	step("upload", func() { f.check(c.Upload(ctx, dst, src)) })
-	b.ReportMetric(float64(all), "ns/op")
+	s.step("copier", func() { c = f.copier(0) })
+	s.step("upload", func() { f.check(c.Upload(ctx, dst, src)) })
 	f.check(onDevice(dev, dst, src))
 }

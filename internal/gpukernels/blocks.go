@@ -2,15 +2,11 @@ package gpukernels
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/kernel"
 )
-
-//go:embed src/blocks.ptx.gz
-var blocksPTX []byte
 
 // A Blocks has the kernels that copy many blocks and check lists of their indices, loaded on a device.
 type Blocks struct {
@@ -21,7 +17,7 @@ type Blocks struct {
 // NewBlocks loads the kernels. Close it. The errors are those of [kernel.Load] and [kernel.Module.Kernel].
 func NewBlocks(ctx context.Context, dev *cudart.Device) (*Blocks, error) {
 	b := &Blocks{}
-	m, err := load(ctx, dev, blocksPTX, map[string]**kernel.Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching}, nil)
+	m, err := load(ctx, dev, "blocks", map[string]**kernel.Kernel{"pinned_blocks": &b.copying, "pinned_first_beyond": &b.searching}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -37,15 +33,21 @@ type BlockList struct {
 	Index  cudart.DevPtr // of as many uint32 as there are blocks, or 0 for none
 }
 
-// threads of a block of src/blocks.cu
-const blocksThreads = 1024
+const (
+	blocksThreads       = 1024    // of a block of src/blocks.cu
+	maxBlocksProcessors = 1 << 16 // more than any device has: the kernel numbers its threads with 32 bits
+)
+
+// maxBlocks are the blocks of a launch: indices and their numbers are 32 bits.
+const maxBlocks = 1 << 30
 
 // Copy queues copies of count blocks of size bytes on a stream, by processors blocks of 1024
 // threads: as many multiprocessors. A thread copies 16 bytes at a time if addresses, strides and the size are
-// multiples of 16, else 4 if they are multiples of 4, else one. No two blocks of dst may overlap,
+// multiples of 16, else 8, 4 or one. toHost is set if dst is on the other side of the link, and not if src is: it is
+// what lines are aligned to. No two blocks of dst may overlap,
 // nor one of dst and one of src. The lists are read when the copies run. Copies of nothing are
 // ignored. Errors are those of [kernel.Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
-func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, processors int) error {
+func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, processors int, toHost bool) error {
 	switch {
 	case b == nil:
 		return fmt.Errorf("kernel: copy blocks: %w", errZero)
@@ -55,8 +57,32 @@ func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, process
 	case size == 0 || count == 0:
 		return nil
 	}
-	return b.copying.Launch(s, kernel.Config{Grid: kernel.Dim{X: processors}, Block: kernel.Dim{X: blocksThreads}},
-		kernel.Arg(dst.Base), kernel.Arg(dst.Index), kernel.Arg(dst.Stride), kernel.Arg(src.Base), kernel.Arg(src.Index), kernel.Arg(src.Stride), kernel.Arg(count), kernel.Arg(size))
+	host := uint32(0)
+	if toHost {
+		host = 1
+	}
+	shape := kernel.Config{Grid: kernel.Dim{X: min(processors, maxBlocksProcessors)}, Block: kernel.Dim{X: blocksThreads}}
+	for count > 0 {
+		n := min(count, maxBlocks)
+		err := b.copying.Launch(s, shape,
+			kernel.Arg(dst.Base), kernel.Arg(dst.Index), kernel.Arg(dst.Stride), kernel.Arg(src.Base), kernel.Arg(src.Index), kernel.Arg(src.Stride),
+			kernel.Arg(uint32(n)), kernel.Arg(size), kernel.Arg(host))
+		if err != nil {
+			return err
+		}
+		dst, src, count = dst.after(n), src.after(n), count-n
+	}
+	return nil
+}
+
+// after returns where the blocks after the first n lie.
+func (l BlockList) after(n int) BlockList {
+	if l.Index != 0 {
+		l.Index += cudart.DevPtr(4 * n)
+	} else {
+		l.Base += cudart.DevPtr(n) * cudart.DevPtr(l.Stride)
+	}
+	return l
 }
 
 // FirstBeyond queues a search for the first of count indices that is limit or more, in a list of

@@ -2,7 +2,6 @@ package gpukernels
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"time"
@@ -13,9 +12,6 @@ import (
 	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/gopinned/pinned/kernel"
 )
-
-//go:embed src/memory.ptx.gz
-var memoryPTX []byte
 
 // A Content computes the byte at any position.
 type Content = pattern.Content
@@ -34,7 +30,7 @@ type Memory struct {
 // NewMemory loads the kernels. Close them. The errors are those of [kernel.Load] and [kernel.Module.Kernel].
 func NewMemory(ctx context.Context, dev *cudart.Device) (*Memory, error) {
 	m := &Memory{}
-	module, err := load(ctx, dev, memoryPTX, map[string]**kernel.Kernel{
+	module, err := load(ctx, dev, "memory", map[string]**kernel.Kernel{
 		"pinned_fill": &m.fill, "pinned_check": &m.check, "pinned_copy": &m.copying, "pinned_chase": &m.chase, "pinned_busy": &m.busy,
 	}, func() (err error) {
 		m.processors, err = dev.Attribute(cudart.AttrMultiProcessorCount)

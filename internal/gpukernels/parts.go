@@ -2,15 +2,11 @@ package gpukernels
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/kernel"
 )
-
-//go:embed src/parts.ptx.gz
-var partsPTX []byte
 
 // A Parts has the kernel that copies parts of any size, loaded on a device.
 type Parts struct {
@@ -31,7 +27,7 @@ const PartBytes = 24
 // NewParts loads the kernel. Close it. The errors are those of [kernel.Load] and [kernel.Module.Kernel].
 func NewParts(ctx context.Context, dev *cudart.Device) (*Parts, error) {
 	p := &Parts{}
-	m, err := load(ctx, dev, partsPTX, map[string]**kernel.Kernel{"pinned_parts": &p.copying}, nil)
+	m, err := load(ctx, dev, "parts", map[string]**kernel.Kernel{"pinned_parts": &p.copying}, nil)
 	if err != nil {
 		return nil, err
 	}

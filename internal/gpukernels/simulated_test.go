@@ -98,9 +98,9 @@ func newTrial(r *rand.Rand, name string) *trial {
 		t.undefined = [2]int{result + 8, result + 16}
 	case "pinned_blocks":
 		align := 1 << r.IntN(5)
-		size := (1 + r.IntN(700)) / align * align
+		size := (1 + r.IntN([]int{100, 700, 3000}[r.IntN(3)])) / align * align
 		stride := (size + r.IntN(40) + align - 1) / align * align
-		count := r.IntN((16<<10-64)/(4*max(stride, 16)) + 1)
+		count := r.IntN((16<<10-64)/(3*max(stride, 16)) + 1)
 		t.shape.Block = kernel.Dim{X: 32 * (1 + r.IntN(4))}
 		t.shape.Grid.Y, t.shape.Grid.Z = 1, 1
 		for range 2 { // dst and src
@@ -116,7 +116,7 @@ func newTrial(r *rand.Rand, name string) *trial {
 			}
 			t.arg(stride)
 		}
-		t.arg(count, size)
+		t.arg(uint32(count), size, uint32(r.IntN(2)))
 	case "pinned_first_beyond":
 		list, count, limit := region(4), n/4, 1+r.IntN(1<<31)
 		for i := range count { // few are beyond, or none
@@ -220,12 +220,14 @@ func (t *trial) byThreads() []byte {
 		each := func(p, n uint64, f func(off uint64)) {
 			head := min(-p&15, n)
 			vectors := (n - head) / 16
-			tail := n - head - 16*vectors
-			if thread < head {
-				f(thread)
-			}
-			if thread < tail {
-				f(n - tail + thread)
+			for i := thread; i < n-16*vectors; i += threads {
+				if i >= head {
+					i += 16 * vectors
+				}
+				f(i)
+				if i >= head {
+					i -= 16 * vectors
+				}
 			}
 			for j := thread; j < vectors; j += threads {
 				for i := range uint64(16) {
@@ -300,46 +302,50 @@ func (t *trial) byThreads() []byte {
 }
 
 // The Go functions that simulated devices run instead of the package's kernels do what the
-// kernels do: what each thread does by their source and, on a real GPU, what the PTX does there.
+// kernels do: what each thread does by their source and, on a real GPU, what the PTX and the cubin do there.
 func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 	type target struct {
-		name string
-		dev  *cudart.Device
+		dev   *cudart.Device
+		files func(name string) []string
 	}
+	ptx := func(name string) []string { return []string{name + ".ptx"} }
 	_, rt := testgpu.Sim(t, cudasim.Config{})
-	targets, count := []target{{"simulated", rt.Devices()[0]}}, 80
+	targets, count := []target{{rt.Devices()[0], ptx}}, 80
 	if testgpu.Real() {
 		count = 500
-		targets = append(targets, target{"real", testgpu.Device(t)})
+		dev := testgpu.Device(t)
+		targets = append(targets, target{dev, ptx}, target{dev, func(name string) []string {
+			files, err := codes(dev, name)
+			require.NoError(t, err)
+			return files[:1]
+		}})
 	}
-	for _, name := range []string{"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_blocks", "pinned_first_beyond", "pinned_parts"} {
-		r := rand.New(rand.NewPCG(1, uint64(len(name))))
-		trials := make([]*trial, count)
-		for i := range trials {
-			trials[i] = newTrial(r, name)
-		}
-		for _, target := range targets {
-			code := memoryPTX
-			switch name {
-			case "pinned_blocks", "pinned_first_beyond":
-				code = blocksPTX
-			case "pinned_parts":
-				code = partsPTX
+	for source, names := range sources {
+		for _, name := range names {
+			if name == "pinned_busy" {
+				continue // which computes nothing
 			}
-			m, err := kernel.Load(t.Context(), target.dev, unpacked(t, code))
-			require.NoError(t, err)
-			k, err := m.Kernel(t.Context(), name)
-			require.NoError(t, err)
-			for i, trial := range trials {
-				got, want := trial.on(t, target.dev, k), trial.byThreads()
-				for off := range want {
-					if got[off] != want[off] {
-						t.Fatalf("%s, trial %d: byte %d is %#x, not %#x, on the %s device: %v",
-							name, i, off, got[off], want[off], target.name, fmt.Sprintf("%+v %+v", trial.shape, trial.words))
+			r := rand.New(rand.NewPCG(1, uint64(len(name))))
+			trials := make([]*trial, count)
+			for i := range trials {
+				trials[i] = newTrial(r, name)
+			}
+			for _, target := range targets {
+				m, err := loadFirst(t.Context(), target.dev, target.files(source)...)
+				require.NoError(t, err)
+				k, err := m.Kernel(t.Context(), name)
+				require.NoError(t, err)
+				for i, trial := range trials {
+					got, want := trial.on(t, target.dev, k), trial.byThreads()
+					for off := range want {
+						if got[off] != want[off] {
+							t.Fatalf("%s, trial %d: byte %d is %#x, not %#x, on %v with %v: %v",
+								name, i, off, got[off], want[off], target.dev, target.files(source), fmt.Sprintf("%+v %+v", trial.shape, trial.words))
+						}
 					}
 				}
+				require.NoError(t, m.Close())
 			}
-			require.NoError(t, m.Close())
 		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 )
 
 // BenchmarkBlocks copies random blocks of a pool of pinned memory, each way and by each method, and
-// a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Latency is that of few
-// blocks in µs, BothWays the sum of both directions, Requests many small ones. On a real GPU:
+// a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Grid has few blocks of several sizes, Odd sizes that are not
+// multiples of 16, Latency is that of few blocks in µs, BothWays the sum of both directions, Requests many small ones. On a real GPU:
 //
 //	PINNED_TEST_GPU=1 go test ./transfer/blocks -run XXX -bench Blocks -benchtime 7x
 //
@@ -117,6 +117,30 @@ func BenchmarkBlocks(b *testing.B) {
 			for _, size := range []int{16, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20} {
 				c := random(size, min(most, deviceBytes/size, poolBytes/size/2))
 				run(fmt.Sprintf("%s/%s/%dx%dB", w.name, direction, c.Count, size), c.Count*size, func() error {
+					if err := w.copy(s, c, i == 1); err != nil {
+						return err
+					}
+					return s.SynchronizeBlocking()
+				})
+			}
+		}
+		for i, direction := range []string{"up", "down"} {
+			for _, size := range []int{64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
+				for count := 1; count <= 1024 && count*size <= min(64<<20, poolBytes/2); count *= 4 {
+					c := random(size, count)
+					run(fmt.Sprintf("%s/Grid/%s/%dx%dB", w.name, direction, count, size), count*size, func() error {
+						if err := w.copy(s, c, i == 1); err != nil {
+							return err
+						}
+						return s.SynchronizeBlocking()
+					})
+				}
+			}
+		}
+		for _, size := range []int{40, 4100} {
+			for i, direction := range []string{"up", "down"} {
+				c := random(size, min(most, deviceBytes/size, poolBytes/size/2))
+				run(fmt.Sprintf("%s/Odd/%s/%dx%dB", w.name, direction, c.Count, size), c.Count*size, func() error {
 					if err := w.copy(s, c, i == 1); err != nil {
 						return err
 					}

@@ -2,8 +2,7 @@
 // lists of indices, as paged caches, tables of embeddings and shuffled samples need it. Copies are queued on the
 // caller's stream.
 //
-// A kernel on a few multiprocessors accesses the pinned memory, or the copy engines copy: [New] measures which is
-// quicker for which sizes and counts on the device. Lists may be in the device's memory, written by work of the
+// A kernel on a few multiprocessors accesses the pinned memory, or for few or large blocks the copy engines copy. Lists may be in the device's memory, written by work of the
 // stream: the kernel reads them.
 package blocks
 
@@ -32,7 +31,8 @@ import (
 type Method int
 
 const (
-	// Quickest is the one that took less time for such blocks when New measured.
+	// Quickest is ByEngine for one or two blocks, for blocks of 512 KiB and more, and for blocks that are one block on
+	// both sides, and else ByKernel: that took less time on an H200. Blocks whose size, strides and addresses are not all multiples of 4 are ByEngine from 16 KiB on.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
@@ -56,16 +56,12 @@ func (m Method) String() string {
 	return fmt.Sprintf("method %d", int(m))
 }
 
-// defaultProcessors copy 10,000 blocks of 4 KiB and more at 46 to 52 GB/s on an H200. As many of a C program's kernels
-// slowed down work beside them about as much as a copy engine does; these kernels were not measured so.
-const defaultProcessors = 4
-
 // Options shape a [Copier].
 type Options struct {
-	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4.
+	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4, and 8 for blocks whose size,
+	// strides and addresses are not all multiples of 16.
 	Processors int
-	// Method is the method of all copies. With Quickest New measures both, which
-	// takes about 0.2 s.
+	// Method is the method of all copies.
 	Method Method
 }
 
@@ -79,19 +75,17 @@ type Copier struct {
 	dev        *cudart.Device
 	kernel     *gpukernels.Blocks // nil where the device cannot access host memory by its address
 	lists      *pool.Pool         // indices that the kernel reads
-	table      timings
 	method     Method
-	processors int
+	processors int // Options.Processors
 	life       lifetime.Lifetime
 	batches    sync.Pool // of *cudart.CopyBatch
 	seen       sync.Pool // of *bitSet
 }
 
-// New loads the kernel and, unless the options name a method, measures which method is
-// quicker for which blocks, with 4 MiB of pinned memory and as much of the device. The first time on
-// a machine the driver also compiles the kernel's PTX: New took 0.73 s on an H100, the
-// compiler 0.52 s of it. The driver caches the result (~/.nv/ComputeCache). Close it. Errors
-// are those of [gpukernels.NewBlocks] and [hostmem.Alloc], of invalid options, and of ctx.
+// New loads the kernel, in less than a millisecond where the module has machine code for the device: compute capability
+// 7.5, 8.x, 9.0, 10.x and 12.x. For others, and for drivers that do not take that code, the driver compiles PTX the first
+// time on a machine, in 0.14 to 0.27 s (H200, 2026-11-29), and caches the result (~/.nv/ComputeCache). Close it. Errors
+// are those of [gpukernels.NewBlocks], of invalid options, and of ctx.
 func New(ctx context.Context, dev *cudart.Device, o Options) (*Copier, error) {
 	b, err := newCopier(ctx, dev, o)
 	if err != nil {
@@ -115,7 +109,7 @@ func newCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 	if err != nil {
 		return nil, err
 	}
-	b := &Copier{dev: dev, lists: lists, method: o.Method, processors: cmp.Or(o.Processors, defaultProcessors)}
+	b := &Copier{dev: dev, lists: lists, method: o.Method, processors: o.Processors}
 	b.batches.New, b.seen.New = func() any { return new(cudart.CopyBatch) }, func() any { return new(bitSet) }
 	return bounded.Do(ctx, bounded.Call[*Copier]{
 		Run: func() (*Copier, error) {
@@ -132,7 +126,7 @@ func newCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 	})
 }
 
-// open loads the kernel where it can be used, and measures.
+// open loads the kernel where it can be used.
 func (b *Copier) open(ctx context.Context) error {
 	sameAddress, err := b.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
 	if err != nil {
@@ -147,9 +141,7 @@ func (b *Copier) open(ctx context.Context) error {
 	if b.method == ByEngine {
 		return nil
 	}
-	if b.kernel, err = gpukernels.NewBlocks(ctx, b.dev); err == nil && b.method == Quickest {
-		b.table, err = b.measure(ctx)
-	}
+	b.kernel, err = gpukernels.NewBlocks(ctx, b.dev)
 	return err
 }
 
@@ -433,7 +425,7 @@ func (c *call) queue() (err error) {
 				return err
 			}
 		}
-		l.byKernel = c.choose(&l.Copy, c.down) == ByKernel
+		l.byKernel = c.choose(&l.Copy) == ByKernel
 	}
 	for i := range c.launches {
 		if err == nil {
@@ -568,29 +560,18 @@ func (c *Copy) split() []Copy {
 	return slices.DeleteFunc(parts, func(p Copy) bool { return p.Count == 0 })
 }
 
-// choose returns the method for a copy.
-func (b *Copier) choose(c *Copy, down bool) Method {
-	if c.listsOnDevice() {
+// choose returns the method for a copy. The kernel numbers the bytes of a block with 32 bits.
+func (b *Copier) choose(c *Copy) Method {
+	switch {
+	case c.listsOnDevice():
 		return ByKernel
+	case c.Size > math.MaxInt32:
+		return ByEngine
+	case b.method == Quickest:
+		return c.quickest()
 	}
-	if b.method != Quickest {
-		return b.method
-	}
-	return b.table.quickest(down, c.unit(), c.Size, c.Count)
+	return b.method
 }
-
-// unit is the number of bytes that the kernel copies at a time, as in internal/gpukernels/src/blocks.cu.
-func (c *Copy) unit() int {
-	all := int(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))) | int(c.Device) | c.HostStride | c.DeviceStride | c.Size
-	for _, unit := range kernelUnits[:len(kernelUnits)-1] {
-		if all%unit == 0 {
-			return unit
-		}
-	}
-	return 1
-}
-
-var kernelUnits = [...]int{16, 4, 1}
 
 // known reports whether both ends of the device's memory are in allocations. A kernel that accesses any other address
 // ends the context, and an engine refuses it. Memory may be mapped in thousands of pieces, so the ends must do.
@@ -609,14 +590,7 @@ func (c *call) byKernel(l *launch) error {
 	if c.down {
 		dst, src = src, dst
 	}
-	return c.kernel.Copy(c.s, dst, src, l.Size, l.Count, c.processors)
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+	return c.kernel.Copy(c.s, dst, src, l.Size, l.Count, c.processorsOf(&l.Copy), c.down)
 }
 
 // byEngine queues copies, batches of them where CUDA has these. No copy may cross the seam of two registrations of the
@@ -625,6 +599,9 @@ func (c *call) byEngine(l *launch) error {
 	batch := c.batches.Get().(*cudart.CopyBatch)
 	defer c.batches.Put(batch)
 	copies := queue.NewBatcher(c.s, batch, c.down)
+	if l.contiguous() && copies.Memory.Joins(l.Device, l.Size*l.Count) {
+		l.Size, l.Count = l.Size*l.Count, 1
+	}
 	whole := len(slices.Collect(l.owner.Spans(0, l.owner.Len()))) == 1
 	for i := range l.Count {
 		if (i%64 == 0 || !copies.Batches) && c.ctx.Err() != nil {
@@ -716,6 +693,8 @@ func (b *Copier) check(c *Copy, down bool) error {
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
 	case c.listsOnDevice() && b.kernel == nil:
 		return fmt.Errorf("a list in the device's memory needs the kernel, and this Copier copies by engines alone: %w", errors.ErrUnsupported)
+	case c.listsOnDevice() && c.Size > math.MaxInt32:
+		return fmt.Errorf("a list in the device's memory of blocks of %d bytes: at most %d", c.Size, math.MaxInt32)
 	case c.Hosts != nil && (c.Host != nil || c.listsOnDevice()):
 		return errors.New("with Hosts there is neither a Host nor a list in the device's memory")
 	case down && overlap(c.Hosts):
@@ -750,11 +729,10 @@ func (b *Copier) checkSide(c *Copy, side *side) error {
 
 // checkIndices checks the list on the host.
 func (b *Copier) checkIndices(side *side) error {
-	largest := uint32(0)
-	for i, at := range side.index {
-		if largest = max(largest, at); int(at) >= side.blocks {
-			return side.outside(i, at)
-		}
+	largest := largest(side.index)
+	if int(largest) >= side.blocks {
+		i := slices.IndexFunc(side.index, func(at uint32) bool { return int(at) >= side.blocks })
+		return side.outside(i, side.index[i])
 	}
 	if !side.target {
 		return nil
@@ -766,6 +744,18 @@ func (b *Copier) checkIndices(side *side) error {
 		return fmt.Errorf("block %d overlaps another one in the %s's memory: duplicate index %d", i, side.name, side.index[i])
 	}
 	return nil
+}
+
+// largest returns the largest number, which is 0 for none. Four at a time take half of the time.
+func largest(list []uint32) uint32 {
+	var a, b, c, d uint32
+	for ; len(list) >= 4; list = list[4:] {
+		a, b, c, d = max(a, list[0]), max(b, list[1]), max(c, list[2]), max(d, list[3])
+	}
+	for _, v := range list {
+		a = max(a, v)
+	}
+	return max(a, b, c, d)
 }
 
 // overlap reports whether two of some memories share a byte.
@@ -844,17 +834,29 @@ func (b *bitSet) firstTwice(list []uint32, largest int) int {
 	if len(b.words) < n {
 		b.words = make([]uint64, n)
 	}
-	twice := -1
-	for i, v := range list {
-		word, bit := &b.words[v/64], uint64(1)<<(v%64)
-		if *word&bit != 0 {
-			twice, list = i, list[:i]
-			break
-		}
+	words, twice := b.words[:n], uint64(0)
+	for _, v := range list { // without a branch: the positions are rarely wanted
+		word, bit := &words[v/64], uint64(1)<<(v%64)
+		twice |= *word & bit
 		*word |= bit
 	}
-	for _, v := range list {
-		b.words[v/64] = 0
+	reset := func() {
+		if n <= 8*len(list) {
+			clear(words)
+			return
+		}
+		for _, v := range list {
+			words[v/64] = 0
+		}
 	}
-	return twice
+	if reset(); twice == 0 {
+		return -1
+	}
+	defer reset()
+	return slices.IndexFunc(list, func(v uint32) bool {
+		word, bit := &words[v/64], uint64(1)<<(v%64)
+		before := *word & bit
+		*word |= bit
+		return before != 0
+	})
 }

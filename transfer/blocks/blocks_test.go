@@ -13,7 +13,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -652,52 +651,27 @@ func TestBlocksUseTheirMemory(t *testing.T) {
 	require.NoError(t, file.Close())
 }
 
-// The method for blocks is the one that took less time on the device, whatever device it is.
+// Few and large blocks are for engines, and large ones sooner if the kernel copies byte by byte.
 func TestTheQuickestMethodIsChosen(t *testing.T) {
 	t.Parallel()
-	const us = float64(time.Microsecond)
-	// Times of a device in nanoseconds: of the call, of a block, and GB/s.
-	took := func(call, block, rate float64, size, count int) time.Duration {
-		return time.Duration(call + float64(count)*(block+float64(size)/rate))
-	}
-	for name, d := range map[string]struct {
-		kernel, engine [3]float64
-		engines        [][2]int // sizes and counts for which the engine is quicker; else the kernel is
-		kernels        [][2]int
+	memory := make([]uint64, 1)
+	host := unsafe.Slice((*byte)(unsafe.Pointer(&memory[0])), 8)
+	for _, c := range []struct {
+		size, count, align int
+		want               Method
 	}{
-		"quick kernels": {[3]float64{11 * us, 22, 51}, [3]float64{4 * us, 3 * us, 55}, [][2]int{{64, 1}, {4096, 1}, {4096, 2}, {1 << 20, 1}, {16 << 20, 1}},
-			[][2]int{{64, 16}, {4096, 16}, {4096, 100_000}, {64 << 10, 8}, {20_000, 1000}}},
-		"slow kernels": {[3]float64{30 * us, 500, 2}, [3]float64{4 * us, 1 * us, 50}, [][2]int{{4096, 1}, {4096, 10_000}, {1 << 20, 100}, {64 << 20, 1}},
-			[][2]int{{16, 1000}, {512, 1000}}},
+		{64, 1, 16, ByEngine}, {4096, 2, 16, ByEngine}, {64, 3, 16, ByKernel}, {4096, 100_000, 16, ByKernel}, {511 << 10, 16, 16, ByKernel},
+		{512 << 10, 16, 16, ByEngine}, {16 << 20, 4, 16, ByEngine}, {64 << 10, 16, 4, ByKernel}, {64 << 10, 16, 2, ByEngine}, {16<<10 - 1, 16, 1, ByKernel},
 	} {
-		var table timings
-		calls := 0
-		require.NoError(t, table.fill(func(variant kind, _ bool, size, count int) (time.Duration, error) {
-			switch calls++; variant {
-			case engineVariant:
-				return took(d.engine[0], d.engine[1], d.engine[2], size, count), nil
-			case 0:
-				return took(d.kernel[0], d.kernel[1], d.kernel[2], size, count), nil
-			}
-			return time.Second, nil // addresses that are not aligned
-		}, func() bool { return true }))
-		assert.Equal(t, 2*2*int(numVariants)*len(measureSizes), calls)
-		for _, c := range d.engines {
-			assert.Equal(t, ByEngine, table.quickest(false, 16, c[0], c[1]), "%s: %v", name, c)
-		}
-		for _, c := range d.kernels {
-			assert.Equal(t, ByKernel, table.quickest(true, 16, c[0], c[1]), "%s: %v", name, c)
-			assert.Equal(t, ByEngine, table.quickest(true, 1, c[0], c[1]), "%s: %v", name, c)
-		}
+		blocks := Copy{Host: host, Device: cudart.DevPtr(c.align), Size: c.size, Count: c.count, HostStride: 2 * c.size, DeviceStride: c.size}
+		assert.Equal(t, c.want, new(Copier).choose(&blocks), "%+v", c)
+		blocks.HostIndexOnDevice = 4
+		assert.Equal(t, ByKernel, (&Copier{method: ByEngine}).choose(&blocks), "%+v", c)
 	}
-	// When time runs out what was measured decides.
-	var table timings
-	rows := 0
-	require.NoError(t, table.fill(func(variant kind, _ bool, size, count int) (time.Duration, error) {
-		return time.Duration(count) * time.Duration(1+variant), nil
-	}, func() bool { rows++; return rows == 1 }))
-	assert.Len(t, table[0], 1)
-	assert.Equal(t, ByKernel, table.quickest(false, 16, 1<<20, 3))
+	assert.Equal(t, ByEngine, new(Copier).choose(&Copy{Size: 16, Count: 100, HostStride: 16, DeviceStride: 16}), "one block on both sides")
+	huge := Copy{Size: math.MaxInt32, Count: 3}
+	huge.Size++ // a constant would not be an int everywhere
+	assert.Equal(t, ByEngine, (&Copier{method: ByKernel}).choose(&huge))
 }
 
 // A device that cannot access host memory by its address copies by engines.
@@ -716,12 +690,13 @@ func TestBlocksWithoutHostAddresses(t *testing.T) {
 // Whichever call fails, New leaves nothing behind, and copies return the error.
 func TestEveryCallCanFail(t *testing.T) {
 	t.Parallel()
-	for k := 1; k <= 40; k++ {
+	for k := 1; k <= 20; k++ {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
 			sim, rt := testgpu.Sim(t, cudasim.Config{})
 			dev := rt.Devices()[0]
 			sim.FailCall(sim.TotalCalls()+k, cudart.ErrMemoryAllocation)
 			b, err := New(t.Context(), dev, Options{})
+			sim.ResetFaults()
 			if err != nil {
 				require.ErrorIs(t, err, cudart.ErrMemoryAllocation)
 				return
@@ -734,7 +709,7 @@ func TestEveryCallCanFail(t *testing.T) {
 // Whenever its context ends, New leaves nothing behind.
 func TestNewInterruptedAnywhere(t *testing.T) {
 	t.Parallel()
-	for k := 1; k <= 200; k += 1 + k/20 {
+	for k := 1; k <= 20; k++ {
 		t.Run(fmt.Sprint(k), func(t *testing.T) {
 			sim, rt := testgpu.Sim(t, cudasim.Config{})
 			dev := rt.Devices()[0]
@@ -756,15 +731,32 @@ func TestNewInterruptedAnywhere(t *testing.T) {
 	}
 }
 
+// Blocks that are one block on both sides are one copy, however many they are.
+func TestContiguousBlocksAreOneCopy(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	f := newFixture(t, rt.Devices()[0], Quickest, hostmem.Options{})
+	before, launches := sim.Calls("cudaMemcpyAsync"), sim.Calls("cuLaunchKernel")
+	c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 1000}
+	_, err := f.CopyToDevice(t.Context(), f.s, c)
+	require.NoError(t, err)
+	assert.Equal(t, before+1, sim.Calls("cudaMemcpyAsync"))
+	c.DeviceStride = 32
+	_, err = f.CopyToDevice(t.Context(), f.s, c)
+	require.NoError(t, err)
+	assert.Equal(t, launches+1, sim.Calls("cuLaunchKernel"))
+	require.NoError(t, f.s.Synchronize(t.Context()))
+}
+
 // A long list is several batches: one call with all of it would hold up the caller.
 func TestLongListsAreSeveralBatches(t *testing.T) {
 	t.Parallel()
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	f := newFixture(t, rt.Devices()[0], ByEngine, hostmem.Options{})
-	_, err := f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: 2*queue.MaxBatch + 2})
+	_, err := f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, HostStride: 32, Count: 2*queue.MaxBatch + 2})
 	require.NoError(t, err)
 	assert.Equal(t, 3, sim.Calls("cudaMemcpyBatchAsync"))
-	_, err = f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, Count: queue.MaxBatch + 1})
+	_, err = f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, Size: 16, HostStride: 32, Count: queue.MaxBatch + 1})
 	require.NoError(t, err)
 	assert.Equal(t, 4, sim.Calls("cudaMemcpyBatchAsync"))
 	assert.Equal(t, 1, sim.Calls("cudaMemcpyAsync"), "one copy is no batch")
@@ -821,18 +813,6 @@ func TestCountOfBlocks(t *testing.T) {
 	}
 	_, err := f.CopyToDevice(t.Context(), f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n, HostIndexOnDevice: f.p, Size: 16})
 	assert.ErrorContains(t, err, "Count of 0 beside a list in device memory")
-}
-
-// What New measures as the kernel's times are those of the kernel.
-func TestTheKernelIsMeasuredByLaunches(t *testing.T) {
-	t.Parallel()
-	sim, rt := testgpu.Sim(t, cudasim.Config{})
-	b, err := New(t.Context(), rt.Devices()[0], Options{})
-	require.NoError(t, err)
-	const counts, runs = 2, 3 // few blocks and many, and a first time and two more
-	rows := len(b.table[0]) + len(b.table[1])
-	assert.Equal(t, rows*len(kernelUnits)*counts*runs, sim.Calls("cuLaunchKernel"))
-	require.NoError(t, b.Close())
 }
 
 // Device memory that is not there is refused, and the context goes on: a kernel's access would end it.

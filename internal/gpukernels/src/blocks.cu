@@ -1,5 +1,5 @@
-// The kernel that copies many blocks. scripts/ptx.sh compiles this file to blocks.ptx, which
-// package kernel embeds.
+// The kernel that copies many blocks. scripts/ptx.sh compiles this file to blocks.ptx and to cubins, which
+// package gpukernels embeds. Divisions cost most of the time to compile it: there are few.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -11,110 +11,178 @@ struct side {
 	u64 base, stride;
 	const u32 *index; // null for 0, 1, 2 ...
 	__device__ side(const void *base, const u32 *index, u64 stride) : base((u64)base), stride(stride), index(index) {}
-	__device__ __forceinline__ u64 number(u64 i) const { return index ? index[i] : i; }
+	__device__ __forceinline__ u32 number(u32 i) const { return index ? index[i] : i; }
 };
 
-static const int UNROLL = 4; // loads of a thread in flight
+// A place is a part of a block, of as many equal parts as every block has.
+struct place {
+	u32 block, part;
+	__device__ __forceinline__ place(u32 block, u32 part) : block(block), part(part) {}
+	__device__ __forceinline__ void add(place step, u32 parts) {
+		block += step.block;
+		part += step.part;
+		if (part >= parts) {
+			block++;
+			part -= parts;
+		}
+	}
+};
 
 // Lists may be in the host's memory, so that reading a number takes as long as reading a block: numbers
 // are read while the blocks before are copied.
 
-// copy_rows copies blocks of 32 units or more. A row is what a warp copies at a time: 32 units of a block,
-// or fewer at its end. Each warp copies successive rows.
-template <class T> static __device__ void copy_rows(side dst, side src, u64 count, u64 units) {
-	u64 warp = (blockIdx.x * (u64)blockDim.x + threadIdx.x) / 32, warps = gridDim.x * (u64)blockDim.x / 32;
-	u64 lane = threadIdx.x % 32, rows = (units + 31) / 32, all = count * rows;
-	u64 first = all / warps * warp + min(warp, all % warps), end = first + all / warps + (warp < all % warps);
-	u64 to = 0, from = 0; // numbers of the blocks of the lane's row, of the next 32
-	if (first + lane < end) {
-		to = dst.number((first + lane) / rows);
-		from = src.number((first + lane) / rows);
+// A row is 512 bytes that a warp copies at once, or as many of them as are of one block: n from lo on.
+struct row {
+	u64 to, from;
+	u32 bounds; // lo, and n << 16
+};
+
+// copy_rows copies ROWS rows, from that of lane k on, and of these LOADS units a lane, with all loads in flight.
+template <class T, int ROWS, int LOADS> static __device__ __forceinline__ void copy_rows(row rows, int k, u32 at) {
+	const u32 WIDTH = 32 * sizeof(T); // of a load
+	T got[ROWS][LOADS];
+	u32 copied = 0; // a bit for each unit
+#pragma unroll
+	for (int u = 0; u < ROWS; u++) {
+		u64 from = __shfl_sync(~0u, rows.from, k + u);
+		u32 bounds = __shfl_sync(~0u, rows.bounds, k + u);
+#pragma unroll
+		for (int i = 0; i < LOADS; i++)
+			if (at - (bounds & 0xFFFF) + i * WIDTH < bounds >> 16) {
+				got[u][i] = __ldcs((const T *)(from + at + i * WIDTH));
+				copied |= 1u << (u * LOADS + i);
+			}
 	}
-	for (u64 i = first; i < end; i += 32) {
-		u64 unit = (i + lane) % rows * 32, left = units - min(unit, units);
-		u64 to_row = dst.base + to * dst.stride + unit * sizeof(T), from_row = src.base + from * src.stride + unit * sizeof(T);
-		if (i + 32 + lane < end) {
-			to = dst.number((i + 32 + lane) / rows);
-			from = src.number((i + 32 + lane) / rows);
+#pragma unroll
+	for (int u = 0; u < ROWS; u++) {
+		u64 to = __shfl_sync(~0u, rows.to, k + u);
+#pragma unroll
+		for (int i = 0; i < LOADS; i++)
+			if (copied >> (u * LOADS + i) & 1)
+				__stcs((T *)(to + at + i * WIDTH), got[u][i]);
+	}
+}
+
+// copy_large copies blocks of 512 bytes or more, of units of 4 bytes or more. Each warp copies successive rows. Those
+// of longer blocks begin at lines of 128 bytes of the link's side, so that no line crosses the link twice.
+static __device__ void copy_large(side dst, side src, u32 count, u64 size, u32 unit, bool to_host) {
+	side host = to_host ? dst : src;
+	bool skewed = size >= 1024 && (host.base | host.stride) % 128 != 0;
+	u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, warps = gridDim.x * blockDim.x / 32, lane = threadIdx.x % 32;
+	u32 parts = (size + (skewed ? 127 : 0) + 511) / 512; // rows of a block
+	u64 all = (u64)count * parts, each = all / warps;
+	u32 more = all - each * warps, left = each + (warp < more); // rows of the warp
+	u64 first = each * warp + min(warp, more) + lane, block = first / parts;
+	place at(block, first - block * parts), step(32 / parts, 32 % parts); // the lane's row, of the next 32
+	u32 to = 0, from = 0; // numbers of its block
+	if (lane < left) {
+		to = dst.number(at.block);
+		from = src.number(at.block);
+	}
+	for (; left > 0; left -= min(left, 32)) {
+		row r;
+		r.to = dst.base + to * dst.stride;
+		r.from = src.base + from * src.stride;
+		u64 begin = at.part * 512ull;
+		u32 skew = skewed ? (to_host ? r.to : r.from) % 128 : 0;
+		r.to += begin - skew;
+		r.from += begin - skew;
+		u32 lo = begin ? 0 : skew, n = lane < left ? min(size + skew - min(begin, size + skew), 512ull) - lo : 0;
+		r.bounds = lo | n << 16;
+		at.add(step, parts);
+		if (32 + lane < left) {
+			to = dst.number(at.block);
+			from = src.number(at.block);
 		}
-		int n = min(end - i, (u64)32);
-		for (int k = 0; k < n; k += UNROLL) {
-			T got[UNROLL];
-			bool copies[UNROLL];
-#pragma unroll
-			for (int u = 0; u < UNROLL; u++) {
-				const T *row = (const T *)__shfl_sync(~0u, from_row, k + u);
-				copies[u] = lane < __shfl_sync(~0u, left, k + u) && k + u < n;
-				if (copies[u])
-					got[u] = __ldcs(row + lane);
-			}
-#pragma unroll
-			for (int u = 0; u < UNROLL; u++) {
-				T *row = (T *)__shfl_sync(~0u, to_row, k + u);
-				if (copies[u])
-					__stcs(row + lane, got[u]);
-			}
+#pragma unroll 1
+		for (u32 k = 0; k < min(left, 32); k += 4) {
+			if (unit == 16)
+				copy_rows<uint4, 4, 1>(r, k, 16 * lane);
+			else
+				copy_rows<u32, 2, 4>(r, k, 4 * lane), copy_rows<u32, 2, 4>(r, k + 2, 4 * lane); // 64 registers are not enough for 4
 		}
 	}
 }
 
-// copy_units copies smaller blocks, a thread a unit: neighbouring threads have neighbouring units.
-template <class T> static __device__ void copy_units(side dst, side src, u64 count, u64 units) {
-	u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x, threads = gridDim.x * (u64)blockDim.x, all = count * units;
-	u64 to[UNROLL], from[UNROLL]; // numbers of the blocks of the next units
+static __device__ __forceinline__ uint4 load(u64 from, u32 unit) {
+	uint4 got;
+	if (unit == 16)
+		got = __ldcs((const uint4 *)from);
+	else if (unit == 8)
+		*(uint2 *)&got = __ldcs((const uint2 *)from);
+	else if (unit == 4)
+		got.x = __ldcs((const u32 *)from);
+	else
+		got.x = __ldcs((const u8 *)from);
+	return got;
+}
+
+static __device__ __forceinline__ void store(u64 to, uint4 got, u32 unit) {
+	if (unit == 16)
+		__stcs((uint4 *)to, got);
+	else if (unit == 8)
+		__stcs((uint2 *)to, *(uint2 *)&got);
+	else if (unit == 4)
+		__stcs((u32 *)to, got.x);
+	else
+		__stcs((u8 *)to, (u8)got.x);
+}
+
+// copy_small copies smaller blocks, and those of single bytes, of less than 4 GiB. A thread copies a unit:
+// neighbouring threads have neighbouring units.
+static __device__ void copy_small(side dst, side src, u32 count, u32 size, u32 unit) {
+	const int UNROLL = 4; // units of a thread in flight
+	u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, units = size / unit;
+	place at(thread / units, thread % units), step(threads / units, threads % units);
+	u32 to[UNROLL], from[UNROLL]; // numbers of the blocks of the next units
+	u32 offset[UNROLL], n = 0;    // in the block; how many there are
 #pragma unroll
-	for (int k = 0; k < UNROLL; k++)
-		if (thread + k * threads < all) {
-			to[k] = dst.number((thread + k * threads) / units);
-			from[k] = src.number((thread + k * threads) / units);
+	for (int k = 0; k < UNROLL; k++, at.add(step, units))
+		if (at.block < count) {
+			to[k] = dst.number(at.block);
+			from[k] = src.number(at.block);
+			offset[k] = at.part * unit;
+			n++;
 		}
-	for (u64 i = thread; i < all; i += UNROLL * threads) {
-		T got[UNROLL];
-		T *unit[UNROLL];
-#pragma unroll
-		for (int k = 0; k < UNROLL; k++) {
-			u64 j = i + k * threads;
-			if (j < all) {
-				unit[k] = (T *)(dst.base + to[k] * dst.stride) + j % units;
-				got[k] = __ldcs((const T *)(src.base + from[k] * src.stride) + j % units);
-			}
-		}
-#pragma unroll
-		for (int k = 0; k < UNROLL; k++) {
-			u64 next = i + (UNROLL + k) * threads;
-			if (next < all) {
-				to[k] = dst.number(next / units);
-				from[k] = src.number(next / units);
-			}
-		}
+	while (n > 0) {
+		uint4 got[UNROLL];
+		u64 target[UNROLL];
+		u32 copies = n;
 #pragma unroll
 		for (int k = 0; k < UNROLL; k++)
-			if (i + k * threads < all)
-				__stcs(unit[k], got[k]);
+			if (k < copies) {
+				target[k] = dst.base + to[k] * dst.stride + offset[k];
+				got[k] = load(src.base + from[k] * src.stride + offset[k], unit);
+			}
+		n = 0;
+#pragma unroll
+		for (int k = 0; k < UNROLL; k++, at.add(step, units))
+			if (at.block < count) {
+				to[k] = dst.number(at.block);
+				from[k] = src.number(at.block);
+				offset[k] = at.part * unit;
+				n++;
+			}
+#pragma unroll
+		for (int k = 0; k < UNROLL; k++)
+			if (k < copies)
+				store(target[k], got[k], unit);
 	}
-}
-
-template <class T> static __device__ void copy(side dst, side src, u64 count, u64 size) {
-	u64 units = size / sizeof(T); // of a block
-	if (units < 32)
-		copy_units<T>(dst, src, count, units);
-	else
-		copy_rows<T>(dst, src, count, units);
 }
 
 // pinned_blocks copies count blocks of size bytes, by 16 bytes where all addresses allow that, else
-// by 4 or by one. Block i of either side is at base + index[i] * stride, or without a list at
+// by 8, by 4 or by one. Block i of either side is at base + index[i] * stride, or without a list at
 // base + i * stride. Blocks of dst must not overlap. The threads of a block are a multiple of 32.
-extern "C" __global__ void __launch_bounds__(1024)
-	pinned_blocks(u8 *dst, const u32 *dst_index, u64 dst_stride, const u8 *src, const u32 *src_index, u64 src_stride, u64 count, u64 size) {
+// to_host is not 0 if dst is on the other side of the link, and 0 if src is.
+extern "C" __global__ void __launch_bounds__(1024) pinned_blocks(u8 *dst, const u32 *dst_index, u64 dst_stride,
+	const u8 *src, const u32 *src_index, u64 src_stride, u32 count, u64 size, u32 to_host) {
 	side to(dst, dst_index, dst_stride), from(src, src_index, src_stride);
 	u64 all = (u64)dst | dst_stride | (u64)src | src_stride | size;
-	if (all % 16 == 0)
-		copy<uint4>(to, from, count, size);
-	else if (all % 4 == 0)
-		copy<u32>(to, from, count, size);
+	u32 unit = all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : 1;
+	if (size < 512 || unit == 1)
+		copy_small(to, from, count, size, unit);
 	else
-		copy<u8>(to, from, count, size);
+		copy_large(to, from, count, size, unit, to_host);
 }
 
 // pinned_first_beyond finds the first of count indices that is limit or more. result[0] becomes its

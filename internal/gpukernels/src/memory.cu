@@ -1,5 +1,5 @@
-// Kernels that fill, check, copy and time memory. scripts/ptx.sh compiles this file to
-// memory.ptx, which package kernel embeds.
+// Kernels that fill, check, copy and time memory. scripts/ptx.sh compiles this file to memory.ptx and to
+// cubins, which package gpukernels embeds.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -16,43 +16,64 @@ static __device__ __forceinline__ u32 hash32(u32 i, u32 seed, u32 high) {
 	return x * 0x85EBCA77u ^ high;
 }
 
-template <int KIND> static __device__ __forceinline__ u64 word(u64 i, u64 seed, u64 mask) {
+template <int KIND> static __device__ __forceinline__ u64 word(u64 i, u64 seed) {
 	if (KIND == HASH) {
 		u32 high = (u32)(i >> 31) * 0xC2B2AE3Du + (u32)(seed >> 32);
 		u32 a = hash32((u32)(2 * i), (u32)seed, high);
 		u32 b = hash32((u32)(2 * i + 1), (u32)seed, high);
-		return ((u64)b << 32 | a) ^ mask;
+		return (u64)b << 32 | a;
 	}
 	if (KIND == WALKING_BIT)
-		return (1ull << (i & 63)) ^ mask;
+		return 1ull << (i & 63);
 	if (KIND == COUNTER)
-		return (i * 8) ^ mask;
+		return i * 8;
 	if (KIND == RANDOM) { // splitmix64
 		u64 z = seed + i * 0x9E3779B97F4A7C15ull;
 		z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
 		z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-		return (z ^ z >> 31) ^ mask;
+		return z ^ z >> 31;
 	}
-	return seed ^ mask;
+	return seed;
 }
 
-template <int KIND> static __device__ __forceinline__ u8 byte_at(u64 at, u64 seed, u64 mask) {
-	return (u8)(word<KIND>(at >> 3, seed, mask) >> (at & 7) * 8);
-}
+// A content has the bytes from a position on: shift bits past the start of word first.
+struct content {
+	u64 first, seed, mask;
+	u32 kind, shift;
+	__device__ content(u64 at, u32 kind, u64 seed, u64 mask) : first(at >> 3), seed(seed), mask(mask), kind(kind), shift((at & 7) * 8) {}
 
-// vector gives the 16 bytes at a position that is shift bits past the start of word i.
-template <int KIND, bool ALIGNED>
-static __device__ __forceinline__ ulonglong2 vector(u64 i, u32 shift, u64 seed, u64 mask) {
-	ulonglong2 v;
-	v.x = word<KIND>(i, seed, mask);
-	v.y = word<KIND>(i + 1, seed, mask);
-	if (!ALIGNED) {
-		u64 next = word<KIND>(i + 2, seed, mask);
-		v.x = v.x >> shift | v.y << (64 - shift);
-		v.y = v.y >> shift | next << (64 - shift);
+	// vectors gives N times 16 bytes, each step vectors after the one before.
+	template <int KIND, int N> __device__ __forceinline__ void vectors(ulonglong2 *v, u64 i, u64 step) const {
+#pragma unroll
+		for (int k = 0; k < N; k++) {
+			u64 at = first + 2 * (i + k * step);
+			v[k].x = word<KIND>(at, seed) ^ mask;
+			v[k].y = word<KIND>(at + 1, seed) ^ mask;
+			if (shift != 0) {
+				u64 next = word<KIND>(at + 2, seed) ^ mask;
+				v[k].x = v[k].x >> shift | v[k].y << (64 - shift);
+				v[k].y = v[k].y >> shift | next << (64 - shift);
+			}
+		}
 	}
-	return v;
-}
+
+	template <int N> __device__ __forceinline__ void vectors(ulonglong2 *v, u64 i, u64 step) const {
+		switch (kind) {
+		case HASH: vectors<HASH, N>(v, i, step); break;
+		case WALKING_BIT: vectors<WALKING_BIT, N>(v, i, step); break;
+		case COUNTER: vectors<COUNTER, N>(v, i, step); break;
+		case RANDOM: vectors<RANDOM, N>(v, i, step); break;
+		default: vectors<CONSTANT, N>(v, i, step);
+		}
+	}
+
+	// byte gives the first byte.
+	__device__ __forceinline__ u8 byte() const {
+		ulonglong2 v;
+		vectors<1>(&v, 0, 0);
+		return (u8)v.x;
+	}
+};
 
 // A range is n bytes at p: some bytes up to an address that is a multiple of 16, vectors of
 // 16 bytes, and the rest.
@@ -64,120 +85,73 @@ struct range {
 		vectors = (n - head) / 16;
 		tail = n - head - 16 * vectors;
 	}
+	// edge gives the offset of byte i of the head + tail bytes outside the vectors.
+	__device__ u64 edge(u64 i) const { return i < head ? i : i + 16 * vectors; }
 };
 
 static const int UNROLL = 4;
 
-template <int KIND, bool ALIGNED>
-static __device__ void fill_vectors(ulonglong2 *v, u64 n, u64 at, u64 seed, u64 mask) {
-	u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x, threads = gridDim.x * (u64)blockDim.x;
-	u64 first = at >> 3;
-	u32 shift = (at & 7) * 8;
-	for (u64 j = thread; j < n; j += threads)
-		v[j] = vector<KIND, ALIGNED>(first + 2 * j, shift, seed, mask);
-}
-
-template <int KIND> static __device__ void fill(u8 *p, u64 n, u64 at, u64 seed, u64 mask) {
-	u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-	range r(p, n);
-	u64 end = n - r.tail;
-	if (thread < r.head)
-		p[thread] = byte_at<KIND>(at + thread, seed, mask);
-	if (thread < r.tail)
-		p[end + thread] = byte_at<KIND>(at + end + thread, seed, mask);
-	ulonglong2 *v = (ulonglong2 *)(p + r.head);
-	if (((at + r.head) & 7) == 0)
-		fill_vectors<KIND, true>(v, r.vectors, at + r.head, seed, mask);
-	else
-		fill_vectors<KIND, false>(v, r.vectors, at + r.head, seed, mask);
-}
-
-// pinned_fill writes the bytes at positions [at, at+n) of a content to p. At least 16
-// threads.
+// pinned_fill writes the bytes at positions [at, at+n) of a content to p.
 extern "C" __global__ void __launch_bounds__(256) pinned_fill(u8 *p, u64 n, u64 at, u32 kind, u64 seed, u64 mask) {
-	switch (kind) {
-	case HASH: fill<HASH>(p, n, at, seed, mask); break;
-	case WALKING_BIT: fill<WALKING_BIT>(p, n, at, seed, mask); break;
-	case COUNTER: fill<COUNTER>(p, n, at, seed, mask); break;
-	case RANDOM: fill<RANDOM>(p, n, at, seed, mask); break;
-	default: fill<CONSTANT>(p, n, at, seed, mask);
+	u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x, threads = gridDim.x * (u64)blockDim.x;
+	range r(p, n);
+	ulonglong2 *v = (ulonglong2 *)(p + r.head);
+	content c(at + r.head, kind, seed, mask);
+	for (u64 j = thread; j < r.vectors; j += threads) {
+		ulonglong2 filled;
+		c.vectors<1>(&filled, j, 0);
+		v[j] = filled;
 	}
+	for (u64 i = thread; i < r.head + r.tail; i += threads)
+		p[r.edge(i)] = content(at + r.edge(i), kind, seed, mask).byte();
 }
 
 // found is what a thread found to be wrong.
 struct found {
 	u64 bad, first;
 	__device__ found() : bad(0), first(~0ull) {}
-	__device__ void wrong(u64 at) {
-		bad++;
-		first = at < first ? at : first;
-	}
-	__device__ void bytes(u64 difference, u64 at) {
-#pragma unroll 1
-		for (int i = 0; i < 8; i++)
-			if (difference >> 8 * i & 255)
-				wrong(at + i);
-	}
-	__device__ void compare(ulonglong2 got, ulonglong2 want, u64 at) {
-		if ((got.x ^ want.x) | (got.y ^ want.y)) {
-			bytes(got.x ^ want.x, at);
-			bytes(got.y ^ want.y, at + 8);
+	// word adds the bytes that are not 0 in a difference of the 8 bytes from offset at on.
+	__device__ __forceinline__ void word(u64 difference, u64 at) {
+		const u64 low = 0x7F7F7F7F7F7F7F7Full;
+		u64 wrong = (((difference & low) + low) | difference) & ~low; // the highest bit of each wrong byte
+		if (wrong) {
+			bad += __popcll(wrong);
+			first = min(first, at + (__ffsll(wrong) - 1) / 8);
 		}
 	}
 };
 
-template <int KIND, bool ALIGNED>
-static __device__ void check_vectors(found &f, const ulonglong2 *v, u64 n, u64 from, u64 at, u64 seed, u64 mask) {
+// pinned_check compares n bytes at p with the bytes at positions [at, at+n) of a content. It
+// adds the number of wrong bytes to result[0], and lowers result[1] to the offset from p of
+// the first.
+extern "C" __global__ void __launch_bounds__(256, 4)
+	pinned_check(const u8 *p, u64 n, u64 at, u32 kind, u64 seed, u64 mask, u64 *result) {
 	u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x, threads = gridDim.x * (u64)blockDim.x;
-	u64 first = at >> 3;
-	u32 shift = (at & 7) * 8;
-	u64 j = thread;
-	for (; j + (UNROLL - 1) * threads < n; j += UNROLL * threads) {
-		ulonglong2 got[UNROLL];
-#pragma unroll
-		for (int k = 0; k < UNROLL; k++)
-			got[k] = v[j + k * threads];
-#pragma unroll
-		for (int k = 0; k < UNROLL; k++) {
-			u64 i = j + k * threads;
-			f.compare(got[k], vector<KIND, ALIGNED>(first + 2 * i, shift, seed, mask), from + 16 * i);
-		}
-	}
-	for (; j < n; j += threads)
-		f.compare(v[j], vector<KIND, ALIGNED>(first + 2 * j, shift, seed, mask), from + 16 * j);
-}
-
-template <int KIND> static __device__ void check(const u8 *p, u64 n, u64 at, u64 seed, u64 mask, u64 *result) {
-	u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x;
 	found f;
 	range r(p, n);
-	u64 end = n - r.tail;
-	if (thread < r.head && p[thread] != byte_at<KIND>(at + thread, seed, mask))
-		f.wrong(thread);
-	if (thread < r.tail && p[end + thread] != byte_at<KIND>(at + end + thread, seed, mask))
-		f.wrong(end + thread);
 	const ulonglong2 *v = (const ulonglong2 *)(p + r.head);
-	if (((at + r.head) & 7) == 0)
-		check_vectors<KIND, true>(f, v, r.vectors, r.head, at + r.head, seed, mask);
-	else
-		check_vectors<KIND, false>(f, v, r.vectors, r.head, at + r.head, seed, mask);
+	content c(at + r.head, kind, seed, mask);
+	for (u64 j = thread; j < r.vectors; j += UNROLL * threads) {
+		ulonglong2 got[UNROLL], want[UNROLL];
+#pragma unroll
+		for (int k = 0; k < UNROLL; k++)
+			if (j + k * threads < r.vectors)
+				got[k] = v[j + k * threads];
+		c.vectors<UNROLL>(want, j, threads);
+#pragma unroll
+		for (int k = 0; k < UNROLL; k++)
+			if (j + k * threads < r.vectors) {
+				u64 i = r.head + 16 * (j + k * threads);
+				f.word(got[k].x ^ want[k].x, i);
+				f.word(got[k].y ^ want[k].y, i + 8);
+			}
+	}
+	for (u64 i = thread; i < r.head + r.tail; i += threads)
+		if (p[r.edge(i)] != content(at + r.edge(i), kind, seed, mask).byte())
+			f.word(1, r.edge(i));
 	if (f.bad) {
 		atomicAdd(result, f.bad);
 		atomicMin(result + 1, f.first);
-	}
-}
-
-// pinned_check compares n bytes at p with the bytes at positions [at, at+n) of a content. It
-// adds the number of wrong bytes to result[0], and lowers result[1] to the offset from p of
-// the first. At least 16 threads.
-extern "C" __global__ void __launch_bounds__(256)
-	pinned_check(const u8 *p, u64 n, u64 at, u32 kind, u64 seed, u64 mask, u64 *result) {
-	switch (kind) {
-	case HASH: check<HASH>(p, n, at, seed, mask, result); break;
-	case WALKING_BIT: check<WALKING_BIT>(p, n, at, seed, mask, result); break;
-	case COUNTER: check<COUNTER>(p, n, at, seed, mask, result); break;
-	case RANDOM: check<RANDOM>(p, n, at, seed, mask, result); break;
-	default: check<CONSTANT>(p, n, at, seed, mask, result);
 	}
 }
 
@@ -191,25 +165,21 @@ extern "C" __global__ void __launch_bounds__(512) pinned_copy(u8 *dst, const u8 
 		return;
 	}
 	range r(dst, n);
-	u64 end = n - r.tail;
-	if (thread < r.head)
-		dst[thread] = src[thread];
-	if (thread < r.tail)
-		dst[end + thread] = src[end + thread];
+	for (u64 i = thread; i < r.head + r.tail; i += threads)
+		dst[r.edge(i)] = src[r.edge(i)];
 	uint4 *to = (uint4 *)(dst + r.head);
 	const uint4 *from = (const uint4 *)(src + r.head);
-	u64 j = thread;
-	for (; j + (UNROLL - 1) * threads < r.vectors; j += UNROLL * threads) {
+	for (u64 j = thread; j < r.vectors; j += UNROLL * threads) {
 		uint4 got[UNROLL];
 #pragma unroll
 		for (int k = 0; k < UNROLL; k++)
-			got[k] = from[j + k * threads];
+			if (j + k * threads < r.vectors)
+				got[k] = from[j + k * threads];
 #pragma unroll
 		for (int k = 0; k < UNROLL; k++)
-			to[j + k * threads] = got[k];
+			if (j + k * threads < r.vectors)
+				to[j + k * threads] = got[k];
 	}
-	for (; j < r.vectors; j += threads)
-		to[j] = from[j];
 }
 
 // pinned_chase follows a chain of indices: next = chain[next], one load after the other. It

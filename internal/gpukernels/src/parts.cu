@@ -1,5 +1,5 @@
-// The kernel that copies parts of any size. scripts/ptx.sh compiles this file to parts.ptx, which
-// package kernel embeds.
+// The kernel that copies parts of any size. scripts/ptx.sh compiles this file to parts.ptx and to cubins, which
+// package gpukernels embeds.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
