@@ -7,7 +7,7 @@ check:
 
 # CGO_ENABLED=0, shuffled.
 test:
-	scripts/check.sh test driver
+	scripts/check.sh test
 
 # With the race detector and checkptr; needs a C compiler.
 race:
