@@ -22,7 +22,7 @@ func BenchmarkCopies(b *testing.B) { bench(b, "Copies") }
 func BenchmarkMemcpy(b *testing.B) { bench(b, "Memcpy") }
 
 var _ = func() bool {
-	for _, n := range []int{1, 4 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 4 * mib, 16 * mib, 32 * mib, 64 * mib, 256 * mib, 2 * gib} {
+	for _, n := range []int{1, 64, 4 * kib, 16 * kib, 32 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 4 * mib, 16 * mib, 32 * mib, 64 * mib, 256 * mib, 2 * gib} {
 		both := n == mib || n == 2*gib
 		quick := both || slices.Contains([]int{4 * kib, 256 * kib, 16 * mib, 64 * mib}, n)
 		addCopies(row{name: "/" + sizeName(n), quick: quick, cpu: n >= 64*mib, twoCores: both, busy: both}, n, warm)

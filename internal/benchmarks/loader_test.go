@@ -45,6 +45,7 @@ var _ = func() bool {
 		row{name: "slow/4096/batches-of-4096", prepare: slow(4096, 4096, false)},
 		row{name: "slow-normalised/4096/batches-of-4096", quick: true, prepare: slow(4096, 4096, true)},
 		row{name: "own-source/256", quick: true, prepare: load(256, true, ownSource)},
+		row{name: "own-source/256/4-workers", prepare: loadBy(loader.Options{BatchSize: 256, Shuffle: true, Workers: 4}, ownSource)},
 		row{name: "own-source-past-caches/256", prepare: load(256, true, ownSourcePastCaches)},
 		row{name: "own-batches-past-caches/256", prepare: load(256, true, ownBatchesPastCaches)})
 }()
