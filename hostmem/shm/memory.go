@@ -57,7 +57,7 @@ func (o Options) path(name string) (string, error) {
 	case name == "":
 		return "", nil
 	case len(name) > 200 || strings.ContainsAny(name, "/\x00") || name == "." || name == "..":
-		return "", fmt.Errorf("the name %.210q: want up to 200 bytes without a slash, and neither . nor ..", name)
+		return "", fmt.Errorf("the name %.210q: want neither . nor .., and up to 200 bytes without a slash", name)
 	}
 	return filepath.Join(cmp.Or(o.Dir, DefaultDir), name), nil
 }
