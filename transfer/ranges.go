@@ -296,16 +296,18 @@ func (p target) stageRanges(ctx context.Context, r *Ranges, from, n int) (int, e
 }
 
 func (p target) stageFiles(ctx context.Context, r *Ranges, files *rangeFiles, rest bool, from, n int) (int, error) {
+	reading, cancel := context.WithCancel(ctx) // ranges that are open after a failure
+	defer cancel()
 	at := func(read readFunc) readFunc {
 		return func(to []byte, off, n int) (int, int, error) { return read(to, from+off, n) }
 	}
-	read := func(own *ownFiles) readFunc { return at(r.read(own.readerAt(ctx))) }
+	read := func(own *ownFiles) readFunc { return at(r.read(own.readerAt(reading))) }
 	switch {
 	case !rest && len(files.list) == 0:
 		nonTemporal := n <= stage.MaxNonTemporal
 		return p.stage(ctx, stage.Copy{N: n, NonTemporal: nonTemporal, Host: newFileFeed(at(r.read(readMemory(nonTemporal))), nil, 0, n)})
 	case files.direct():
-		read = func(own *ownFiles) readFunc { return at(r.readDirect(ctx, own)) }
+		read = func(own *ownFiles) readFunc { return at(r.readDirect(reading, own)) }
 	case !rest && files.openCached():
 		lanes, section := files.lanes(n, scratchBytes, read)
 		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), lanes, section, n), Kernel: true})
@@ -330,10 +332,13 @@ func readMemory(nonTemporal bool) rangeReader {
 	}
 }
 
-// rangeFiles are the files of ranges.
+// rangeFiles are the files of ranges, from an offset on.
 type rangeFiles struct {
-	list map[*os.File]*rangeFile
-	own  []*ownFiles // of lanes
+	of     *Ranges
+	from   int
+	list   map[*os.File]*rangeFile
+	remote bool        // a reader is a RangeOpener
+	own    []*ownFiles // of lanes
 }
 
 // A rangeFile is a file, and the part of it that ranges are of.
@@ -347,7 +352,7 @@ type rangeFile struct {
 // files returns the files of the ranges that n bytes at off are of. rest reports whether some of
 // these ranges are neither of files nor of memory.
 func (r *Ranges) files(call Call, off, n int) (files *rangeFiles, rest bool) {
-	files = &rangeFiles{list: map[*os.File]*rangeFile{}}
+	files = &rangeFiles{list: map[*os.File]*rangeFile{}, of: r, from: off}
 	first, last := sort.SearchInts(r.ends, off+1), sort.SearchInts(r.ends, off+n)
 	var before *os.File
 	var at *rangeFile
@@ -355,6 +360,8 @@ func (r *Ranges) files(call Call, off, n int) (files *rangeFiles, rest bool) {
 		g := &r.list[i]
 		f, ok := g.Reader.(*os.File)
 		if !ok {
+			_, opens := g.Reader.(RangeOpener)
+			files.remote = files.remote || opens
 			rest = rest || g.Reader != nil && !inMemory(g.Reader)
 			continue
 		}
@@ -421,10 +428,10 @@ func (f *rangeFiles) readNow(r io.ReaderAt, to []byte, off int64) (got int, err 
 }
 
 // lanes returns the lanes that read n bytes, and the size of their sections. Lanes share the descriptors
-// of files, and read sections of that size. If a file is on a remote file system they read long
-// sections instead, each lane by descriptors of its own, but for bytes that are one section.
+// of files, and read sections of that size. If a file is on a remote file system, or opens ranges, they read long
+// sections instead, each lane by descriptors and ranges of its own, but for bytes that are one section.
 func (f *rangeFiles) lanes(n, section int, read func(*ownFiles) readFunc) ([]lane, int) {
-	remote := false
+	remote := f.remote
 	for _, file := range f.list {
 		remote = remote || file.in.isRemote()
 	}
@@ -432,21 +439,31 @@ func (f *rangeFiles) lanes(n, section int, read func(*ownFiles) readFunc) ([]lan
 		return lanesOf(readers, read(&ownFiles{files: f.list})), section
 	}
 	lanes := make([]lane, min(max(n/minMiss, 1), readers))
+	section = min(max((n+len(lanes)-1)/len(lanes), minMiss), maxMiss)
 	for i := range lanes {
-		own := &ownFiles{files: f.list, reopens: len(lanes) > 1}
+		own := &ownFiles{files: f.list, reopens: len(lanes) > 1, ranges: f.of}
 		f.own = append(f.own, own)
-		lanes[i].read = read(own)
+		one := read(own)
+		lanes[i].read = func(to []byte, off, size int) (skip, got int, err error) {
+			own.next, own.end = f.from+off, f.from+min((off/section+1)*section, n)
+			return one(to, off, size)
+		}
 	}
-	return lanes, min(max((n+len(lanes)-1)/len(lanes), minMiss), maxMiss)
+	return lanes, section
 }
 
-// ownFiles has the descriptors of files that a lane does not share with others.
+// ownFiles has the descriptors of files, and the range of a RangeOpener, that a lane does not share with others.
 type ownFiles struct {
 	files   map[*os.File]*rangeFile
 	reopens bool // remote files
 
+	// Only the lane uses these.
+	ranges    *Ranges
+	next, end int // bytes of ranges that it reads now and next
+
 	mu     sync.Mutex
 	again  map[*os.File]*os.File // the lane's own descriptor of a file, nil if there is none
+	open   *openRange            // nil while it is read
 	closed bool
 }
 
@@ -496,7 +513,7 @@ func (o *ownFiles) reopen(f *os.File, direct bool) *os.File {
 	return d
 }
 
-// closeAll needs mu.
+// closeAll closes the descriptors. It needs mu.
 func (o *ownFiles) closeAll() {
 	for _, d := range o.again {
 		if d != nil {
@@ -511,14 +528,21 @@ func (o *ownFiles) close() {
 	defer o.mu.Unlock()
 	o.closed = true
 	o.closeAll()
+	_ = o.open.close() // of a range that is read no further
+	o.open = nil
 }
 
-// readerAt returns a rangeReader by the descriptors. It begins no call when ctx has ended.
+// readerAt returns a rangeReader by the descriptors and the range. It begins no call when ctx has ended.
 func (o *ownFiles) readerAt(ctx context.Context) rangeReader {
 	one := readerAt(ctx)
 	return func(r io.ReaderAt, to []byte, off int64) (int, error) {
-		if f, ok := r.(*os.File); ok && ctx.Err() == nil {
-			r, _ = o.of(f)
+		switch f := r.(type) {
+		case *os.File:
+			if ctx.Err() == nil {
+				r, _ = o.of(f)
+			}
+		case RangeOpener:
+			return o.readRange(ctx, f, to, off)
 		}
 		return one(r, to, off)
 	}
@@ -532,12 +556,16 @@ func (r *Ranges) readDirect(ctx context.Context, own *ownFiles) readFunc {
 			return 0, 0, bounded.Ended(ctx)
 		}
 		cached := readAt(from, off)
-		if opened, ok := from.(*os.File); ok {
+		switch opened := from.(type) {
+		case *os.File:
 			d, direct := own.of(opened)
 			if direct {
 				return readBlocks(d.ReadAt, off, cached)(to, 0, n)
 			}
 			cached = readAt(d, off)
+		case RangeOpener:
+			got, err := own.readRange(ctx, opened, to[:n], off)
+			return 0, got, err
 		}
 		return cached(to, 0, n)
 	}
