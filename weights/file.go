@@ -7,7 +7,6 @@ import (
 	"io"
 	"iter"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -61,7 +60,7 @@ type File struct {
 	tensors  []*Tensor
 	byName   map[string]*Tensor
 	metadata map[string]any
-	owned    io.Closer // the file that OpenFile opened
+	owned    io.Closer // the file that was opened for it
 }
 
 // OpenFile opens a safetensors or GGUF file and reads its header. It does not
@@ -70,8 +69,10 @@ type File struct {
 //
 // The error wraps the operating system's if the file cannot be opened or read, and is
 // a *FormatError if the file is refused.
-func OpenFile(path string) (*File, error) {
-	opened, size, err := openRegular(path)
+func OpenFile(path string) (*File, error) { return openFile(system{}, path) }
+
+func openFile(in tree, path string) (*File, error) {
+	opened, size, err := in.open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -81,35 +82,6 @@ func OpenFile(path string) (*File, error) {
 	}
 	f.owned = opened
 	return f, nil
-}
-
-// openRegular opens a regular file for reading, and returns its size. It refuses other files before
-// it opens them, because opening a pipe waits for a writer.
-func openRegular(path string) (*os.File, int64, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, 0, statError(path, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, 0, fmt.Errorf("weights: open %s: not a regular file (%v)", path, info.Mode().Type())
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, 0, fmt.Errorf("weights: %w", err)
-	}
-	if info, err = f.Stat(); err != nil { // the path may name another file by now
-		return nil, 0, errors.Join(fmt.Errorf("weights: %w", err), f.Close())
-	}
-	return f, info.Size(), nil
-}
-
-// statError returns the error for a path that stat refuses. Caches are full of links: a link to
-// nothing is not a missing name.
-func statError(path string, err error) error {
-	if to, linkErr := os.Readlink(path); linkErr == nil && errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("weights: %w (it is a symbolic link to %s)", err, to)
-	}
-	return fmt.Errorf("weights: %w", err)
 }
 
 // Parse reads the header of a safetensors or GGUF file of size bytes through r,
@@ -153,7 +125,7 @@ func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
 	return f, nil
 }
 
-// Close closes the file if OpenFile or OpenModel opened it; a second Close then
+// Close closes the file unless Parse returned it; a second Close then
 // returns an error that wraps os.ErrClosed. The tensors' data in memory stays
 // valid, reads of the file fail.
 func (f *File) Close() error {
@@ -188,7 +160,7 @@ func (f *File) Size() int64 { return f.orEmpty().size }
 func (f *File) Format() Format { return f.orEmpty().format }
 
 // Reader returns the reader of the file's bytes: the *os.File that OpenFile
-// opened, or the reader given to Parse.
+// opened, the file of the file system given to OpenModelFS, or the reader given to Parse.
 func (f *File) Reader() io.ReaderAt { return f.orEmpty().r }
 
 // Tensors iterates over the file's tensors by ascending offset.

@@ -122,34 +122,15 @@ func list(names []string) string {
 	return text
 }
 
-// readNames returns the names in a directory but those of folders.
-func readNames(dir string) (names []string, err error) {
-	entries, err := os.ReadDir(cmp.Or(dir, "."))
-	if err != nil {
-		return nil, fmt.Errorf("weights: %w", err)
-	}
-	for _, entry := range entries {
-		folder := entry.IsDir()
-		if entry.Type()&os.ModeSymlink != 0 && (weightsName.MatchString(entry.Name()) || indexName.MatchString(entry.Name())) {
-			info, err := os.Stat(dir + entry.Name()) // opening reports a link to nothing
-			folder = err == nil && info.IsDir()
-		}
-		if !folder {
-			names = append(names, entry.Name())
-		}
-	}
-	return names, nil
-}
-
 // readIndexes returns the files that each index of a directory names, but for indexes of other files,
 // such as pytorch_model.bin.index.json. The error is that of an index by its name that cannot be read.
-func readIndexes(dir string, names []string) (indexes map[string][]string, failed error) {
+func readIndexes(in tree, dir string, names []string) (indexes map[string][]string, failed error) {
 	indexes = map[string][]string{}
 	for _, name := range names {
 		if !indexName.MatchString(name) {
 			continue
 		}
-		x, err := readIndex(dir + name)
+		x, err := readIndex(in, dir+name)
 		var files []string
 		if err == nil {
 			files, err = x.files()
@@ -164,19 +145,21 @@ func readIndexes(dir string, names []string) (indexes map[string][]string, faile
 	return indexes, failed
 }
 
+// The names that a directory's model has before all others.
+const usualIndex, usualFile = "model.safetensors.index.json", "model.safetensors"
+
 // findModel returns the model in a directory, whose path it returns as filepath.Split does.
-func findModel(path string) (dir string, files modelFiles, err error) {
+func findModel(in tree, path string) (dir string, files modelFiles, err error) {
 	dir, _ = filepath.Split(filepath.Join(path, "x"))
-	names, err := readNames(dir)
+	names, err := in.names(dir, "")
 	if err != nil {
 		return dir, files, err
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, ".") })
-	const usualIndex, usualFile = "model.safetensors.index.json", "model.safetensors"
 	if slices.Contains(names, usualIndex) {
 		return dir, modelFiles{name: usualIndex}, nil
 	}
-	indexes, err := readIndexes(dir, names)
+	indexes, err := readIndexes(in, dir, names)
 	if err != nil {
 		return dir, files, err
 	}
@@ -190,15 +173,15 @@ func findModel(path string) (dir string, files modelFiles, err error) {
 	if files, err = onlyModel(path, "the directory has", models); err != nil {
 		return dir, files, err
 	}
-	if real := realPart(dir + files.name); real != dir+files.name {
-		return modelOf(real)
+	if real := realPart(in, dir+files.name); real != dir+files.name {
+		return modelOf(in, real)
 	}
 	return dir, files, nil
 }
 
 // realPart returns the path of the part that a file of another name is a link to, else the file's path.
-func realPart(path string) string {
-	real, err := filepath.EvalSymlinks(path)
+func realPart(in tree, path string) string {
+	real, err := in.realPath(path)
 	if err != nil || partOf(filepath.Base(path)).count > 0 || partOf(filepath.Base(real)).count == 0 {
 		return path
 	}
@@ -206,18 +189,18 @@ func realPart(path string) string {
 }
 
 // modelOf returns the model that a file is opened for, and its directory: that of an index, or of a part.
-func modelOf(path string) (dir string, files modelFiles, err error) {
-	path = realPart(path)
+func modelOf(in tree, path string) (dir string, files modelFiles, err error) {
+	path = realPart(in, path)
 	dir, name := filepath.Split(path)
 	alone := modelFiles{name: name, parts: []string{name}}
 	if isIndex(name) {
 		return dir, alone, nil
 	}
-	names, err := readNames(dir)
+	names, err := in.names(dir, name)
 	if err != nil {
 		return dir, alone, err
 	}
-	indexes, _ := readIndexes(dir, names) // one that cannot be read names no file
+	indexes, _ := readIndexes(in, dir, names) // one that cannot be read names no file
 	models := slices.DeleteFunc(groupFiles(names, indexes), func(m modelFiles) bool { return !slices.Contains(m.parts, name) })
 	if len(models) == 0 { // a name of another kind
 		return dir, alone, nil

@@ -15,8 +15,8 @@ type index struct {
 	tensors []byte // the value of weight_map, an object
 }
 
-func readIndex(path string) (x index, err error) {
-	file, size, err := openRegular(path)
+func readIndex(in tree, path string) (x index, err error) {
+	file, size, err := in.open(path)
 	if err != nil {
 		return x, err
 	}
@@ -85,13 +85,15 @@ func (x index) check() error {
 
 // openIndexed opens the files that an index names, and takes each tensor from its file.
 func (m *Model) openIndexed(path string) error {
-	x, err := readIndex(path)
+	x, err := readIndex(m.in, path)
 	if err == nil {
 		err = x.check()
 	}
 	if err != nil {
 		return err
 	}
+	names, _ := x.files() // as check has read them
+	m.openAll(filepath.Dir(path), names)
 	files := map[string]*File{}
 	err = x.each(func(tensor, name string) (err error) {
 		if m.byName[tensor] != nil {
@@ -121,7 +123,7 @@ func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
 	}
 	dir := filepath.Dir(index.name)
 	path := filepath.Join(dir, name)
-	if outside(dir, filepath.Dir(path)) {
+	if m.in.outside(dir, filepath.Dir(path)) {
 		return nil, index.invalid(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
 	}
 	f, err := m.open(path)
@@ -129,22 +131,4 @@ func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
 		return nil, fmt.Errorf("%w (named by the index %s)", err, index.name)
 	}
 	return f, nil
-}
-
-// outside reports whether symbolic links lead from a directory to a folder outside of it.
-// A link to a file may: Hugging Face's cache has its files elsewhere. What does not exist
-// is reported when the file is opened.
-func outside(dir, folder string) bool {
-	var real [2]string
-	for i, path := range []string{dir, folder} {
-		path, err := filepath.Abs(path)
-		if err == nil {
-			real[i], err = filepath.EvalSymlinks(path)
-		}
-		if err != nil {
-			return false
-		}
-	}
-	within, err := filepath.Rel(real[0], real[1])
-	return err != nil || !filepath.IsLocal(within)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"os"
 	"reflect"
@@ -17,6 +18,8 @@ import (
 type Model struct {
 	files  []*File
 	byName map[string]*Tensor
+	in     tree              // only while it is opened, as ahead
+	ahead  map[string]opened // by path: opened, and not in files yet
 }
 
 // NewModel returns a model of files, with all of their tensors. The model's Close
@@ -57,38 +60,48 @@ func NewModel(files ...*File) (*Model, error) {
 // ([io/fs.ErrNotExist] if one is missing), lists the models if a directory has several, and
 // is a *FormatError if a file is refused or does not match the others. OpenModel takes as long as
 // the file system does.
-func OpenModel(path string) (*Model, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, statError(path, err)
+func OpenModel(path string) (*Model, error) { return openModel(system{}, path) }
+
+// OpenModelFS opens a model of a file system, as [OpenModel] opens one of the operating system. The name is that of an
+// index, a directory ("." for the root) or a file, in the form of package fs. The files of fsys are read by their ReadAt
+// ([io.ReaderAt]); those that have an OpenRange, as [transfer.RangeOpener] has, are read in long ranges. Files of
+// package os, such as those of [os.DirFS], are read as OpenModel's.
+//
+// fsys need not list its files, as servers do not. Then a file is opened with all parts that its name tells of, an
+// index in its directory is not looked for, and a directory's model is model.safetensors.index.json or
+// model.safetensors. OpenModelFS opens several files at once. A file without ReadAt is an error; other errors are those
+// of fsys and of OpenModel.
+func OpenModelFS(fsys fs.FS, name string) (*Model, error) {
+	if fsys == nil {
+		return nil, fmt.Errorf("weights: open %s: nil file system", name)
 	}
-	find := modelOf
-	if info.IsDir() {
-		find = findModel
-	}
-	dir, files, err := find(path)
+	return openModel(fsTree{fsys}, name)
+}
+
+func openModel(in tree, path string) (*Model, error) {
+	folder, err := in.isDir(path)
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{byName: map[string]*Tensor{}}
+	find := modelOf
+	if folder {
+		find = findModel
+	}
+	dir, files, err := find(in, path)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{in: in, byName: map[string]*Tensor{}}
 	if isIndex(files.name) {
 		err = m.openIndexed(dir + files.name)
 	} else {
 		err = m.openParts(dir, files)
 	}
+	err = errors.Join(err, m.closeAhead())
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
-}
-
-// open opens a file of the model.
-func (m *Model) open(path string) (*File, error) {
-	f, err := OpenFile(path)
-	if err == nil {
-		m.files = append(m.files, f)
-	}
-	return f, err
 }
 
 // addAll adds all tensors of a file.
@@ -118,6 +131,7 @@ func (m *Model) openParts(dir string, files modelFiles) error {
 	if p := partOf(files.name); !p.inRange() {
 		return &FormatError{File: path, Reason: fmt.Sprintf("its name has the number %d of %d parts, want 1 to %d", p.number, p.count, p.count)}
 	}
+	m.openAll(dir, files.parts)
 	for _, part := range files.parts {
 		f, err := m.open(dir + part)
 		if err == nil {
@@ -199,7 +213,7 @@ func splitKey[T any](f *File, key string) (value T, ok bool, err error) {
 	return value, ok, err
 }
 
-// Close closes the model's files that OpenFile or OpenModel opened. It returns
+// Close closes the model's files, but for those of Parse. It returns
 // what File.Close does for each, joined.
 func (m *Model) Close() error {
 	if m == nil {

@@ -157,7 +157,7 @@ func (s *Saving) publishFile(before []string) error {
 
 // previous returns the paths of the files beside the index that the index of the model before names.
 func (s *Saving) previous() (paths []string) {
-	x, err := readIndex(indexPath(s.path))
+	x, err := readIndex(system{}, indexPath(s.path))
 	if err != nil {
 		return nil // no index exists, or it cannot be loaded
 	}
