@@ -96,6 +96,11 @@ var started = map[string][]string{
 		"weights.retryUnreleased",
 		"weights.snapshot.copyFile",
 	},
+	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
+		"weights.Model.openAll",
+		"weights/httpfs.body.request",
+		"weights/httpfs.pause",
+	},
 	"the end of a context wakes who waits": {
 		"managed.Allocator.newMovers",
 	},
