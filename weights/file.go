@@ -90,7 +90,7 @@ func openFile(in tree, path string) (*File, error) {
 // not close it.
 //
 // Of a safetensors file it reads 9 bytes and the header, of a GGUF file the header in
-// pieces of 64 KiB; a header has at most 100 MB. It returns
+// pieces of 64 KiB to 4 MiB; a header has at most 100 MB. It returns
 // r's error where reading fails or r panics, io.ErrUnexpectedEOF where r has fewer
 // than size bytes, and a *FormatError where the file is refused.
 func Parse(r io.ReaderAt, size int64, name string) (*File, error) {

@@ -15,8 +15,9 @@ const (
 	ggufAlignmentKey = "general.alignment"
 	ggufArray        = 9
 	ggufMaxDims      = 4
-	ggufMaxKey       = 65535 // bytes
-	ggufBuffer       = 64 << 10
+	ggufMaxKey       = 65535    // bytes
+	ggufBuffer       = 64 << 10 // of the first read
+	ggufMostBuffer   = 4 << 20
 )
 
 // parseGGUF reads the header: the version, two counts, key-value pairs, and the tensors' entries
@@ -141,7 +142,7 @@ type cursor struct {
 	source
 	pos   int64  // offset of the next byte
 	limit int64  // offset of the largest header's end
-	buf   []byte // for reading ahead
+	buf   []byte // for reading ahead, which grows
 	ahead []byte // bytes from pos on that have been read
 	err   error  // the first failure: nothing is read after it
 	wide  int    // bytes of a count or a length: 8, of version 1 4
@@ -202,6 +203,7 @@ func (c *cursor) take(n int) []byte {
 			c.fail("%d bytes are wanted at offset %d, the header ends at %d at the latest", n, c.pos, c.limit)
 			return nil
 		}
+		c.grow()
 		c.ahead = c.buf[:min(int64(len(c.buf)), c.remaining())]
 		if err := c.read(c.ahead, c.pos); err != nil {
 			c.stop(err)
@@ -213,6 +215,13 @@ func (c *cursor) take(n int) []byte {
 	taken := c.ahead[:n]
 	c.ahead, c.pos = c.ahead[n:], c.pos+int64(n)
 	return taken
+}
+
+// grow doubles the buffer when as much has been read: the header of a large vocabulary is a few requests to a server.
+func (c *cursor) grow() {
+	if n := 2 * len(c.buf); n <= ggufMostBuffer && c.pos >= int64(len(c.buf)) {
+		c.buf = make([]byte, n)
+	}
 }
 
 // uint reads a number of size bytes.

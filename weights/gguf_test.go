@@ -386,3 +386,29 @@ func TestReaderErrorsAreReturned(t *testing.T) {
 	_, err = weights.Parse(bytes.NewReader(nil), -1, "test file")
 	assert.ErrorContains(t, err, "negative size -1")
 }
+
+// The header of a large vocabulary is a few reads, because each may be a request to a server. No more than as much
+// again is read behind it.
+func TestLongHeadersAreReadInFewPieces(t *testing.T) {
+	t.Parallel()
+	for _, tokens := range []uint64{10, 100_000} {
+		g := newGGUF(3, 0, 1).array("tokens", ggufString, tokens)
+		for i := range tokens {
+			g.str(fmt.Sprintf("token %d", i))
+		}
+		header := len(g.b)
+		content := g.zeros(16 << 20).string()
+		reads, bytes, largest := 0, 0, 0
+		f, err := weights.Parse(readerAt(func(p []byte, off int64) (int, error) {
+			reads, bytes, largest = reads+1, bytes+len(p), max(largest, len(p))
+			return strings.NewReader(content).ReadAt(p, off)
+		}), int64(len(content)), "w")
+		require.NoError(t, err)
+		list, _ := f.Metadata("tokens")
+		require.Len(t, list, int(tokens))
+		require.Equal(t, fmt.Sprintf("token %d", tokens-1), list.([]string)[tokens-1])
+		require.LessOrEqual(t, reads, 8)
+		require.LessOrEqual(t, bytes, 2*header+64<<10+9, "bytes that were read")
+		require.LessOrEqual(t, largest, 4<<20)
+	}
+}
