@@ -14,6 +14,10 @@
 // [OpenModel], [OpenFile] and [Parse] read headers only. A [Tensor] has its name, its type, its shape,
 // and its place in a file. [File.Reader] reads the tensors' bytes for other uses.
 //
+// [OpenModelFS] opens models of other sources: an [io/fs.FS] whose files can be read at offsets. Package httpfs has those
+// of HTTP servers and of object stores. They are read in long ranges, several at once, with their bytes in pinned
+// memory as they come; none is kept on disk.
+//
 // # Untrusted files
 //
 // A file from the internet may have been made by an attacker, or have been cut off. Before any
@@ -100,5 +104,5 @@
 // # Contexts
 //
 // Loads take a context, and return when it ends although a call of CUDA does not return. Functions
-// that open files take none: they take as long as the file system does.
+// that open files take none: they take as long as the file system does. That of package httpfs has a context of its own.
 package weights

@@ -1,8 +1,9 @@
 // Weights loads models onto GPUs at the speed of the link, and prints how long that took, with
-// the allocation of device memory. A model is a safetensors or GGUF file, an index of several, or a directory.
+// the allocation of device memory. A model is a safetensors or GGUF file, an index of several, or a directory: a path,
+// or a URL of a server that supports ranges.
 // Its tensors are split evenly over the devices.
 //
-//	go run ./examples/weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
+//	go run ./examples/weights [-devices 0,1] [-verify] [-checksums] [-drop-cache] [-direct] [-sim] MODEL...
 //	go run ./examples/weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL
 //	go run ./examples/weights -make SIZE FILE
 package main
@@ -16,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net/http"
 	"os"
 	"os/signal"
 	"runtime"
@@ -31,6 +33,7 @@ import (
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
+	"github.com/gopinned/pinned/weights/httpfs"
 )
 
 type options struct {
@@ -43,12 +46,13 @@ type options struct {
 	size     string // of the file to write, "" to load
 }
 
-const usage = `usage: weights [-devices 0,1] [-verify] [-drop-cache] [-direct] [-sim] MODEL...
+const usage = `usage: weights [-devices 0,1] [-verify] [-checksums] [-drop-cache] [-direct] [-sim] MODEL...
        weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL
        weights -make SIZE FILE
 
 MODEL is a safetensors or GGUF file, the index of several files (.safetensors.index.json),
 or a directory with a model. For a part, such as x-00001-of-00003.gguf, all parts are loaded.
+It may be a URL of HTTP or HTTPS: the environment variable WEIGHTS_TOKEN is sent as a bearer token.
 
 `
 
@@ -62,6 +66,7 @@ func newFlags(o *options) *flag.FlagSet {
 	f.StringVar(&o.devices, "devices", "", "CUDA's `NUMBERS` of the devices to load onto, such as 0,1 (default all)")
 	f.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files, and the files with their checksums if -save wrote them")
 	f.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
+	f.BoolVar(&o.load.Checksums, "checksums", false, "compare the bytes with the checksums that -save wrote, while they are loaded")
 	f.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
 	f.StringVar(&o.save, "save", "", "save the model from the devices to a `FILE` whose name ends in .safetensors")
 	f.BoolVar(&o.snapshot, "snapshot", false, "save from a copy in pinned memory, while the devices go on")
@@ -114,11 +119,11 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 	}
 	total, took := 0, time.Duration(0)
 	for _, path := range paths {
-		m, err := weights.OpenModel(path)
+		m, closeAll, err := openModel(ctx, path)
 		if err != nil {
 			return err
 		}
-		defer m.Close()
+		defer closeAll()
 		plan, n, err := planEvenly(m, len(devices))
 		if err != nil {
 			return err
@@ -150,6 +155,30 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 	}
 	fmt.Fprintf(out, "total: %d bytes in %v, %s\n", total, took.Round(time.Microsecond), rate(total, took))
 	return nil
+}
+
+func isURL(path string) bool {
+	return strings.HasPrefix(path, "http://") || strings.HasPrefix(path, "https://")
+}
+
+// openModel opens a model on disk, or behind HTTP.
+func openModel(ctx context.Context, path string) (m *weights.Model, closeAll func() error, err error) {
+	if !isURL(path) {
+		m, err = weights.OpenModel(path)
+		return m, m.Close, err
+	}
+	var o httpfs.Options
+	if token := os.Getenv("WEIGHTS_TOKEN"); token != "" {
+		o.Header = http.Header{"Authorization": {"Bearer " + token}}
+	}
+	fsys, name, err := httpfs.New(ctx, path, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m, err = weights.OpenModelFS(fsys, name); err != nil {
+		return nil, nil, errors.Join(err, fsys.Close())
+	}
+	return m, func() error { return errors.Join(m.Close(), fsys.Close()) }, nil
 }
 
 // save saves a model of n bytes from the memory of its devices, and compares the file with its checksums.
@@ -190,6 +219,9 @@ func save(ctx context.Context, loaded *weights.Loaded, n int, o options, out io.
 
 // checksums compares a model of n bytes with the checksums in its files.
 func checksums(ctx context.Context, path string, n int, out io.Writer) error {
+	if isURL(path) { // a load with -checksums compares them
+		return nil
+	}
 	start := time.Now()
 	if err := weights.Verify(ctx, path); err != nil {
 		return err

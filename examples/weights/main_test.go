@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,6 +56,37 @@ func TestModelsAreLoadedAndVerified(t *testing.T) {
 	require.ErrorIs(t, run(t.Context(), []string{filepath.Join(dir, "none")}, options{sim: !testgpu.Real()}, &out), os.ErrNotExist)
 	require.ErrorContains(t, run(t.Context(), []string{first}, options{sim: true, devices: "0,x"}, &out), "-devices 0,x")
 	require.ErrorContains(t, run(t.Context(), []string{first}, options{sim: true, devices: "7"}, &out), "device 7")
+}
+
+// A model behind HTTP is loaded as one on disk is, by the URL of its file or of its directory.
+func TestModelsOfAServerAreLoaded(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, write("40MiB", filepath.Join(dir, "model.safetensors")))
+	t.Setenv("WEIGHTS_TOKEN", "open sesame")
+	files := http.FileServer(http.Dir(dir))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer open sesame" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		files.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	o := options{verify: true, sim: !testgpu.Real()}
+	for _, path := range []string{"/model.safetensors", "/"} {
+		var out strings.Builder
+		err := run(t.Context(), []string{server.URL + path}, o, &out)
+		if errors.Is(err, errors.ErrUnsupported) {
+			t.Skip(err)
+		}
+		require.NoError(t, err)
+		require.Contains(t, out.String(), path+": the same bytes: SHA-256 of 1 tensor\n")
+	}
+	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/other.gguf"}, o, io.Discard), os.ErrNotExist)
+	o.load.Checksums = true
+	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/"}, o, io.Discard), weights.ErrNoChecksums)
+	t.Setenv("WEIGHTS_TOKEN", "")
+	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/model.safetensors"}, o, io.Discard), os.ErrPermission)
 }
 
 // The check is one: it fails where nothing was loaded.
