@@ -32,7 +32,7 @@ type Method int
 
 const (
 	// Quickest is ByEngine for one or two blocks, for blocks of 512 KiB and more, and for blocks that are one block on
-	// both sides, and else ByKernel: that took less time on an H200. Blocks whose size, strides and addresses are not all multiples of 4 are ByEngine from 16 KiB on.
+	// both sides, and else ByKernel: that took less time on an H200. Blocks whose size, strides and addresses are not all multiples of 4 are ByEngine from 8 KiB on.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
