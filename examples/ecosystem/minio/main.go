@@ -1,18 +1,20 @@
-// Command minio reads an object of S3-compatible storage straight into pinned memory and copies it to a GPU.
+// Command minio loads a model of S3-compatible storage onto a GPU, by ranges through pinned memory and without a copy on
+// disk.
 //
 //	go run ./minio -endpoint HOST:PORT -bucket B -object O        # credentials from MINIO_ACCESS_KEY, MINIO_SECRET_KEY
 //	go run ./minio -endpoint HOST:PORT -bucket B -object O -sim   # onto a simulated GPU
 //	go run ./minio -sim                                           # from storage in this process
+//
+// The object is a safetensors or GGUF file, a part of a model, or an index.
 package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log"
 	"net"
 	"net/http"
@@ -20,106 +22,111 @@ import (
 	"os/signal"
 	"time"
 
-	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/signer"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/examples/internal/device"
-	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/weights"
+	"github.com/gopinned/pinned/weights/httpfs"
 )
 
 func main() {
 	log.SetFlags(0)
-	endpoint := flag.String("endpoint", "", "host and port of the storage (default localhost:9000, and with -sim storage in this process)")
+	endpoint := flag.String("endpoint", "localhost:9000", "host and port of the storage")
 	secure := flag.Bool("secure", false, "use HTTPS")
-	bucket := flag.String("bucket", "", "bucket of the object")
+	region := flag.String("region", "us-east-1", "region of the bucket")
+	bucket := flag.String("bucket", "", "bucket of the object; with -sim, none is storage in this process")
 	object := flag.String("object", "", "name of the object")
 	sim := flag.Bool("sim", false, "use a simulated GPU")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	options := minio.Options{Creds: credentials.NewEnvMinio(), Secure: *secure}
-	if *sim && *endpoint == "" {
+	creds := credentials.NewEnvMinio()
+	if *sim && *bucket == "" {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			log.Fatal(err)
 		}
 		defer listener.Close()
 		go func() { _ = http.Serve(listener, http.HandlerFunc(serveObject)) }() // ends with the listener
-		*endpoint, *bucket, *object = listener.Addr().String(), "models", "weights"
-		options = minio.Options{Creds: credentials.NewStaticV4("", "", ""), Region: "us-east-1"}
+		*endpoint, *bucket, *object = listener.Addr().String(), "models", "a/model.safetensors"
+		creds = credentials.NewStaticV4("", "", "")
 	}
-	client, err := minio.NewCore(cmp.Or(*endpoint, "localhost:9000"), &options)
-	if err != nil {
-		log.Fatal(err)
+	scheme := "http"
+	if *secure {
+		scheme = "https"
 	}
-	if err := run(ctx, client, *bucket, *object, *sim); err != nil {
+	url := fmt.Sprintf("%s://%s/%s/%s", scheme, *endpoint, *bucket, *object)
+	if err := run(ctx, url, &signing{creds, *region}, *sim); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// serveObject is storage with one object of 4 MB.
+// serveObject is storage with one model of 4 MB.
 func serveObject(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet || r.URL.Path != "/models/weights" {
+	if r.Method != http.MethodGet || r.URL.Path != "/models/a/model.safetensors" {
 		http.NotFound(w, r)
 		return
 	}
+	header := `{"zeros":{"dtype":"U8","shape":[4000000],"data_offsets":[0,4000000]}}`
+	model := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 	w.Header().Set("ETag", `"0123456789abcdef0123456789abcdef"`)
-	http.ServeContent(w, r, "", time.Now(), bytes.NewReader(make([]byte, 4_000_000)))
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(append(model, make([]byte, 4_000_000)...)))
 }
 
-func run(ctx context.Context, client *minio.Core, bucket, object string, sim bool) (err error) {
+// A signing transport signs requests for S3 (signature version 4).
+type signing struct {
+	creds  *credentials.Credentials
+	region string
+}
+
+// RoundTrip asks for credentials each time, as those of a role expire.
+func (s *signing) RoundTrip(r *http.Request) (*http.Response, error) {
+	v, err := s.creds.GetWithContext(&credentials.CredContext{Client: http.DefaultClient})
+	if err != nil {
+		return nil, fmt.Errorf("credentials: %w", err)
+	}
+	r = r.Clone(r.Context())
+	if v.AccessKeyID != "" { // else the object is public
+		r.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")
+		r = signer.SignV4(*r, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, s.region)
+	}
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+func run(ctx context.Context, url string, transport http.RoundTripper, sim bool) (err error) {
 	dev, err := device.First(ctx, sim)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dev.Runtime().Close()) }()
-	stream, err := dev.NewStream(cudart.StreamOptions{})
+	loaded, err := load(ctx, url, transport, dev)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stream.Close()) }()
-	p, err := pool.New(dev, pool.Options{})
-	if err != nil {
-		return err
+	n, tensors := 0, 0
+	for p := range loaded.All() {
+		n, tensors = n+p.Size, tensors+1
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
-
-	mem, err := upload(ctx, client, bucket, object, p, stream)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("%s/%s: %d bytes on %v\n", bucket, object, mem.Len(), dev)
-	return mem.Close()
+	fmt.Printf("%s: %d tensors, %d bytes on %v\n", url, tensors, n, dev)
+	return loaded.Close()
 }
 
-// upload returns device memory with an object. It reads the response's body into pinned memory, which the stream
-// copies from: the bytes pass no other buffer of this program than that of the connection.
-func upload(ctx context.Context, client *minio.Core, bucket, object string, p *pool.Pool, stream *cudart.Stream) (_ *cudart.DeviceMemory, err error) {
-	// Core's body is read by this goroutine alone. That of Client.GetObject has a goroutine of its own.
-	body, info, _, err := client.GetObject(ctx, bucket, object, minio.GetObjectOptions{})
+// load loads the model of an object.
+func load(ctx context.Context, url string, transport http.RoundTripper, dev *cudart.Device) (loaded *weights.Loaded, err error) {
+	fsys, name, err := httpfs.New(ctx, url, httpfs.Options{Client: &http.Client{Transport: transport}})
 	if err != nil {
 		return nil, err
 	}
-	defer body.Close()
-	n := int(info.Size)
-	lease, err := p.Get(ctx, n)
+	m, err := weights.OpenModelFS(fsys, name)
+	if err != nil {
+		return nil, errors.Join(err, fsys.Close())
+	}
+	defer func() { err = errors.Join(err, m.Close(), fsys.Close()) }()
+	plan, err := weights.NewPlan(m.Tensors(), nil, weights.PlanOptions{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, lease.Release()) }() // reused when the copy below has run
-	if _, err := io.ReadFull(body, lease.Bytes()); err != nil {
-		return nil, fmt.Errorf("read %s/%s: %w", bucket, object, err)
-	}
-	mem, err := stream.Device().Alloc(n)
-	if err != nil {
-		return nil, err
-	}
-	if err = lease.CopyToDevice(stream, mem.Ptr(), 0, n); err == nil {
-		err = stream.Synchronize(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, mem.Close())
-	}
-	return mem, nil
+	return plan.LoadNew(ctx, []*cudart.Device{dev}, weights.LoadOptions{})
 }

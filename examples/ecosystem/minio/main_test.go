@@ -2,90 +2,113 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
 
-	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/signer"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/examples/internal/exampletest"
-	"github.com/gopinned/pinned/hostmem/pool"
 )
 
-var modified = time.Unix(1_700_000_000, 0).UTC()
+// model returns a model of n bytes at random, with its header.
+func model(n int) []byte {
+	header := fmt.Sprintf(`{"t":{"dtype":"U8","shape":[%d],"data_offsets":[0,%[1]d]}}`, n)
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	tensor := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(tensor)
+	return append(file, tensor...)
+}
 
-// storage serves one object as S3 does, cut to the given length.
-func storage(t *testing.T, object []byte, served int) *minio.Core {
+// storage serves one object to requests that are signed, as S3 does. It is busy at every third request, and cuts each
+// second one.
+func storage(t *testing.T, object []byte) (url string, s *signing) {
 	t.Helper()
+	s = &signing{credentials.NewStaticV4("key", "secret", ""), "eu-central-1"}
+	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/models/a/weights" || r.Method != http.MethodGet {
+		again := r.Clone(r.Context())
+		again.URL.Host, again.URL.Scheme = r.Host, "http"
+		at, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
+		if err != nil || time.Since(at) > time.Minute || !strings.Contains(r.Header.Get("Authorization"), "Credential=key/") {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		signed := signer.SignV4(*again, "key", "secret", "", "eu-central-1")
+		if signed.Header.Get("X-Amz-Date") == r.Header.Get("X-Amz-Date") && signed.Header.Get("Authorization") != r.Header.Get("Authorization") {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		n := requests.Add(1)
+		switch {
+		case r.URL.Path != "/models/a/model.safetensors":
 			w.WriteHeader(http.StatusNotFound)
+			return
+		case n%3 == 0:
+			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
 		w.Header().Set("ETag", `"0123456789abcdef0123456789abcdef"`)
-		if served < len(object) {
-			w.Header().Set("Content-Length", strconv.Itoa(len(object)))
-			w.Header().Set("Last-Modified", modified.Format(http.TimeFormat))
-			_, _ = w.Write(object[:served])
-			return
+		if n%2 == 0 {
+			w = &cutWriter{w, 100_000}
 		}
-		http.ServeContent(w, r, "", modified, bytes.NewReader(object))
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(object))
 	}))
 	t.Cleanup(server.Close)
-	client, err := minio.NewCore(strings.TrimPrefix(server.URL, "http://"), &minio.Options{
-		Creds: credentials.NewStaticV4("key", "secret", ""), Region: "us-east-1", BucketLookup: minio.BucketLookupPath,
-	})
-	require.NoError(t, err)
-	return client
+	return server.URL + "/models/a/model.safetensors", s
 }
 
-func TestAnObjectReachesTheGPU(t *testing.T) {
-	t.Parallel()
-	object := make([]byte, 4_000_000)
-	for i := range object {
-		object[i] = byte(rand.Uint32())
+// A cutWriter cuts the connection after some bytes.
+type cutWriter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (c *cutWriter) Write(p []byte) (int, error) {
+	if c.left -= len(p); c.left < 0 {
+		panic(http.ErrAbortHandler)
 	}
+	return c.ResponseWriter.Write(p)
+}
+
+func TestAModelReachesTheGPU(t *testing.T) {
+	t.Parallel()
+	const n = 1_000_000
+	object := model(n)
 	_, rt := cudasim.Start(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
-	stream, err := dev.NewStream(cudart.StreamOptions{})
+	url, s := storage(t, object)
+	loaded, err := load(t.Context(), url, s, dev)
 	require.NoError(t, err)
-	defer func() { assert.NoError(t, stream.Close()) }()
-	p, err := pool.New(dev, pool.Options{})
+	defer func() { assert.NoError(t, loaded.Close()) }()
+	at, err := loaded.Ptr("t")
 	require.NoError(t, err)
-	defer func() { assert.NoError(t, p.Close()) }()
+	back := make([]byte, n)
+	require.NoError(t, dev.CopyToHost(unsafe.Pointer(unsafe.SliceData(back)), at, n))
+	assert.True(t, bytes.Equal(object[len(object)-n:], back), "the bytes on the GPU differ")
 
-	mem, err := upload(t.Context(), storage(t, object, len(object)), "models", "a/weights", p, stream)
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, mem.Close()) }()
-	require.Equal(t, len(object), mem.Len())
-	back, err := p.Get(t.Context(), mem.Len())
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, back.Release()) }()
-	require.NoError(t, stream.CopyToHost(unsafe.Pointer(unsafe.SliceData(back.Bytes())), mem.Ptr(), mem.Len()))
-	require.NoError(t, stream.Synchronize(t.Context()))
-	assert.True(t, bytes.Equal(object, back.Bytes()), "the bytes on the GPU differ")
-
-	_, err = upload(t.Context(), storage(t, object, 1000), "models", "a/weights", p, stream)
-	assert.ErrorContains(t, err, "unexpected EOF", "a response that was cut off")
-}
-
-func TestTheProgramRuns(t *testing.T) {
-	t.Parallel()
-	require.NoError(t, run(t.Context(), storage(t, []byte("weights"), 7), "models", "a/weights", true))
-	require.ErrorContains(t, run(t.Context(), storage(t, nil, 0), "models", "none", true), "does not exist")
+	_, err = load(t.Context(), strings.Replace(url, "/a/", "/b/", 1), s, dev)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	for _, key := range []string{"", "other"} {
+		s.creds = credentials.NewStaticV4(key, key, "")
+		_, err = load(t.Context(), url, s, dev)
+		require.ErrorIs(t, err, fs.ErrPermission)
+	}
 }
 
 func TestTheProgramRunsOnASimulatedGPU(t *testing.T) {
-	require.Regexp(t, `^models/weights: 4000000 bytes on device 0`, exampletest.Run(t, main, "-sim"))
+	require.Regexp(t, `model.safetensors: 1 tensors, 4000000 bytes on device 0`, exampletest.Run(t, main, "-sim"))
 }
