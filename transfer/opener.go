@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"reflect"
 
 	"github.com/gopinned/pinned/internal/bounded"
 )
@@ -28,9 +29,12 @@ type openRange struct {
 	at, end int64
 }
 
+// isSame reports whether two readers are one. Of a type that cannot be compared, none is.
+func isSame(r, s io.ReaderAt) bool { return reflect.ValueOf(r).Comparable() && r == s }
+
 // has reports whether bytes are in the range, and not far behind the last ones that were read.
 func (o *openRange) has(r RangeOpener, off, end int64) bool {
-	return o != nil && o.of == r && off >= o.at && off-o.at < maxGap && end <= o.end
+	return o != nil && isSame(o.of, r) && off >= o.at && off-o.at < maxGap && end <= o.end
 }
 
 func (o *openRange) read(ctx context.Context, to []byte, off int64) (got int, err error) {
@@ -105,7 +109,7 @@ func (o *ownFiles) endOf(r io.ReaderAt, off int64) (end int64) {
 	_ = o.ranges.parts(o.next, o.end-o.next, func(p rangePart) error {
 		switch {
 		case p.reader == nil: // zeros
-		case p.reader != r || end > 0 && (p.off < end || p.off-end >= maxGap):
+		case !isSame(p.reader, r) || end > 0 && (p.off < end || p.off-end >= maxGap):
 			if end > 0 {
 				return done
 			}

@@ -189,3 +189,22 @@ func (nilOpener) ReadAt([]byte, int64) (int, error) { return 0, errors.New("not 
 func (nilOpener) OpenRange(context.Context, int64, int64) (io.ReadCloser, error) {
 	return nil, nil //nolint:nilnil // what a mistaken source may return
 }
+
+// A rangeValue cannot be compared with another.
+type rangeValue struct {
+	*rangeSource
+	_ []byte
+}
+
+// Sources of any type arrive, also those that Go cannot compare.
+func TestRangeOpenersOfAnyTypeArrive(t *testing.T) {
+	t.Parallel()
+	r := newFixture(t, Options{})
+	const n = 9*mib + 5
+	s := &rangeSource{t: t, content: bytesOf(1, n)}
+	mem := r.device(n)
+	_, err := r.c.UploadFrom(t.Context(), mem, rangeValue{rangeSource: s}, 0, n)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(s.content, r.onDevice(mem, n)))
+	s.requireClosed()
+}

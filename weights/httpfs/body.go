@@ -142,12 +142,20 @@ func (b *body) retry(err error) error {
 	default:
 		d := min(100*time.Millisecond<<min(b.failed-1, 10), 10*time.Second)
 		d = d/2 + rand.N(d/2+1)
-		if err = b.file.fs.pause(b.ctx, max(d, t.after)); err == nil {
+		if err = b.pause(max(d, t.after)); err == nil {
 			return nil
 		}
 	}
 	b.err = fmt.Errorf("httpfs: read %s at offset %d: %w", shown(b.file.url), b.at, err)
 	return b.err
+}
+
+// pause waits, unless a context ends.
+func (b *body) pause(d time.Duration) error {
+	ctx, cancel := context.WithCancelCause(b.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(b.file.fs.ctx, func() { cancel(context.Cause(b.file.fs.ctx)) })()
+	return b.file.fs.pause(ctx, d)
 }
 
 // request asks for the rest of the range.
@@ -157,6 +165,8 @@ func (b *body) request() (err error) {
 	case f.fs.slots <- struct{}{}:
 	case <-b.ctx.Done():
 		return context.Cause(b.ctx)
+	case <-f.fs.ctx.Done():
+		return context.Cause(f.fs.ctx)
 	}
 	ctx, cancel := context.WithCancelCause(b.ctx)
 	b.sent, b.cancel = ctx, cancel

@@ -95,8 +95,18 @@ func New(ctx context.Context, rawURL string, o Options) (fsys *FS, name string, 
 	}
 	fsys.o = o
 	dir, name := path.Split(u.Path)
-	u.Path, u.RawPath = dir, ""
+	u.Path, u.RawPath = dir, rawDir(u)
 	return fsys, cmp.Or(name, "."), nil
+}
+
+// rawDir returns the directory of a URL's file as the URL spells it: in the API of a server %2F may be a character of
+// a name.
+func rawDir(u *url.URL) string {
+	dir, name := path.Split(u.EscapedPath())
+	if i := strings.LastIndex(strings.ToUpper(name), "%2F"); i >= 0 {
+		dir += name[:i+len("%2F")]
+	}
+	return dir
 }
 
 func newTransport(o Options) *http.Transport {
@@ -192,6 +202,7 @@ func (f *FS) open(name string) (*file, error) {
 func (f *FS) urlOf(name string) *url.URL {
 	u := *f.base
 	u.Path += name
+	u.RawPath += (&url.URL{Path: name}).EscapedPath()
 	return &u
 }
 

@@ -358,6 +358,45 @@ func TestContextsEndRequests(t *testing.T) {
 	require.Empty(t, fsys.slots)
 }
 
+// The end of the FS's context ends the pause, and the wait for a connection, of a range that has another context.
+func TestContextsEndWaits(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("enough")
+	s := serve(t, contentOf(3*headBytes), func(i int64, w http.ResponseWriter, _ *http.Request) bool {
+		if i == 0 {
+			return false
+		}
+		w.Header().Set("Retry-After", "60")
+		w.WriteHeader(http.StatusTooManyRequests)
+		return true
+	})
+	for name, prepare := range map[string]func(fsys *FS, cancel func()){
+		"pause": func(fsys *FS, cancel func()) {
+			fsys.pause = func(ctx context.Context, d time.Duration) error {
+				cancel()
+				return pause(ctx, d)
+			}
+		},
+		"connection": func(fsys *FS, cancel func()) {
+			fsys.slots <- struct{}{}
+			cancel()
+		},
+	} {
+		s.requests.Store(0)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		fsys, file, err := New(ctx, s.URL+"/file", Options{Connections: 1})
+		require.NoError(t, err)
+		f, err := fsys.Open(file)
+		require.NoError(t, err)
+		prepare(fsys, func() { cancel(cause) })
+		r, err := f.(*handle).OpenRange(t.Context(), headBytes, 10)
+		require.NoError(t, err)
+		_, err = r.Read(make([]byte, 1))
+		require.ErrorIs(t, err, cause, name)
+		require.NoError(t, r.Close())
+	}
+}
+
 // No more requests than allowed are made at once, and connections are used again.
 func TestConnections(t *testing.T) {
 	t.Parallel()
@@ -419,6 +458,19 @@ func TestHeadersAndURLs(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 10, info.Size())
 	require.Empty(t, seen, "one request for a file")
+	for raw, want := range map[string]string{ // how names that have a slash are written
+		"/m/resolve/refs%2Fpr%2F1/model.gguf": "/m/resolve/refs%2Fpr%2F1/model.gguf",
+		"/o/a%2fmodel.gguf?alt=media":         "/o/a%2fmodel.gguf",
+		"/a b/c+d%20e.gguf":                   "/a%20b/c+d%20e.gguf",
+		"/model.gguf":                         "/model.gguf",
+	} {
+		escaped, name, err := New(t.Context(), s.URL+raw, Options{})
+		require.NoError(t, err)
+		require.NotContains(t, name, "/")
+		_, err = escaped.Open(name)
+		require.NoError(t, err)
+		require.Equal(t, want, (<-seen).URL.EscapedPath())
+	}
 	for _, name := range []string{"../x", "/x", ""} {
 		_, err = fsys.Open(name)
 		require.ErrorIs(t, err, fs.ErrInvalid, name)
