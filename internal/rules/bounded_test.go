@@ -98,6 +98,7 @@ var started = map[string][]string{
 	},
 	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
 		"weights.Model.openAll",
+		"weights/httpfs.body.pause",
 		"weights/httpfs.body.request",
 		"weights/httpfs.pause",
 	},
