@@ -225,7 +225,7 @@ func (l *Loader) chooseGather(lists int) error {
 	m, inMemory := l.src.(memory)
 	switch {
 	case lists > 0:
-		l.layout.block = max(1, min(maxCopy/l.layout.bytes, l.o.slots()/minBlocks))
+		l.layout.block = max(1, min(maxGathered/l.layout.bytes, l.o.slots()/minBlocks))
 		l.host = l.layout.ofIndices()
 		if inMemory {
 			l.batch = indexLists{m}

@@ -28,7 +28,7 @@ type Options struct {
 	MaxTransforms int
 	// Prefetch is the number of batches that are filled or copied ahead of the consumer.
 	// 0 means the batches that all workers fill at the same time, and 64 MiB more: at least 3
-	// and at most 256 batches more, and not more than an epoch has.
+	// and at most 256 batches more (1,024 where the GPU gathers), and not more than an epoch has.
 	Prefetch int
 	// MaxBytes limits the host memory, and the device memory, of the loader, in bytes: it
 	// reduces Prefetch, to no less than 1. 0 means no limit.
@@ -82,6 +82,8 @@ const (
 	prefetchBytes = 64 << 20
 	// maxPrefetch limits the slots that are searched, and the events that are created.
 	maxPrefetch = 256
+	// maxGatherPrefetch is the same where the GPU gathers: small batches have more memory ahead, which takes fewer kernels.
+	maxGatherPrefetch = 1024
 	// blockBytes take the workers longer to fill than one worker to wake up.
 	blockBytes = 1 << 20
 	// minBlocks is the minimum number of blocks in memory: one is filled, the next one is
@@ -193,7 +195,11 @@ func (o Options) resolve(src Source, lists int) (Options, layout, error) {
 func (o Options) prefetch(l layout, n int) (int, error) {
 	batches := o.Prefetch
 	if batches == 0 {
-		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(prefetchBytes/l.bytes, 3), maxPrefetch)
+		most := maxPrefetch
+		if l.lists > 0 {
+			most = maxGatherPrefetch
+		}
+		ahead := o.Workers*l.claimSize(1, o.Workers)/l.samples + min(max(prefetchBytes/l.bytes, 3), most)
 		batches = min(ahead, n/l.samples+1)
 	}
 	bytes := max(l.bytes, l.ofIndices().bytes) // of a batch, where it takes more
