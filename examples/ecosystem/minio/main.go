@@ -18,6 +18,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"time"
@@ -57,8 +58,8 @@ func main() {
 	if *secure {
 		scheme = "https"
 	}
-	url := fmt.Sprintf("%s://%s/%s/%s", scheme, *endpoint, *bucket, *object)
-	if err := run(ctx, url, &signing{creds, *region}, *sim); err != nil {
+	at := url.URL{Scheme: scheme, Host: *endpoint, Path: "/" + *bucket + "/" + *object}
+	if err := run(ctx, at.String(), &signing{creds, *region}, *sim); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -92,8 +93,17 @@ func (s *signing) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD")
 		r = signer.SignV4(*r, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, s.region)
 	}
-	return http.DefaultTransport.RoundTrip(r)
+	return connections.RoundTrip(r)
 }
+
+// connections keeps a connection for each range. The default keeps two, and HTTP/2 has one for all ranges.
+var connections = func() *http.Transport {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.MaxIdleConnsPerHost = 16
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	return t
+}()
 
 func run(ctx context.Context, url string, transport http.RoundTripper, sim bool) (err error) {
 	dev, err := device.First(ctx, sim)
