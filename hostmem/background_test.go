@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -63,9 +65,18 @@ func TestPiecesAreRegisteredFromTheLast(t *testing.T) {
 	_, off, ok := Find(mem[4*mib:])
 	assert.True(t, ok)
 	assert.Equal(t, 4*mib, off)
-	assert.Equal(t, 2*mib, raw.PinnedPrefix(mem), "a piece at once")
-	assert.Equal(t, mib, raw.PinnedPrefix(mem[3*mib:]), "up to the registered part")
-	assert.Equal(t, 2*mib, raw.PinnedPrefix(mem[4*mib:]))
+	assert.Nil(t, raw.BeginPartly(mem[4*mib:]), "it is all registered")
+	assert.Nil(t, raw.BeginPartly(make([]byte, 10)))
+	p := raw.BeginPartly(mem[mib:])
+	for _, want := range []struct {
+		off, n, bytes int
+		registered    bool
+	}{{0, 5 * mib, 3 * mib, false}, {0, mib, mib, false}, {0, 3 * mib, 2 * mib, false}, {3 * mib, 2 * mib, 2 * mib, true}, {4 * mib, 3, 3, true}} {
+		n, registered := p.Prefix(want.off, want.n)
+		assert.Equal(t, want.bytes, n)
+		assert.Equal(t, want.registered, registered)
+	}
+	p.End()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, m.Registered(ctx), context.Canceled)
@@ -80,7 +91,7 @@ func TestPiecesAreRegisteredFromTheLast(t *testing.T) {
 	require.NoError(t, <-copied)
 	require.NoError(t, <-copied)
 	require.NoError(t, m.Registered(t.Context()))
-	assert.Equal(t, 6*mib, raw.PinnedPrefix(mem))
+	assert.Nil(t, raw.BeginPartly(mem))
 	g.Synchronize()
 }
 
@@ -161,4 +172,40 @@ func TestBackgroundHammer(t *testing.T) {
 		all.Wait()
 		require.Zero(t, g.Registrations())
 	}
+}
+
+// A copy that has begun goes first, until as many bytes were copied as there are.
+func TestCopiesGoBeforeRegistering(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := &background{m: &Buffer{n: 100}, ctx: t.Context(), stopped: func(error) {}}
+		begin := func(n int) partly {
+			b.copies++
+			return partly{b, 0, n}
+		}
+		start := time.Now()
+		require.NoError(t, b.waitForCopies())
+		assert.Zero(t, time.Since(start), "nothing is copied")
+		b.m.life.Hold()
+		b.m.life.Hold()
+		first, second := begin(40), begin(40)
+		passed := make(chan time.Duration)
+		go func() {
+			assert.NoError(t, b.waitForCopies())
+			passed <- time.Since(start)
+		}()
+		time.Sleep(time.Second)
+		first.End()
+		time.Sleep(time.Second)
+		second.End()
+		assert.Equal(t, 2*time.Second+idleTime, <-passed)
+		start = time.Now()
+		require.NoError(t, b.waitForCopies())
+		assert.Zero(t, time.Since(start), "nothing was copied since")
+		b.m.life.Hold()
+		begin(20).End()
+		begin(20) // it does not end
+		require.NoError(t, b.waitForCopies())
+		assert.Zero(t, time.Since(start), "100 bytes were copied")
+	})
 }

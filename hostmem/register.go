@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -27,7 +28,16 @@ type RegisterOptions struct {
 	//   - CopyToDevice and CopyFromDevice wait until their bytes are registered, and Use until all are;
 	//   - [Buffer.Registered] waits for all, and returns the error if there is one;
 	//   - Close ends it.
+	//
+	// The GPU stands still while a piece is registered. So copies by package transfer go first, until they have copied
+	// as many bytes as there are.
 	Background bool
+	// File is the file that the memory maps shared, from Offset on, if there is one and it stays open as long as the
+	// Buffer: what is not registered in the background yet is copied by reading and writing the file, which is faster
+	// than to fault its pages in.
+	File *os.File
+	// Offset of the memory in File.
+	Offset int64
 }
 
 // Register pins memory that other code mapped: a slice, at any offset and of any
@@ -57,13 +67,13 @@ type RegisterOptions struct {
 func Register(ctx context.Context, dev *cudart.Device, mem []byte, o RegisterOptions) (*Buffer, error) {
 	b := &Buffer{}
 	pin := Options{Label: o.Label, Chunk: o.Chunk, Workers: o.Workers}
-	if err := b.open(ctx, dev, "registration", pin, func() error { return b.register(ctx, mem, pin, o.Background) }); err != nil {
+	if err := b.open(ctx, dev, "registration", pin, func() error { return b.register(ctx, mem, pin, o) }); err != nil {
 		return nil, fmt.Errorf("hostmem: register %d bytes at %p: %w", len(mem), unsafe.SliceData(mem), err)
 	}
 	return b, nil
 }
 
-func (b *Buffer) register(ctx context.Context, mem []byte, o Options, background bool) error {
+func (b *Buffer) register(ctx context.Context, mem []byte, pin Options, o RegisterOptions) error {
 	if len(mem) == 0 {
 		return errors.New("there are no bytes")
 	}
@@ -77,11 +87,11 @@ func (b *Buffer) register(ctx context.Context, mem []byte, o Options, background
 		return err
 	}
 	flags, err := b.host.registering(ctx, b.dev, memory.ReadOnly)
-	if err == nil && background && !b.host.shared() {
+	if err == nil && o.Background && !b.host.shared() {
 		b.background = newBackground(ctx, b, memory, o)
 	}
 	if err == nil {
-		err = explain(b.pin(ctx, region, flags, o))
+		err = explain(b.pin(ctx, region, flags, pin))
 	}
 	if m, ok := writesThrough(covered); ok && errors.Is(err, cudart.ErrInvalidValue) {
 		return fmt.Errorf("%v writes through to a file: on most file systems Linux (6.5 and later) refuses to pin such pages, as it could not detect changes (%w); map it for reading only, privately, or keep it in /dev/shm or a memfd: %w", m, errors.ErrUnsupported, err)

@@ -7,6 +7,7 @@ import (
 	"runtime"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
 	"github.com/gopinned/pinned/internal/ntcopy"
@@ -38,22 +39,43 @@ func (c *Copier) Download(ctx context.Context, dst []byte, src cudart.DevPtr) er
 	return nil
 }
 
-// copyMemory copies between mem and one address range of the device, in the order of Call.Stream. Memory that is
-// registered in the background is copied in parts.
-func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (done int, err error) {
+// copyMemory copies between mem and one address range of the device, in the order of Call.Stream.
+func (v view) copyMemory(ctx context.Context, at cudart.DevPtr, mem []byte, down bool) (int, error) {
 	if err := v.call.waitForStream(ctx); err != nil {
 		return 0, err
 	}
-	for part := v; ; {
-		n := len(mem) - done
-		if len(mem) > directPiece && v.call.Inspect == nil {
-			n = raw.PinnedPrefix(mem[done:])
+	if len(mem) > directPiece && v.call.Inspect == nil {
+		if p := raw.BeginPartly(mem); p != nil {
+			defer p.End()
+			return v.copyParts(ctx, at, mem, down, p)
 		}
-		if progress := v.call.Progress; progress != nil && n < len(mem) {
-			before := done
+	}
+	return v.copyPart(ctx, at, mem, down)
+}
+
+// copyParts copies memory that is registered in the background: what is registered directly, and the rest by the file that
+// it maps, or through the ring.
+func (v view) copyParts(ctx context.Context, at cudart.DevPtr, mem []byte, down bool, p raw.Partly) (int, error) {
+	if down && p.ReadOnly() {
+		return 0, hostmem.ErrReadOnly
+	}
+	part, progress := v, v.call.Progress
+	for done := 0; ; {
+		if before := done; progress != nil {
 			part.call.Progress = func(done, _ int) { progress(before+done, len(mem)) }
 		}
-		n, err = part.copyPart(ctx, at+cudart.DevPtr(done), mem[done:done+n], down)
+		n, registered := p.Prefix(done, len(mem)-done)
+		to := part.at(n, at+cudart.DevPtr(done))
+		file, off := p.File(done)
+		var err error
+		switch {
+		case registered || file == nil:
+			n, err = part.copyPart(ctx, at+cudart.DevPtr(done), mem[done:done+n], down)
+		case down:
+			n, err = to.downloadAt(ctx, file, off, n)
+		default:
+			n, err = to.uploadAt(ctx, file, off, n)
+		}
 		if done += n; err != nil || done == len(mem) {
 			return done, err
 		}

@@ -403,7 +403,8 @@ func (s *session) check(ctx context.Context, steps probe.Steps) error {
 			root = s.sys.root
 		}
 		processes := doctor.Processes(root)
-		s.change(func(*report.Result) { facts.Processes = processes })
+		shared := s.sys.sharedMemory()
+		s.change(func(*report.Result) { facts.Processes, facts.Shared = processes, shared })
 	}
 	if steps.Verify || steps.Bandwidth {
 		s.show(report.At{})

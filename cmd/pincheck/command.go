@@ -26,7 +26,9 @@ type system struct {
 	// processes is where other processes are read; nil for root. pincheck capture records what
 	// is read of root, and an archive has no files of other processes.
 	processes fs.FS
-	open      func(context.Context, cudart.Options) (*cudart.Runtime, error)
+	// shared is the directory of memory that processes share, empty for none.
+	shared string
+	open   func(context.Context, cudart.Options) (*cudart.Runtime, error)
 	// isolated makes probes run in child processes, also with --sim.
 	isolated bool
 	hostname func() (string, error) // nil leaves it out
@@ -53,6 +55,14 @@ func (s system) getenv(name string) string {
 		}
 	}
 	return value
+}
+
+// sharedMemory lists the memory that processes share.
+func (s system) sharedMemory() []doctor.SharedMemory {
+	if s.shared == "" {
+		return nil
+	}
+	return doctor.SharedMemoryIn(s.shared, time.Now())
 }
 
 // timer is time.After.

@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/hostmem/shm"
 )
 
 func main() {
@@ -46,6 +47,7 @@ func thisMachine() system {
 		environ:     os.Environ(),
 		root:        hostinfo.Root(),
 		open:        cudart.Open,
+		shared:      shm.DefaultDir,
 		isolated:    true,
 		expect:      expectedRates,
 		hostname:    os.Hostname,

@@ -74,7 +74,7 @@ func (s *session) all(ctx context.Context, quick bool) error {
 	// The facts are now those after the experiments, without what the check found.
 	s.change(func(r *report.Result) {
 		r.Probes, r.NVML, r.Together, r.PeerPaths = append(checked.Probes, r.Probes...), checked.NVML, checked.Together, checked.PeerPaths
-		r.Processes = checked.Processes
+		r.Processes, r.Shared = checked.Processes, checked.Shared
 		for i := range r.Devices {
 			for _, c := range checked.Devices {
 				if d := &r.Devices[i]; d.Ordinal == c.Ordinal {

@@ -105,7 +105,7 @@ func (w *watch) run(ctx context.Context, interval time.Duration) error {
 	for first := true; ctx.Err() == nil; first = false {
 		f := doctor.FromHost(hostinfo.Read(w.sys.root, w.sys.environ))
 		f.ExpectedGPUs = w.expectGPUs
-		f.Processes = doctor.Processes(w.sys.root)
+		f.Processes, f.Shared = doctor.Processes(w.sys.root), w.sys.sharedMemory()
 		_, found := doctor.Evaluate(f, w.ignore...)
 		ended, appeared := w.seen.look(found)
 		now := time.Now().UTC()

@@ -428,6 +428,7 @@ func (m *Memory) Register(ctx context.Context, dev *cudart.Device, o hostmem.Reg
 	}
 	defer m.life.End()
 	o.Label = cmp.Or(o.Label, m.path)
+	o.File, o.Offset = m.file, int64(m.offset)
 	b, err := hostmem.Register(ctx, dev, m.mem.Bytes(), o)
 	if err != nil {
 		return nil, m.wrap("register", err)

@@ -5,6 +5,7 @@ package raw
 
 import (
 	"fmt"
+	"os"
 	"unsafe"
 )
 
@@ -38,9 +39,9 @@ var CopyPageable func(stream any, dst uintptr, src unsafe.Pointer, n int) error
 // reserved pages that are requested, 0 for ordinary ones. Package hostmem sets it.
 var CheckBuffer func(options any) (pageSize int, err error)
 
-// PinnedPrefix returns how many of the first bytes of mem to copy at once, because they are all registered, or all are not:
-// fewer than all of them only while mem is registered in the background. Package hostmem sets it.
-var PinnedPrefix func(mem []byte) int
+// BeginPartly begins a copy of memory that is registered in the background, and not all registered yet: nil of any other
+// memory. Package hostmem sets it.
+var BeginPartly func(mem []byte) Partly
 
 // Order has the methods of package fence about the order of a stream's work.
 var Order any
@@ -65,6 +66,16 @@ type ManagedTraffic struct {
 	FaultsOnDevice int // pages that an operation of a device had to fetch, or made there
 	FaultsOnHost   int // pages that Sim.TouchManaged had to fetch, or made there
 	Evictions      int // pages that left a device because it was full
+}
+
+// A Partly is a copy of memory that is registered in the background. End ends it: registering waits for that.
+type Partly interface {
+	End()
+	ReadOnly() bool
+	// Prefix returns how many of n bytes at an offset are all registered, or all not.
+	Prefix(off, n int) (bytes int, registered bool)
+	// File returns the file with the bytes at an offset, and where they are in it; nil if it is unknown.
+	File(off int) (f *os.File, at int64)
 }
 
 // A Module is code that is loaded on a device.

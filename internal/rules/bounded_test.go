@@ -61,6 +61,7 @@ var started = map[string][]string{
 	},
 	"a timer of policy; no call into CUDA is waited for": {
 		"hostmem/internal/budget.Budget.reclaimWaiting",
+		"hostmem.background.waitForCopies",
 		"hostmem/pool.newCore",
 		"hostmem/shm.openUnlocked",
 		"hostmem/pool.waiter.sleep",

@@ -81,6 +81,9 @@ func littleHeadroom(f *Facts) []Finding {
 	} else if _, texts := f.pinners(); len(texts) > 0 {
 		out.Evidence = append(out.Evidence, texts...)
 		out.because = "other_programs"
+	} else if bytes, _, texts := f.sharedMemory(); bytes > f.Host.Memory.Total/3 {
+		out.Evidence = append(out.Evidence, texts...)
+		out.because = "shared"
 	} else if seen, ok := f.sharedHolds(); ok {
 		out.Evidence = append(out.Evidence, seen)
 		out.because = "shared"
@@ -117,6 +120,8 @@ func pinnedByOthers(f *Facts) []Finding {
 	}
 	m := f.Host.Memory
 	pinned, texts := f.pinners()
+	_, shared, more := f.sharedMemory()
+	pinned, texts = pinned+shared, append(texts, more...)
 	if pinned = min(pinned, m.Total-m.Usable()); pinned <= m.Total/2 {
 		return nil
 	}

@@ -46,6 +46,8 @@ type Facts struct {
 	Probes []Probe `json:"probes,omitempty"`
 	// Processes are those that use a GPU and that this user may read.
 	Processes []Process `json:"processes,omitempty"`
+	// Shared is memory that processes share by package hostmem/shm, the largest first.
+	Shared []SharedMemory `json:"shared_memory,omitempty"`
 	// NVML is what the management library returned, but what it has of Devices, which is their Health; nil without it.
 	NVML    *nvml.Report `json:"nvml,omitempty"`
 	Devices []Device     `json:"devices"`
