@@ -9,7 +9,11 @@ PyTorch's own takes the next power of two: 8 GiB for 4 GiB and a byte.
         train()
     print(pinned.stats()["reserved_bytes.all.current"])
 
+    model = pinned.Shared("model")           # memory that other processes have too, from the Go package hostmem/shm
+    weights = model.tensor(torch.bfloat16)   # pinned, without a copy
+
     python3 pinned.py                        # the bytes that are kept, without and with the patch
+    python3 pinned.py open model             # what is in shared memory
 
 Memory is mapped (mmap), with huge pages where there are some, on the GPU's NUMA node; made resident by six
 threads; and registered once (cudaHostRegister): PyTorch knows it as pinned, and copies it at link speed. It is
@@ -32,12 +36,15 @@ import collections
 import concurrent.futures
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib.util
 import itertools
 import mmap
 import os
+import stat
+import struct
 import sys
 import threading
 import time
@@ -53,12 +60,16 @@ POPULATE_THREADS = 6  # eight are slower than six: the kernel's locks
 POPULATE_PIECE = 32 << 20
 NONE: List[Any] = []  # marks that nothing is waited for by
 SEARCHED = 8  # cached blocks of a size, from the one that was freed first
-MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_WRITE = 10, 14, 23
+MADV_DONTFORK, MADV_HUGEPAGE, MADV_POPULATE_READ, MADV_POPULATE_WRITE = 10, 14, 22, 23
+REGISTER_READ_ONLY = 8
 MPOL_PREFERRED = 1
 SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class PinnedError(RuntimeError):
@@ -413,12 +424,12 @@ def _bind(address: int, size: int, node: int) -> None:
         )
 
 
-def populate(address: int, size: int) -> None:
+def populate(address: int, size: int, advice: int = MADV_POPULATE_WRITE) -> None:
     """Makes memory resident. A kernel before 5.14 leaves it to the registration, which is slower."""
     pieces = range(0, size, POPULATE_PIECE)
 
     def one(off: int) -> None:
-        _libc.madvise(address + off, min(POPULATE_PIECE, size - off), MADV_POPULATE_WRITE)  # without the interpreter's lock
+        _libc.madvise(address + off, min(POPULATE_PIECE, size - off), advice)  # without the interpreter's lock
 
     if len(pieces) == 1:
         one(0)
@@ -438,6 +449,114 @@ def available_bytes() -> int:
             cache = sum(int(line.split()[1]) for line in stat if line.split()[0] in ("active_file", "inactive_file"))
             available = min(available, int(limit.read()) - int(now.read()) + cache)
     return available
+
+
+class Shared:
+    """Memory of the Go package hostmem/shm, by its name in /dev/shm or by a descriptor, registered and without a copy.
+
+    It is mapped for reading, unless write is true: then the process that opened it has to order what it writes. The
+    header's bytes are described in hostmem/shm/header.go. A lock (flock) tells the other processes that this one lives.
+    """
+
+    FIELDS = struct.Struct("<8sIIQQqIII")  # magic, version, flags, offset, size, created, process, user, checksum
+    STATE = struct.Struct("<QqII8x200s")  # at 64: generation, time, writer, length of the label, label
+
+    def __init__(self, name: str = "", fd: Optional[int] = None, write: bool = False, directory: str = "/dev/shm", runtime: Any = None) -> None:
+        if (fd is None) == (name == "") or "/" in name:
+            raise PinnedError("want either the name of a memory, without a slash, or a descriptor of one")
+        self.path = f"/proc/self/fd/{fd}" if fd is not None else os.path.join(directory, name)
+        self.write, self.size = write, 0
+        self._address, self._exporter, self._registered = 0, None, False
+        try:
+            self._fd = os.open(self.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_NOFOLLOW | os.O_NONBLOCK if fd is None else 0))
+        except OSError as err:
+            raise PinnedError(f"shared memory {self.path}: {err.strerror}") from None
+        try:
+            self._open(fd is None)
+            self._runtime = runtime if runtime is not None else TorchRuntime()
+            populate(self._address, self.size, MADV_POPULATE_WRITE if write else MADV_POPULATE_READ)
+            code = self._runtime.cudaHostRegister(self._address, self.size, 0 if write else REGISTER_READ_ONLY)
+            if code != 0:
+                raise PinnedError(f"cudaHostRegister refused the {self.size} bytes of {self.path}: CUDA's error {code}")
+            self._registered = True
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, named: bool) -> None:
+        info, header = os.fstat(self._fd), os.pread(self._fd, 512, 0)
+        if not stat.S_ISREG(info.st_mode) or len(header) < 512:
+            raise PinnedError(f"{self.path} is not shared memory of hostmem/shm")
+        magic, version, self._flags, self._offset, size, _, _, _, checksum = self.FIELDS.unpack_from(header)
+        whole = self._offset + (size + self._offset - 1) // max(self._offset, 1) * self._offset
+        if magic != b"pinnedSM" or version != 1 or checksum != crc32c(header[:48]) or size == 0 or self._offset < PAGE or whole != info.st_size:
+            raise PinnedError(f"{self.path} is not shared memory of hostmem/shm, or is damaged")
+        if named and info.st_uid not in (0, os.geteuid()):
+            raise PinnedError(f"{self.path} belongs to user {info.st_uid}")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            raise PinnedError(f"{self.path} is being removed") from None
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if self.write else 0)
+        base = _libc.mmap(None, size, access, mmap.MAP_SHARED, self._fd, self._offset)
+        if base in (None, ctypes.c_void_p(-1).value):
+            raise PinnedError(f"{self.path}: {size} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+        self._address, self.size = base, size
+
+    def content(self) -> Tuple[int, bool, str]:
+        """Returns the generation of the content, whether it is complete, and its label. It may change at any time."""
+        while True:
+            state = os.pread(self._fd, self.STATE.size, 64)
+            generation, _, _, length, label = self.STATE.unpack(state)
+            if os.pread(self._fd, 8, 64) == state[:8]:
+                complete = generation > 0 and generation % 2 == 0
+                return generation, complete, label[:length].decode(errors="replace") if complete else ""
+
+    def tensor(self, dtype: Optional["torch.dtype"] = None) -> "torch.Tensor":
+        """Returns the memory as a tensor of one dimension, of as many elements as fit. It must not be written unless write is true."""
+        import torch
+
+        if not self._registered:
+            raise PinnedError(f"{self.path} is closed")
+        dtype = torch.uint8 if dtype is None else dtype
+        exporter = None if self._exporter is None else self._exporter()
+        if exporter is None:
+            exporter = (ctypes.c_ubyte * self.size).from_address(self._address)
+            self._exporter = weakref.ref(exporter)
+        return torch.frombuffer(exporter, dtype=dtype, count=self.size // torch.empty(0, dtype=dtype).element_size())
+
+    def close(self) -> None:
+        """Unregisters and unmaps the memory, of which no tensor may be left. The last process that has it open removes its name."""
+        if self._exporter is not None and self._exporter() is not None:
+            raise PinnedError(f"a tensor uses {self.path} still")
+        if self._registered:
+            code = self._runtime.cudaHostUnregister(self._address)
+            if code != 0:
+                raise PinnedError(f"cudaHostUnregister refused {self.path}, which stays mapped: CUDA's error {code}")
+            self._registered = False
+        if self._address:
+            _libc.munmap(self._address, self.size)
+            self._address = 0
+            self._remove_if_last()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _remove_if_last(self) -> None:
+        with contextlib.suppress(OSError):  # another process has it, or has removed it
+            path = os.readlink(f"/proc/self/fd/{self._fd}")
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._flags & 1 and os.path.samestat(os.lstat(path), os.fstat(self._fd)):
+                os.unlink(path)
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
 
 
 _default: Optional[Allocator] = None
@@ -629,8 +748,17 @@ def demonstrate(sizes: Iterable[int]) -> None:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    sizes = [int(a) for a in (sys.argv[1:] if arguments is None else arguments)] or [(1 << 30) + 1, (4 << 30) + 1]
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if arguments[:1] == ["open"]:
+            for name in arguments[1:]:
+                shared = Shared(name)
+                tensor = shared.tensor()
+                print(f"{shared.path}: {shared.size} bytes, pinned {tensor.is_pinned()}, generation, complete, label: {shared.content()}")
+                del tensor
+                shared.close()
+            return 0
+        sizes = [int(a) for a in arguments] or [(1 << 30) + 1, (4 << 30) + 1]
         allocator()
         demonstrate(sizes)
     except PinnedError as err:

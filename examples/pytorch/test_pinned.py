@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.util
 import os
+import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import types
@@ -64,11 +67,12 @@ class Runtime:
         self.side = Stream()
         self.default = Stream()
         self.refusals: List[int] = []
+        self.flags = 0  # those that are expected
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         self.calls.append("register")
         assert all(address + size <= a or a + n <= address for a, n in self.registered.items()), "an overlap"
-        assert mapped(address) and mapped(address + size - 1) and flags == 0
+        assert mapped(address) and mapped(address + size - 1) and flags == self.flags
         if self.refusals:
             return self.refusals.pop()
         self.registered[address] = size
@@ -517,6 +521,80 @@ class Tensors(unittest.TestCase):
         self.assertNotEqual(pinned.empty(100).data_ptr(), at)
         del part
         self.assertEqual(pinned.stats()["allocation.all.current"], 0)
+
+
+class SharedMemory(unittest.TestCase):
+    """Of files as the Go package hostmem/shm makes them: its test opens its own by this module."""
+
+    def setUp(self) -> None:
+        self.directory = tempfile.mkdtemp(dir="/dev/shm")
+        self.runtime = Runtime()
+        self.runtime.flags = pinned.REGISTER_READ_ONLY
+
+    def tearDown(self) -> None:
+        os.rmdir(self.directory)  # nothing is left
+
+    def make(self, size: int = 10_000, flags: int = 0, label: bytes = b"model", **changed: int) -> str:
+        fields = {"version": 1, "offset": PAGE, "size": size, **changed}
+        header = struct.pack("<8sIIQQqII", b"pinnedSM", fields["version"], flags, fields["offset"], fields["size"], 1, 2, 3)
+        header += struct.pack("<I", fields.get("checksum", pinned.crc32c(header)))
+        header = header.ljust(64, b"\0") + struct.pack("<QqIIQ", changed.get("generation", 2), 1, 2, len(label), 0) + label
+        path = os.path.join(self.directory, "m")
+        with open(path, "wb") as f:
+            f.write(header.ljust(PAGE, b"\0"))
+            f.write(bytes(i % 251 for i in range(size)).ljust((size + PAGE - 1) & -PAGE, b"\0"))
+        return path
+
+    def open(self, **options: Any) -> pinned.Shared:
+        return pinned.Shared("m", directory=self.directory, runtime=self.runtime, **options)
+
+    def test_it_is_registered_and_the_last_one_removes_it(self) -> None:
+        self.make()
+        a, b = self.open(), self.open()
+        self.assertEqual(a.content(), (2, True, "model"))
+        self.assertEqual(ctypes.string_at(a._address, 10_000), bytes(i % 251 for i in range(10_000)))
+        self.assertEqual(len(self.runtime.registered), 2)
+        a.close()
+        self.assertTrue(os.path.exists(b.path))
+        b.close()
+        b.close()
+        self.assertFalse(os.path.exists(b.path))
+        self.assertEqual(self.runtime.registered, {})
+
+    def test_what_is_kept_stays(self) -> None:
+        path = self.make(flags=1, generation=3)
+        self.runtime.flags = 0
+        a = self.open(write=True)
+        self.assertEqual(a.content(), (3, False, ""))
+        ctypes.memset(a._address, 7, 1)
+        a.close()
+        with open(path, "rb") as f:
+            self.assertEqual(f.read()[PAGE], 7)
+            b = pinned.Shared(fd=f.fileno(), runtime=Runtime(), write=True)
+        b.close()
+        self.assertTrue(os.path.exists(path))
+        os.unlink(path)
+
+    def test_damaged_files_are_refused(self) -> None:
+        for changed in ({"version": 2}, {"size": 1 << 40}, {"size": 0}, {"offset": 0}, {"offset": 1 << 40}, {"checksum": 1}):
+            path = self.make(**changed) if "size" not in changed else self.make(9_000, **{})
+            if "size" in changed:
+                with open(path, "r+b") as f:
+                    f.truncate(100 if changed["size"] == 0 else PAGE)
+            with self.assertRaisesRegex(pinned.PinnedError, "hostmem/shm"):
+                self.open()
+            os.unlink(path)
+        for name in ("m", "a/b", ""):
+            with self.assertRaises(pinned.PinnedError):
+                pinned.Shared(name, directory=self.directory, runtime=self.runtime)
+        self.assertEqual(self.runtime.calls, [])
+
+    def test_a_refused_registration_leaves_nothing(self) -> None:
+        self.make()
+        self.runtime.refusals = [2]
+        with self.assertRaisesRegex(pinned.PinnedError, "refused the 10000 bytes"):
+            self.open()
+        self.assertFalse(os.path.exists(os.path.join(self.directory, "m")))
 
 
 if __name__ == "__main__":

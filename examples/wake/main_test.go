@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -40,4 +41,37 @@ func TestAModelSleepsAndWakes(t *testing.T) {
 	exampletest.Run(t, main, "-dir", dir, "remove", "m")
 	require.ErrorIs(t, run(t.Context(), out, true, o, []string{"wake", "m"}), os.ErrNotExist)
 	require.ErrorContains(t, run(t.Context(), out, true, o, nil), "want sleep")
+}
+
+// opened opens the memory "m" of a directory by the file for PyTorch, with a runtime that registers nothing.
+const opened = `
+import ctypes, pinned, sys
+class Runtime:
+    def cudaHostRegister(self, address, size, flags): return 0 if flags == pinned.REGISTER_READ_ONLY else 1
+    def cudaHostUnregister(self, address): return 0
+m = pinned.Shared("m", directory=sys.argv[1], runtime=Runtime())
+print(m.size, *m.content(), ctypes.string_at(m._address, m.size))
+m.close()
+`
+
+func TestPythonOpensTheSameMemory(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("python3 is not installed: examples/pytorch/pinned.py is not tried")
+	}
+	dir, err := os.MkdirTemp(shm.DefaultDir, "pinned-test-")
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, os.Remove(dir)) }()
+	m, err := shm.Create(t.Context(), "m", 7, shm.Options{Dir: dir})
+	require.NoError(t, err)
+	require.NoError(t, m.Begin())
+	copy(m.Bytes(), "weights")
+	require.NoError(t, m.Complete("model"))
+	cmd := exec.Command("python3", "-c", opened, dir)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join("..", "pytorch"), "PYTHONDONTWRITEBYTECODE=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	assert.Equal(t, "7 2 True model b'weights'\n", string(out))
+	require.FileExists(t, filepath.Join(dir, "m"), "this process has it open")
+	require.NoError(t, m.Close())
 }
