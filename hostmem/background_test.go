@@ -71,7 +71,7 @@ func TestPiecesAreRegisteredFromTheLast(t *testing.T) {
 	for _, want := range []struct {
 		off, n, bytes int
 		registered    bool
-	}{{0, 5 * mib, 3 * mib, false}, {0, mib, mib, false}, {0, 3 * mib, 2 * mib, false}, {3 * mib, 2 * mib, 2 * mib, true}, {4 * mib, 3, 3, true}} {
+	}{{0, 5 * mib, 3 * mib, false}, {0, mib, mib, false}, {0, 3 * mib, 3 * mib, false}, {3 * mib, 2 * mib, 2 * mib, true}, {4 * mib, 3, 3, true}} {
 		n, registered := p.Prefix(want.off, want.n)
 		assert.Equal(t, want.bytes, n)
 		assert.Equal(t, want.registered, registered)
@@ -174,18 +174,19 @@ func TestBackgroundHammer(t *testing.T) {
 	}
 }
 
-// A copy that has begun goes first, until as many bytes were copied as there are.
+// A copy that has begun goes first, until the memory was copied many times.
 func TestCopiesGoBeforeRegistering(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := &background{m: &Buffer{n: 100}, ctx: t.Context(), stopped: func(error) {}}
+		b := &background{m: &Buffer{n: 100}, ctx: t.Context(), stopped: func(error) {}, settled: -1, piece: 30}
 		begin := func(n int) partly {
 			b.copies++
 			return partly{b, 0, n}
 		}
 		start := time.Now()
 		require.NoError(t, b.waitForCopies())
-		assert.Zero(t, time.Since(start), "nothing is copied")
+		assert.Equal(t, idleTime, time.Since(start), "a copy may begin at once")
+		start = time.Now()
 		b.m.life.Hold()
 		b.m.life.Hold()
 		first, second := begin(40), begin(40)
@@ -203,9 +204,15 @@ func TestCopiesGoBeforeRegistering(t *testing.T) {
 		require.NoError(t, b.waitForCopies())
 		assert.Zero(t, time.Since(start), "nothing was copied since")
 		b.m.life.Hold()
-		begin(20).End()
-		begin(20) // it does not end
+		b.m.life.Hold()
+		begin(100*patience - 80).End()
+		last := begin(20)
 		require.NoError(t, b.waitForCopies())
-		assert.Zero(t, time.Since(start), "100 bytes were copied")
+		assert.Zero(t, time.Since(start), "the memory was copied many times")
+		n, _ := last.Prefix(0, 20)
+		assert.Equal(t, 20, n)
+		n, _ = last.Prefix(0, 50)
+		assert.Equal(t, 30, n, "it becomes registered meanwhile")
+		last.End()
 	})
 }

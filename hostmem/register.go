@@ -29,8 +29,8 @@ type RegisterOptions struct {
 	//   - [Buffer.Registered] waits for all, and returns the error if there is one;
 	//   - Close ends it.
 	//
-	// The GPU stands still while a piece is registered. So copies by package transfer go first, until they have copied
-	// as many bytes as there are.
+	// The GPU stands still while a piece is registered. So pieces are registered while package transfer copies nothing
+	// that is not registered, unless it has copied the memory 16 times.
 	Background bool
 	// File is the file that the memory maps shared, from Offset on, if there is one and it stays open as long as the
 	// Buffer: what is not registered in the background yet is copied by reading and writing the file, which is faster

@@ -70,7 +70,7 @@ func open(path string, readOnly bool, flags int) (*os.File, error) {
 	return os.OpenFile(path, access|flags, 0)
 }
 
-// An identity says which file it is.
+// An identity identifies a file.
 type identity struct {
 	device, inode uint64
 }
