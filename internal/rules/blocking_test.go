@@ -49,8 +49,8 @@ var elsewhere = map[string][]string{
 	"package stage runs direct copies by runBounded": {
 		"(transfer.target).forward > (*cudart.Stream).CopyPeer",
 		"(transfer.target).forward > (*cudart.Stream).WaitPoint",
-		"(transfer.view).pinned > (*cudart.Stream).CopyToDevice",
-		"(transfer.view).pinned > (*cudart.Stream).CopyToHost",
+		"transfer.sendOther > (*cudart.Stream).CopyToDevice",
+		"transfer.sendOther > (*cudart.Stream).CopyToHost",
 	},
 }
 
