@@ -36,8 +36,8 @@ type Options struct {
 	Header http.Header
 	// Client makes the requests, for instance with certificates, or a Transport that signs requests. Its Timeout would
 	// include the whole time of reading a range. A Transport of net/http keeps two idle connections to a server unless
-	// its MaxIdleConnsPerHost says more, and has one for all ranges if it may use HTTP/2. nil is a client that uses HTTP/1.1, the proxy of the environment
-	// (HTTPS_PROXY), and no redirect from HTTPS to HTTP.
+	// its MaxIdleConnsPerHost says more, and has one for all ranges if it may use HTTP/2. nil is a client that
+	// uses HTTP/1.1, the proxy of the environment (HTTPS_PROXY), and no redirect from HTTPS to HTTP.
 	Client *http.Client
 	// Connections is the largest number of requests at a time. 0 is 16. One load uses up to eight for each set of
 	// devices that get the same tensors.
