@@ -152,7 +152,7 @@ type Call struct {
 	// compute checksums: the bytes from off on, after they were read from their source or before they
 	// are written to their destination. Several goroutines call it at once, with pieces in any order;
 	// bytes that have to be read again come again. It must neither keep nor change the bytes, nor
-	// block. After a panic the copy fails. Memory that is pinned already is copied through the ring
+	// block, nor end its goroutine. After a panic the copy fails. Memory that is pinned already is copied through the ring
 	// then. UploadAll and DownloadAll ignore it.
 	Inspect func(off int, mem []byte)
 	// DirectIO reads and writes files with O_DIRECT, without the page cache, where the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -220,7 +221,7 @@ func (s *Saving) copy() (err error) {
 			}
 		}
 	}
-	if s.o.Snapshot != nil {
+	if s.o.Snapshot != nil || len(s.copiers) > 0 && (s.o.DirectIO || slices.ContainsFunc(s.files, (*savedFile).inMemory)) {
 		if s.snapshot, err = newSnapshot(s); err != nil {
 			return errors.Join(err, s.snapshot.release())
 		}
@@ -421,6 +422,9 @@ func (s *Saving) discard() error {
 		_ = f.temp.Close() // of a file that was flushed, or is not used
 		if f.direct != nil {
 			_ = f.direct.Close()
+		}
+		if f.mapped != nil {
+			errs = append(errs, unmap(f.mapped))
 		}
 		if err := os.Remove(f.temp.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("left behind: %w", err))

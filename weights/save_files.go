@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/ntcopy"
 )
 
 // stem returns the name of a file of a model without its folder and suffix.
@@ -41,7 +44,8 @@ func (s *Saving) create() error {
 		if err := s.createTemporary(f); err != nil {
 			return err
 		}
-		if err := reserve(s.ctx, f.temp, f.size); err != nil {
+		var err error
+		if f.mapped, err = reserve(f.temp, f.size); err != nil {
 			return fmt.Errorf("%s: reserve %d bytes: %w", f.temp.Name(), f.size, err)
 		}
 	}
@@ -64,9 +68,15 @@ func (s *Saving) createTemporary(f *savedFile) error {
 	return errors.New("other processes remove the temporary file again and again")
 }
 
-// writeAt writes bytes, without the page cache where that was asked for and can be done.
+// writeAt writes bytes, by the mapping where there is one, and without the page cache where that was asked for and can
+// be done.
 func (f *savedFile) writeAt(mem []byte, off int64) (n int, err error) {
-	if whole := len(mem) &^ (saveAlign - 1); f.direct != nil && off&(saveAlign-1) == 0 && whole > 0 {
+	if room := int64(len(f.mapped)) - off; room > 0 {
+		n = int(min(room, int64(len(mem))))
+		if bounded.Guard(func() error { ntcopy.Copy(f.mapped[off:][:n], mem[:n]); return nil }) != nil {
+			n = 0 // no page is there: writing allocates one, or reports why not
+		}
+	} else if whole := len(mem) &^ (saveAlign - 1); f.direct != nil && off&(saveAlign-1) == 0 && whole > 0 {
 		n, err = f.direct.WriteAt(mem[:whole], off)
 		if err != nil && !errors.Is(err, syscall.EINVAL) { // which is an alignment that the device refuses
 			return n, err
@@ -74,6 +84,23 @@ func (f *savedFile) writeAt(mem []byte, off int64) (n int, err error) {
 	}
 	more, err := f.temp.WriteAt(mem[n:], off+int64(n))
 	return n + more, err
+}
+
+func (f *savedFile) inMemory() bool { return f.mapped != nil }
+
+// prepare makes pages for bytes that are written by the mapping: huge ones, as far as whole ones are before the end of
+// the bytes, unless that was refused before.
+func (f *savedFile) prepare(off int64, n int) {
+	end := min(off+int64(n), int64(len(f.mapped)))
+	if off >= end {
+		return
+	}
+	if from, to := off&^(hugePage-1), end&^(hugePage-1); from < to && !f.small.Load() && !makeHuge(f.mapped[from:to]) {
+		f.small.Store(true)
+	}
+	if f.small.Load() {
+		populate(f.mapped[off:end])
+	}
 }
 
 // named reports whether a file still has its name.

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/gopinned/pinned/cudart"
@@ -32,7 +33,9 @@ type savedFile struct {
 	size    int64 // of the whole file
 	sums    *sums // nil without checksums
 	temp    *os.File
-	direct  *os.File // temp, with O_DIRECT, or nil
+	direct  *os.File    // temp, with O_DIRECT, or nil
+	mapped  []byte      // whole huge pages of a file of tmpfs from its start on, or nil
+	small   atomic.Bool // no more huge pages are made
 }
 
 // A savedAt is a tensor and its place in the file.

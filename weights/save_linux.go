@@ -1,12 +1,8 @@
 package weights
 
 import (
-	"context"
 	"errors"
 	"os"
-	"runtime"
-	"sync"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -24,77 +20,67 @@ func freeSpace(dir string) (n int64, known bool) {
 	return int64(s.Bavail) * s.Bsize, true
 }
 
-// reserve sets the size of a file, and takes the space for it. On tmpfs that writes the pages: huge ones, which take a
-// tenth of the time that small ones take while the bytes are written. Where there are none, the space is not taken.
-func reserve(ctx context.Context, f *os.File, n int64) error {
+// reserve sets the size of a file, and takes the space for it, but on tmpfs, where that would write all pages. The
+// whole huge pages of a file there are mapped.
+func reserve(f *os.File, n int64) (mapped []byte, err error) {
 	var s unix.Statfs_t
 	inMemory := unix.Fstatfs(int(f.Fd()), &s) == nil && s.Type == unix.TMPFS_MAGIC
 	if !inMemory {
 		err := unix.Fallocate(int(f.Fd()), 0, 0, n)
 		if err == nil || !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
-			return err
+			return nil, err
 		}
 	}
-	if err := f.Truncate(n); err != nil || !inMemory {
-		return err
+	if err := f.Truncate(n); err != nil || !inMemory || n < hugePage {
+		return nil, err
 	}
-	return reserveHuge(ctx, f, int(n)&^(hugePage-1))
+	return mapHuge(f, int(n)&^(hugePage-1))
 }
 
-const (
-	hugePage = 2 << 20
-	// hugeStep is the number of bytes of one call, which takes some milliseconds.
-	hugeStep = 16 << 20
-	// maxHugeStep is the time of a call after which no more are made: memory has no huge pages without moving others.
-	maxHugeStep = 50 * time.Millisecond
-)
+// hugePage is the size of a huge page on amd64 and most of arm64.
+const hugePage = 2 << 20
 
-// reserveHuge makes the first n bytes of a file of tmpfs, whole huge pages, resident. It uses all cores. An error is one
-// of mapping the file; pages that the kernel refuses are left to the writes.
-func reserveHuge(ctx context.Context, f *os.File, n int) error {
-	if n == 0 {
-		return nil
-	}
-	// The kernel makes huge pages where address and offset agree.
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(n+hugePage), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+// mapHuge maps the first n bytes of a file where the kernel can make huge pages: where address and offset agree.
+func mapHuge(f *os.File, n int) ([]byte, error) {
+	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+	room, err := unix.MmapPtr(-1, 0, nil, uintptr(n+hugePage), unix.PROT_NONE, flags)
 	if err != nil {
-		return os.NewSyscallError("mmap", err)
+		return nil, os.NewSyscallError("mmap", err)
 	}
-	defer unix.MunmapPtr(room, uintptr(n+hugePage))
-	start := unsafe.Add(room, -int(uintptr(room))&(hugePage-1))
-	if _, err := unix.MmapPtr(int(f.Fd()), 0, start, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		return os.NewSyscallError("mmap", err)
+	before := -int(uintptr(room)) & (hugePage - 1)
+	start := unsafe.Add(room, before)
+	_, err = unix.MmapPtr(int(f.Fd()), 0, start, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		return nil, errors.Join(os.NewSyscallError("mmap", err), unix.MunmapPtr(room, uintptr(n+hugePage)))
 	}
-	mem := unsafe.Slice((*byte)(start), n)
-	var next atomic.Int64
-	var refused atomic.Bool
-	var running sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), maxReservers) {
-		running.Go(func() {
-			for at := int(next.Add(hugeStep)) - hugeStep; at < n && ctx.Err() == nil && !refused.Load(); at = int(next.Add(hugeStep)) - hugeStep {
-				if !collapse(mem[at:min(at+hugeStep, n)]) {
-					refused.Store(true)
-				}
-			}
-		})
+	if before > 0 {
+		_ = unix.MunmapPtr(room, uintptr(before))
 	}
-	running.Wait()
-	return nil
+	_ = unix.MunmapPtr(unsafe.Add(start, n), uintptr(hugePage-before))
+	return unsafe.Slice((*byte)(start), n), nil
 }
 
-// maxReservers is the number of threads that make pages: memory has not the bandwidth for more.
-const maxReservers = 16
+func unmap(mem []byte) error {
+	return os.NewSyscallError("munmap", unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem))))
+}
 
-// collapse makes mem huge pages (MADV_COLLAPSE, since Linux 6.1), for which each must have a small one.
-func collapse(mem []byte) bool {
+// maxHugePage is the time for a huge page after which no more are made: memory has none without moving others.
+const maxHugePage = 3 * time.Millisecond
+
+// makeHuge makes mem huge pages (MADV_COLLAPSE, since Linux 6.1), each of which must have a small one. It returns false
+// where that cannot be done, or takes too long.
+func makeHuge(mem []byte) bool {
 	for at := 0; at < len(mem); at += hugePage {
 		if unix.Madvise(mem[at:at+os.Getpagesize()], unix.MADV_POPULATE_WRITE) != nil {
 			return false
 		}
 	}
 	began := time.Now()
-	return unix.Madvise(mem, unix.MADV_COLLAPSE) == nil && time.Since(began) < maxHugeStep
+	return unix.Madvise(mem, unix.MADV_COLLAPSE) == nil && time.Since(began) < maxHugePage*time.Duration(len(mem)/hugePage)
 }
+
+// populate makes pages of mem, by one call for many (since Linux 5.14). What it refuses is left to the writes.
+func populate(mem []byte) { _ = unix.Madvise(mem, unix.MADV_POPULATE_WRITE) }
 
 // openDirect opens a file for writing without the page cache. It returns nil where that cannot be done.
 func openDirect(name string) *os.File {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,14 +22,21 @@ const (
 	// snapshotCopies is the number of pieces of a device that are copied at once: while one waits for its end, the
 	// link has another.
 	snapshotCopies = 3
-	// snapshotWriters is the number of goroutines that write.
+	// snapshotWriters is the number of goroutines that write to a disk, and memoryWriters at most to memory.
 	snapshotWriters = 4
+	memoryWriters   = 16
+	// throughPiece and throughBytes are the size of pieces, and the memory for all of them, without a pool of the caller's.
+	throughPiece = 8 << 20
+	throughBytes = 128 << 20
 )
 
 // A snapshot copies the pieces of files to leased memory, and writes them from there: when the copies are complete,
 // or the pool has no more memory. Copies to pinned memory have the host's memory to themselves before.
 type snapshot struct {
 	*Saving
+	pool    *pool.Pool
+	own     bool // the pool is of this save alone
+	piece   int64
 	streams map[*cudart.Device][]*cudart.Stream // snapshotCopies
 	filled  chan filledPiece
 	start   chan struct{} // closed: the writers may begin
@@ -44,7 +52,15 @@ type filledPiece struct {
 }
 
 func newSnapshot(s *Saving) (*snapshot, error) {
-	n := &snapshot{Saving: s, start: make(chan struct{}), streams: map[*cudart.Device][]*cudart.Stream{}}
+	n := &snapshot{
+		Saving: s, pool: s.o.Snapshot, piece: snapshotPiece,
+		start: make(chan struct{}), streams: map[*cudart.Device][]*cudart.Stream{},
+	}
+	if n.pool == nil {
+		if err := n.newPool(); err != nil {
+			return n, err
+		}
+	}
 	for dev := range s.copiers {
 		streams, err := newStreams(s.ctx, dev)
 		if err != nil {
@@ -52,18 +68,32 @@ func newSnapshot(s *Saving) (*snapshot, error) {
 		}
 		n.streams[dev] = streams
 	}
-	pieces := 0
+	pieces, writers := 0, snapshotWriters
 	for _, f := range s.files {
-		pieces += int(f.size/snapshotPiece) + 1
-		if s.o.DirectIO {
+		pieces += int(f.size/n.piece) + 1
+		switch {
+		case f.mapped != nil:
+			writers = max(snapshotWriters, min(runtime.GOMAXPROCS(0), memoryWriters))
+		case s.o.DirectIO:
 			f.direct = openDirect(f.temp.Name())
 		}
 	}
 	n.filled = make(chan filledPiece, pieces)
-	for range snapshotWriters {
+	for range writers {
 		n.writing.Go(n.write)
 	}
 	return n, nil
+}
+
+// newPool makes a pool for a save whose caller waits for the writes.
+func (n *snapshot) newPool() (err error) {
+	for dev := range n.copiers {
+		n.own, n.piece = true, throughPiece
+		n.pool, err = pool.New(dev, pool.Options{MaxBytes: throughBytes, Buffer: hostmem.Options{Label: "weights save"}})
+		n.begin()
+		break
+	}
+	return err
 }
 
 // snapshots bound, for each device, the threads in calls of CUDA for snapshots.
@@ -124,8 +154,15 @@ func (n *snapshot) complete() {
 	n.begin()
 }
 
-// release closes the streams.
+// release closes the streams, and a pool of its own when the writers have ended.
 func (n *snapshot) release() (err error) {
+	if n.own && n.pool != nil {
+		n.writing.Wait()
+		for dev := range n.copiers {
+			err = release(n.caller, dev.Runtime(), n.pool)
+			break
+		}
+	}
 	for dev, streams := range n.streams {
 		err = errors.Join(err, release(n.caller, dev.Runtime(), deviceStreams(streams)))
 	}
@@ -136,6 +173,7 @@ func (n *snapshot) release() (err error) {
 func (n *snapshot) write() {
 	<-n.start
 	for p := range n.filled {
+		p.prepare(p.off, p.lease.Len())
 		if done, err := n.put(p.savedFile, p.off, p.lease.Bytes()); err != nil {
 			n.fail(p.savedFile, p.off+int64(done), err)
 		}
@@ -148,7 +186,7 @@ func (n *snapshot) write() {
 // copyFile copies the pieces of a file, those of each device at once with those of the others.
 func (n *snapshot) copyFile(f *savedFile) error {
 	of := map[*cudart.Device][][]savedRun{} // pieces by the device of their first byte
-	for _, piece := range piecesOf(f.runs) {
+	for _, piece := range piecesOf(f.runs, n.piece) {
 		of[piece[0].device] = append(of[piece[0].device], piece)
 	}
 	var running sync.WaitGroup
@@ -173,10 +211,10 @@ func (n *snapshot) copyFile(f *savedFile) error {
 // when its copies are done, also those that were abandoned.
 func (n *snapshot) copyPiece(f *savedFile, off int64, runs []savedRun, worker int) error {
 	size := int(runs[len(runs)-1].end() - off)
-	lease, err := n.o.Snapshot.TryGet(n.ctx, size)
+	lease, err := n.pool.TryGet(n.ctx, size)
 	if errors.Is(err, hostmem.ErrLimit) {
 		n.begin()
-		lease, err = n.o.Snapshot.Get(n.ctx, size)
+		lease, err = n.pool.Get(n.ctx, size)
 	}
 	if err != nil {
 		return err
@@ -229,13 +267,13 @@ func (n *snapshot) await(s *cudart.Stream) error {
 	return err
 }
 
-// piecesOf cuts runs at multiples of snapshotPiece in the file.
-func piecesOf(runs []savedRun) (pieces [][]savedRun) {
+// piecesOf cuts runs at multiples of a size in the file.
+func piecesOf(runs []savedRun, size int64) (pieces [][]savedRun) {
 	at := int64(-1)
 	for _, r := range runs {
 		for r.n > 0 {
-			part, of := r, r.off/snapshotPiece
-			part.n = int(min(int64(r.n), (of+1)*snapshotPiece-r.off))
+			part, of := r, r.off/size
+			part.n = int(min(int64(r.n), (of+1)*size-r.off))
 			if r.device == nil {
 				part.host, r.host = r.host[:part.n], r.host[part.n:]
 			}

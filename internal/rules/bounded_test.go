@@ -82,7 +82,6 @@ var started = map[string][]string{
 		"transfer/internal/stage.workerPool.publish",
 		"verify.inSegments",
 		"weights.File.wrongBlocks",
-		"weights.reserveHuge",
 	},
 	"files are written while the caller goes on, who may wait for it": {
 		"weights.Saving.begin",
