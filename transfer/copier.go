@@ -148,12 +148,11 @@ type Call struct {
 	// does. It may call methods of the
 	// Copier, but see [Copier.CloseContext].
 	Progress func(done, total int)
-	// Inspect is called with all bytes of the copy while they are in pinned memory, for instance to
-	// compute checksums: the bytes from off on, after they were read from their source or before they
-	// are written to their destination. Several goroutines call it at once, with pieces in any order;
-	// bytes that have to be read again come again. It must neither keep nor change the bytes, nor
-	// block, nor end its goroutine. After a panic the copy fails. Memory that is pinned already is copied through the ring
-	// then. UploadAll and DownloadAll ignore it.
+	// Inspect is called with all bytes of the copy while they are in pinned memory, for instance to compute
+	// checksums: the bytes from off on, after they were read from their source or before they are written to their
+	// destination. Several goroutines call it at once, with pieces in any order; bytes that have to be read again
+	// come again. It must neither keep nor change the bytes, nor block, nor end its goroutine. After a panic the copy
+	// fails. Memory that is pinned already is copied through the ring then. UploadAll and DownloadAll ignore it.
 	Inspect func(off int, mem []byte)
 	// DirectIO reads and writes files with O_DIRECT, without the page cache, where the
 	// file system supports it. Files that are larger than memory then do not evict the

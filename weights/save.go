@@ -38,7 +38,8 @@ type SaveOptions struct {
 	// Snapshot is a pool of pinned memory. The tensors are copied to it at the speed of the link, and written from
 	// there while the caller goes on. If it has less memory than the tensors, Save also waits for writes. Its MaxBytes
 	// bounds the memory, 32 MiB at least; the pool keeps it for the next save, until the caller trims or closes it.
-	// Without a pool the bytes go through the rings of Copiers, and Save waits for the file system.
+	// Without a pool the bytes go through the rings of Copiers, or through up to 128 MiB of leased memory, and Save
+	// waits for the file system.
 	Snapshot *pool.Pool
 	// NoChecksums leaves the checksums out.
 	NoChecksums bool

@@ -25,7 +25,8 @@ const (
 	// snapshotWriters is the number of goroutines that write to a disk, and memoryWriters at most to memory.
 	snapshotWriters = 4
 	memoryWriters   = 16
-	// throughPiece and throughBytes are the size of pieces, and the memory for all of them, without a pool of the caller's.
+	// throughPiece and throughBytes are the size of pieces, and the memory for all of them, without a pool of the
+	// caller's.
 	throughPiece = 8 << 20
 	throughBytes = 128 << 20
 )
