@@ -171,7 +171,7 @@ func TestCloseWaitsForCopies(t *testing.T) {
 				other := g.NewStream()
 				p := g.Device(n)
 				content := filled(n, 3)
-				require.NoError(t, g.Dev.CopyToDevice(p, unsafe.Pointer(unsafe.SliceData(content)), n))
+				g.Upload(p, content[:n])
 				b := g.alloc(n, o)
 				mem := b.Bytes()
 				registered := g.Registrations()

@@ -71,8 +71,7 @@ func (g *fixture) requireCopies(m *Buffer) {
 		return
 	}
 	back := filled(n, 99)
-	require.NoError(g, g.Dev.CopyToDevice(dst, unsafe.Pointer(&back[0]), n))
-	require.NoError(g, g.Dev.Synchronize(g.Context())) // the copy of pageable memory may be on its way still
+	g.Upload(dst, back[:n])
 	require.NoError(g, m.CopyFromDevice(g.Stream, dst, 0, n))
 	g.Synchronize()
 	require.Equal(g, back, m.Bytes())
@@ -292,7 +291,7 @@ func TestCloseOfARegistrationWaitsForCopies(t *testing.T) {
 	r := g.register(mem, RegisterOptions{})
 	src := g.Device(mib)
 	want := filled(mib, 8)
-	require.NoError(t, g.Dev.CopyToDevice(src, unsafe.Pointer(&want[0]), mib))
+	g.Upload(src, want[:mib])
 	g.Hold()
 	require.NoError(t, r.CopyFromDevice(g.Stream, src, 0, mib))
 

@@ -116,7 +116,7 @@ func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr
 	var b byte
 	err := g.dev.CopyToHost(unsafe.Pointer(&b), p+77, 1)
 	b ^= 4
-	err = errors.Join(err, g.dev.CopyToDevice(p+77, unsafe.Pointer(&b), 1))
+	err = errors.Join(err, g.dev.CopyToDevice(p+77, unsafe.Pointer(&b), 1), g.dev.Synchronize(ctx))
 	found, compared := g.counted.Compare(ctx, s, p, n, c, at)
 	return found, errors.Join(err, compared)
 }
@@ -166,7 +166,7 @@ type overrunning struct{ counted }
 func (g overrunning) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr, n int, c pattern.Content, at uint64) (gpukernels.Found, error) {
 	found, err := g.counted.Compare(ctx, s, p, n, c, at)
 	var b byte
-	return found, errors.Join(err, g.dev.CopyToDevice(p+cudart.DevPtr(n), unsafe.Pointer(&b), 1))
+	return found, errors.Join(err, g.dev.CopyToDevice(p+cudart.DevPtr(n), unsafe.Pointer(&b), 1), g.dev.Synchronize(ctx))
 }
 
 // Where no kernels can be loaded their paths are skipped, with the reason.

@@ -102,7 +102,7 @@ func newModel(t *testing.T, random *rand.Rand) *model {
 	for i := range table {
 		table[i] = uint64(i)
 	}
-	require.NoError(t, m.dev.CopyToDevice(m.mem, unsafe.Pointer(&table[0]), 8*numbers))
+	testgpu.CopyToDevice(t, m.dev, m.mem, table)
 	m.pinned, err = m.dev.HostAlloc(8*modelBlocks, 0)
 	require.NoError(t, err)
 	for i := range modelBlocks {

@@ -127,7 +127,7 @@ func newModel(t *testing.T, random *rand.Rand, faults bool) *model {
 	}
 	m.numbers, err = m.dev.Malloc(8 * len(table))
 	require.NoError(t, err)
-	require.NoError(t, m.dev.CopyToDevice(m.numbers, unsafe.Pointer(&table[0]), 8*len(table)))
+	testgpu.CopyToDevice(t, m.dev, m.numbers, table)
 	const size = int(unsafe.Sizeof([modelWords]uint64{}))
 	m.pinned, err = m.dev.HostAlloc(size*modelBlocks, 0)
 	require.NoError(t, err)

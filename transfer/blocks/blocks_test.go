@@ -209,7 +209,7 @@ func listOnDevice(t *testing.T, dev *cudart.Device, p cudart.DevPtr, list *[]uin
 	if *list == nil {
 		return 0
 	}
-	require.NoError(t, dev.CopyToDevice(p, unsafe.Pointer(&(*list)[0]), 4*len(*list)))
+	testgpu.CopyToDevice(t, dev, p, *list)
 	*list = nil
 	return p
 }
