@@ -197,7 +197,6 @@ func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 // copy copies the tensors to the files, or to the memory of the snapshot.
 func (s *Saving) copy() (err error) {
 	s.copiers = map[*cudart.Device]*transfer.Copier{}
-	runtimes := map[*cudart.Runtime]bool{}
 	var retrying sync.WaitGroup
 	defer func() {
 		retrying.Wait()
@@ -207,20 +206,8 @@ func (s *Saving) copy() (err error) {
 			}
 		}
 	}()
-	for _, f := range s.files {
-		for _, r := range f.runs {
-			if r.device == nil || s.copiers[r.device] != nil {
-				continue
-			}
-			if rt := r.device.Runtime(); !runtimes[rt] {
-				runtimes[rt] = true
-				retrying.Go(func() { retryUnreleased(s.caller, rt) })
-			}
-			if s.copiers[r.device], err = transfer.NewCopier(s.ctx, r.device, transfer.Options{}); err != nil {
-				delete(s.copiers, r.device)
-				return cause(err)
-			}
-		}
+	if err := s.openCopiers(&retrying); err != nil {
+		return err
 	}
 	if s.o.Snapshot != nil || len(s.copiers) > 0 && (s.o.DirectIO || slices.ContainsFunc(s.files, (*savedFile).inMemory)) {
 		if s.snapshot, err = newSnapshot(s); err != nil {
@@ -234,6 +221,28 @@ func (s *Saving) copy() (err error) {
 	for _, f := range s.files {
 		if err := s.copyFile(f); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// openCopiers opens a Copier onto each device, beside which what earlier calls could not release is tried again.
+func (s *Saving) openCopiers(retrying *sync.WaitGroup) error {
+	runtimes := map[*cudart.Runtime]bool{}
+	for _, f := range s.files {
+		for _, r := range f.runs {
+			if r.device == nil || s.copiers[r.device] != nil {
+				continue
+			}
+			if rt := r.device.Runtime(); !runtimes[rt] {
+				runtimes[rt] = true
+				retrying.Go(func() { retryUnreleased(s.caller, rt) })
+			}
+			c, err := transfer.NewCopier(s.ctx, r.device, transfer.Options{})
+			if err != nil {
+				return cause(err)
+			}
+			s.copiers[r.device] = c
 		}
 	}
 	return nil

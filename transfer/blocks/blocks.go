@@ -691,20 +691,32 @@ func (b *Copier) check(c *Copy, down bool) error {
 		return fmt.Errorf("they or their list have more than %d bytes", math.MaxInt)
 	case uint64(c.Device) > ^uint64(0)-uint64(c.DeviceLen):
 		return fmt.Errorf("%d bytes at %v: no memory has such addresses", c.DeviceLen, c.Device)
-	case c.listsOnDevice() && b.kernel == nil:
-		return fmt.Errorf("a list in the device's memory needs the kernel, and this Copier copies by engines alone: %w", errors.ErrUnsupported)
-	case c.listsOnDevice() && c.Size > math.MaxInt32:
-		return fmt.Errorf("a list in the device's memory of blocks of %d bytes: at most %d", c.Size, math.MaxInt32)
 	case c.Hosts != nil && (c.Host != nil || c.listsOnDevice()):
 		return errors.New("with Hosts there is neither a Host nor a list in the device's memory")
 	case down && overlap(c.Hosts):
 		return errors.New("two of Hosts overlap")
+	}
+	if err := b.checkListsOnDevice(c); err != nil {
+		return err
 	}
 	sides := c.sides(down)
 	for i := range sides {
 		if err := b.checkSide(c, &sides[i]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// checkListsOnDevice returns an error for lists in the device's memory that the kernel cannot read.
+func (b *Copier) checkListsOnDevice(c *Copy) error {
+	switch {
+	case !c.listsOnDevice():
+		return nil
+	case b.kernel == nil:
+		return fmt.Errorf("a list in the device's memory needs the kernel, and this Copier copies by engines alone: %w", errors.ErrUnsupported)
+	case c.Size > math.MaxInt32:
+		return fmt.Errorf("a list in the device's memory of blocks of %d bytes: at most %d", c.Size, math.MaxInt32)
 	}
 	return nil
 }

@@ -152,32 +152,43 @@ func systemdDenies(f *Facts) []Finding {
 	return finding(out)
 }
 
+// allowsMajor reports whether a list of version 1 lets a process open devices of a major number.
+func allowsMajor(list []string, major string) bool {
+	return slices.ContainsFunc(list, func(line string) bool {
+		fields := strings.Fields(line) // "c 195:* rw", "a *:* rwm"
+		if len(fields) == 3 && !strings.Contains(fields[2], "r") {
+			return false // it may be made, and not opened
+		}
+		return len(fields) >= 2 && (fields[0] == "a" || fields[0] == "c" && (strings.HasPrefix(fields[1], major+":") || strings.HasPrefix(fields[1], "*:")))
+	})
+}
+
+// notAllowed says which number the list of version 1 lacks, and by which cause; nothing without a list, and if it has all.
+func notAllowed(h *hostinfo.Host) (seen, because string) {
+	const gpu = "195" // of /dev/nvidia0 and /dev/nvidiactl
+	list, uvm := h.Cgroup.DevicesAllowed, fmt.Sprint(h.NVIDIA.Majors["nvidia-uvm"])
+	if len(list) == 0 || !h.NVIDIA.HasGPUNode() || h.Virt.WSL {
+		return "", ""
+	}
+	for _, major := range []string{gpu, uvm} {
+		if major == "0" || allowsMajor(list, major) {
+			continue
+		}
+		if major == uvm {
+			because = "old_major"
+		}
+		return "devices.list allows " + strings.Join(list[:min(len(list), 6)], ", ") + ", but not c " + major + ":*", because
+	}
+	return "", ""
+}
+
 // deviceCgroup knows what version 1 allows. Version 2 does not show it.
 func deviceCgroup(f *Facts) []Finding {
 	nodes, evidence := f.denied(eperm)
-	allowed, n := f.Host.Cgroup.DevicesAllowed, f.Host.NVIDIA
-	allows := func(major string) bool {
-		return slices.ContainsFunc(allowed, func(line string) bool {
-			fields := strings.Fields(line) // "c 195:* rw", "a *:* rwm"
-			if len(fields) == 3 && !strings.Contains(fields[2], "r") {
-				return false // it may be made, and not opened
-			}
-			return len(fields) >= 2 && (fields[0] == "a" || fields[0] == "c" && (strings.HasPrefix(fields[1], major+":") || strings.HasPrefix(fields[1], "*:")))
-		})
-	}
+	n := f.Host.NVIDIA
 	out := Finding{Summary: "the device cgroup denies this container the GPU"}
-	if len(allowed) > 0 && n.HasGPUNode() && !f.Host.Virt.WSL {
-		const gpu = "195" // of /dev/nvidia0 and /dev/nvidiactl
-		uvm := fmt.Sprint(n.Majors["nvidia-uvm"])
-		for _, major := range []string{gpu, uvm} {
-			if major != "0" && !allows(major) {
-				evidence = append(evidence, "devices.list allows "+strings.Join(allowed[:min(len(allowed), 6)], ", ")+", but not c "+major+":*")
-				if major == uvm && allows(gpu) {
-					out.because = "old_major"
-				}
-				break
-			}
-		}
+	if seen, because := notAllowed(f.Host); seen != "" {
+		evidence, out.because = append(evidence, seen), because
 	}
 	if len(evidence) == 0 || len(nodes) > 0 && f.Host.Virt.Container == "" && f.Host.Virt.Unit != "" {
 		return nil // of systemd
