@@ -91,7 +91,7 @@ var started = map[string][]string{
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
-		"weights.Saving.copy",
+		"weights.Saving.openCopiers",
 		"weights.Saving.copyFile",
 		"weights.retryUnreleased",
 		"weights.snapshot.copyFile",
