@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,6 +115,7 @@ func readRemote(n, rate int, delay time.Duration) func(*fixture) task {
 		for i := range mems {
 			mems[i] = make([]byte, mib)
 		}
+		var read atomic.Int64
 		op := func() error {
 			return onEach(readers, func(i int) error {
 				from, to := n*i/readers, n*(i+1)/readers
@@ -131,10 +133,20 @@ func readRemote(n, rate int, delay time.Duration) func(*fixture) task {
 					got := 0
 					got, err = io.ReadFull(response.Body, mems[i][:min(left, mib)])
 					left -= got
+					read.Add(int64(got))
 				}
 				return err
 			})
 		}
-		return task{bytes: n, op: op}
+		return task{bytes: n, op: op, verify: func(run func() error) error {
+			read.Store(0)
+			if err := run(); err != nil {
+				return err
+			}
+			if got := read.Load(); got != int64(n) {
+				return fmt.Errorf("%d bytes were read: want %d", got, n)
+			}
+			return nil
+		}}
 	}
 }
