@@ -153,7 +153,7 @@ func (m *Memory) link(ctx context.Context) error {
 	if err = m.lock(); err == nil && !m.named() {
 		err = fmt.Errorf("it was removed meanwhile: %w", fs.ErrNotExist)
 	}
-	return errors.Join(err, temporary.Close())
+	return errors.Join(err, closeLocked(temporary))
 }
 
 // takeName links the file. Memory of that name which nobody has, and nobody keeps, is removed.

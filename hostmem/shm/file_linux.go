@@ -103,6 +103,13 @@ func tryLock(f *os.File, exclusive bool) (ok bool, err error) {
 	return err == nil, os.NewSyscallError("flock", err)
 }
 
+// closeLocked unlocks a file and closes it. A process that is being started has a copy of each descriptor until it
+// executes its program, and with it the lock, unless that is released.
+func closeLocked(f *os.File) error {
+	err := os.NewSyscallError("flock", unix.Flock(int(f.Fd()), unix.LOCK_UN))
+	return errors.Join(err, f.Close())
+}
+
 // lockWriter makes this descriptor the only one that writes, or ends that (F_OFD_SETLK). ok is false if another one is.
 func lockWriter(f *os.File, lock bool) (ok bool, err error) {
 	l := unix.Flock_t{Type: unix.F_UNLCK, Len: 1}

@@ -16,6 +16,7 @@ func openNamed(string, bool) (*os.File, error)            { return nil, errors.E
 func reopen(*os.File, bool) (*os.File, error)             { return nil, errors.ErrUnsupported }
 func seal(*os.File) error                                 { return errors.ErrUnsupported }
 func link(*os.File, string) error                         { return errors.ErrUnsupported }
+func closeLocked(f *os.File) error                        { return f.Close() }
 func tryLock(*os.File, bool) (bool, error)                { return false, errors.ErrUnsupported }
 func lockWriter(*os.File, bool) (bool, error)             { return false, errors.ErrUnsupported }
 func reserve(*os.File, int64) error                       { return errors.ErrUnsupported }

@@ -139,7 +139,7 @@ func removeUnused(path string) (removed bool, err error) {
 	if err != nil {
 		return false, explainOpen(path, err)
 	}
-	defer f.Close()
+	defer func() { _ = closeLocked(f) }()
 	h, err := readHeader(f, pages.Host(), false)
 	if err != nil || h.keep {
 		return false, err

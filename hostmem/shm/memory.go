@@ -276,7 +276,10 @@ func (m *Memory) close() error {
 			return err
 		}
 	}
-	return m.file.Close()
+	if m.writing {
+		_, _ = lockWriter(m.file, false) // it ends with the descriptor in any case
+	}
+	return closeLocked(m.file)
 }
 
 func (m *Memory) unmap() error {

@@ -378,6 +378,30 @@ func TestMemoryOfOthers(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+// A process that is being started has a copy of each descriptor. It must not count as one that has the memory open.
+func TestACopyOfADescriptorIsNoUser(t *testing.T) {
+	t.Parallel()
+	if testgpu.Real() {
+		t.Skip("the memory is not for the GPU")
+	}
+	dir := tmpfs(t)
+	f, err := openTemporary(dir, 0o600)
+	require.NoError(t, err)
+	another, err := reopen(f, false)
+	require.NoError(t, err)
+	defer another.Close()
+	ok, err := tryLock(f, false)
+	require.True(t, ok && err == nil, "%v", err)
+	forked, err := unix.Dup(int(f.Fd()))
+	require.NoError(t, err)
+	defer unix.Close(forked)
+	ok, err = tryLock(another, true)
+	require.False(t, ok || err != nil, "%v", err)
+	require.NoError(t, closeLocked(f))
+	ok, err = tryLock(another, true)
+	require.True(t, ok && err == nil, "%v", err)
+}
+
 // What a killed process leaves is removed by Sweep, and by the next Create of the name.
 func TestUnusedMemoryIsRemoved(t *testing.T) {
 	t.Parallel()
@@ -386,7 +410,7 @@ func TestUnusedMemoryIsRemoved(t *testing.T) {
 		m, err := Create(t.Context(), name, 5000, o)
 		require.NoError(t, err)
 		require.NoError(t, m.unmap())
-		require.NoError(t, m.file.Close()) // as the kernel does for a process that was killed
+		require.NoError(t, closeLocked(m.file)) // as the kernel does for a process that was killed
 	}
 	leave("a")
 	leave("b")
@@ -413,7 +437,7 @@ func TestOpenWaitsForItsContextOnly(t *testing.T) {
 	defer cancel()
 	_, err = Open(ctx, "x", o)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, f.Close())
+	require.NoError(t, closeLocked(f))
 	require.NoError(t, openMemory(t, "x", o).Close())
 	require.NoError(t, Remove("x", o))
 }
