@@ -94,7 +94,7 @@ for committed in "$PWD"/{internal/gpukernels,examples/gcn}/src; do
 	if [[ ${1:-} == check ]]; then
 		copy=$(mktemp -d)
 		cp ./*.cu "$copy"
-		cp ./CUBINS ./*.cubin.gz "$copy" 2>/dev/null || true # of which a test compares the hashes
+		cp ./CUBINS ./*.cubin.gz "$copy" 2>/dev/null || true # a test compares their hashes
 		cd "$copy"
 	fi
 	for source in *.cu; do

@@ -81,7 +81,7 @@ func blocksOf(blocks []span, off int64, size, block int) []span {
 }
 
 // sums has the checksums of the blocks of one file, which any number of goroutines compute from pieces of the bytes, in
-// any order. A block of which bytes come again, after all were there, is not known any more.
+// any order. If bytes of a complete block come again, its checksum is no longer known.
 type sums struct {
 	blocks []span // in order
 

@@ -94,7 +94,7 @@
 //		1048576 c1d4dd5f 8a9136aa113f7ee5...
 //
 //	  - the size of a block in bytes;
-//	  - the checksum of the bytes before the tensors, which are the size of the header and the header, with 0 in place of
+//	  - the checksum of the bytes before the tensors, which are the size of the header and the header, with 0 instead of
 //	    each digit of this field;
 //	  - the checksums of the blocks: each tensor, in the order of data_offsets, is cut into blocks from its first byte on,
 //	    and the last one may be shorter. A tensor without bytes has none.

@@ -45,7 +45,7 @@ type LoadOptions struct {
 	// that stays is no error.
 	DropCache bool
 	// Checksums compares the bytes with the checksums that [Save] has written, while they are in pinned
-	// memory. Blocks of which a part is not loaded are read whole, once more. The Err of a LoadError is
+	// memory. Blocks that are loaded in part are read again, whole. The Err of a LoadError is
 	// a *[ChecksumError] for each wrong block then; the bytes are in device memory nevertheless. A file
 	// without checksums is refused with [ErrNoChecksums].
 	Checksums bool

@@ -67,7 +67,7 @@ func unmap(mem []byte) error {
 // maxHugePage is the time for a huge page after which no more are made: memory has none without moving others.
 const maxHugePage = 3 * time.Millisecond
 
-// makeHuge makes mem huge pages (MADV_COLLAPSE, since Linux 6.1), each of which must have a small one. It returns false
+// makeHuge makes mem huge pages (MADV_COLLAPSE, since Linux 6.1); each needs a small page first. It returns false
 // where that cannot be done, or takes too long.
 func makeHuge(mem []byte) bool {
 	for at := 0; at < len(mem); at += hugePage {

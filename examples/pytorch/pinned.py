@@ -526,7 +526,7 @@ class Shared:
         return torch.frombuffer(exporter, dtype=dtype, count=self.size // torch.empty(0, dtype=dtype).element_size())
 
     def close(self) -> None:
-        """Unregisters and unmaps the memory, of which no tensor may be left. The last process that has it open removes its name."""
+        """Unregisters and unmaps the memory; no tensor of it may be left. The last process to close it removes its name."""
         if self._exporter is not None and self._exporter() is not None:
             raise PinnedError(f"a tensor uses {self.path} still")
         if self._registered:

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// A header is the first page of a file, of which 512 bytes are used. Numbers are little-endian, times nanoseconds since
+// A header is the first 512 bytes of a file's first page. Numbers are little-endian, times nanoseconds since
 // 1970.
 //
 //	offset  bytes  what                             written by

@@ -70,7 +70,7 @@ func codes(dev *cudart.Device, name string) ([]string, error) {
 	return []string{ptx}, nil
 }
 
-// architecture returns the one whose cubins a device of a compute capability runs, 0 if there is none.
+// architecture returns the one whose cubins a device of a compute capability runs, or 0 if it runs none.
 func architecture(capability int) (arch int) {
 	for _, a := range architectures {
 		if a/10 == capability/10 && a <= capability {

@@ -187,7 +187,7 @@ func TestServersThatLie(t *testing.T) {
 			_, _ = io.WriteString(w, "<html>log in</html>")
 		}, "text/html", nil},
 		"a page later": {1, 0, func(w http.ResponseWriter, _ *http.Request, _ *server) {
-			_, _ = io.WriteString(w, "<html>log in</html>") // of which net/http sets the type
+			_, _ = io.WriteString(w, "<html>log in</html>") // net/http sets its type
 		}, "text/html", nil},
 		"no ranges": {0, 0, func(w http.ResponseWriter, _ *http.Request, s *server) {
 			w.Header().Set("Content-Length", strconv.Itoa(len(s.content)))

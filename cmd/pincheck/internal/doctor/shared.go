@@ -26,7 +26,7 @@ const maxShared = 64
 
 // SharedMemoryIn returns the shared memory in a directory that this user may read, the largest first.
 func SharedMemoryIn(dir string, now time.Time) (all []SharedMemory) {
-	found, _ := shm.List(dir) // without it there is none
+	found, _ := shm.List(dir) // no directory, no memory
 	for _, m := range found {
 		all = append(all, SharedMemory{
 			Path: m.Path, Size: m.Len, Age: now.Sub(m.Created).Seconds(), UID: m.UID, Kept: m.Keep,
