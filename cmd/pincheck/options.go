@@ -30,6 +30,11 @@ type options struct {
 	from       []string
 	tickets    bool // the command has findings, which --format ticket needs
 
+	expectations
+}
+
+// expectations are the flags of what a check judges by.
+type expectations struct {
 	failAt     string
 	ignore     []string
 	expectGPUs int

@@ -58,13 +58,22 @@ type options struct {
 	inPlace bool
 	panel   int
 	chunk   int
-	write   string
-	json    string
 	scale   scale
-	python  string
-	verbose bool
-	sim     bool
-	source  cudart.Source // nil for the machine's CUDA
+	output
+	library
+}
+
+// output is what is written, and where to.
+type output struct {
+	write, json string
+	verbose     bool
+}
+
+// library is what computes.
+type library struct {
+	python string // for a comparison
+	sim    bool
+	source cudart.Source // nil for the machine's CUDA
 }
 
 func main() {

@@ -94,7 +94,7 @@ func TestLossFalls(t *testing.T) {
 	var out bytes.Buffer
 	s := sizes{Nodes: 500, EdgesPerNode: 4, Features: 16, Hidden: 16, Classes: 4, Seed: 1}
 	file := filepath.Join(t.TempDir(), "losses.json")
-	require.NoError(t, run(t.Context(), options{graph: s, epochs: 30, rate: 1, cpu: true, json: file}, &out))
+	require.NoError(t, run(t.Context(), options{graph: s, epochs: 30, rate: 1, cpu: true, output: output{json: file}}, &out))
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	var result outcome

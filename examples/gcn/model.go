@@ -102,15 +102,25 @@ type model struct {
 	b     backend
 	width int // of a panel
 
-	x, mean          []matrix // panels of the features, and of their mean
-	sum, rows        matrix   // of a staged model: a panel of the mean, and some rows of all panels
-	mixed, logits    matrix   // the second layer before and after the mean
-	hidden, gradient matrix   // some rows of the hidden layer, and of the gradient by it
-	w1, w1Gradient   matrix
-	w2, w2Gradient   matrix
-	labels           *memory
-	from, to         *memory
-	weight           *memory
+	x, mean   []matrix // panels of the features, and of their mean
+	sum, rows matrix   // of a staged model: a panel of the mean, and some rows of all panels
+	products
+	layers
+	labels   *memory
+	from, to *memory
+	weight   *memory
+}
+
+// products are what a step computes.
+type products struct {
+	mixed, logits    matrix // the second layer before and after the mean
+	hidden, gradient matrix // some rows of the hidden layer, and of the gradient by it
+}
+
+// layers are the weights of both layers, with the gradients by them.
+type layers struct {
+	w1, w1Gradient matrix
+	w2, w2Gradient matrix
 }
 
 // blockRows is the number of rows of the hidden layer that one step computes.

@@ -173,7 +173,7 @@ func TestPyTorchComputesTheSame(t *testing.T) {
 	}
 	dir := t.TempDir()
 	graph, losses := filepath.Join(dir, "graph.bin"), filepath.Join(dir, "losses.json")
-	o := options{graph: sizes{Nodes: 300, EdgesPerNode: 6, Features: 48, Hidden: 70, Classes: 7, Seed: 3}, epochs: 4, rate: 1, cpu: true, write: graph, json: losses}
+	o := options{graph: sizes{Nodes: 300, EdgesPerNode: 6, Features: 48, Hidden: 70, Classes: 7, Seed: 3}, epochs: 4, rate: 1, cpu: true, output: output{write: graph, json: losses}}
 	require.NoError(t, run(t.Context(), o, &bytes.Buffer{}))
 	out, err := exec.Command(python, "gcn.py", graph, "--epochs", "4", "--rate", "1", "--losses", losses, "--device", "cpu").CombinedOutput()
 	require.NoError(t, err, string(out))

@@ -93,7 +93,7 @@ func TestTheBetterOfTwoMeasurements(t *testing.T) {
 			if rate == 30 {
 				b.Series[0].Mismatch = "wrong bytes: byte 7"
 			}
-			d.Take(&Device{Bandwidth: b, Trials: trials[i], OtherCPUs: number(rate)})
+			d.Take(&Device{Bandwidth: b, Beside: Beside{Trials: trials[i], OtherCPUs: number(rate)}})
 		}
 		assert.Equal(t, 55.0, d.Slowest())
 		assert.Equal(t, 30.0, (&Device{Bandwidth: d.Slower}).Slowest())
@@ -127,7 +127,7 @@ func TestSlowInAnIdleMeasurementToo(t *testing.T) {
 			d := &f.Devices[0]
 			d.Bandwidth = nil
 			for i, rate := range rates {
-				d.Take(&Device{OtherCPUs: number(cpus[i]), Bandwidth: &result.Bench{
+				d.Take(&Device{Beside: Beside{OtherCPUs: number(cpus[i])}, Bandwidth: &result.Bench{
 					Series: []result.Series{series(result.HostToDevice, rate), series(result.DeviceToHost, 55.3)},
 				}})
 			}

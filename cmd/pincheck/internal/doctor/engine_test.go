@@ -45,11 +45,11 @@ func series(direction string, rate float64) result.Series {
 func fine(up, down float64) Device {
 	return Device{
 		Name: "NVIDIA H200", UUID: "GPU-00000000-1111-2222-3333-444444444444", PCIBusID: "0000:00:06.0",
-		MemoryTotal: 140 << 30, MemoryFree: 139 << 30,
-		Verify:     &verify.Report{CasesPlanned: 10, Cases: 10, VerifiedBytes: 1000},
-		Bandwidth:  &result.Bench{Series: []result.Series{series(result.HostToDevice, up), series(result.DeviceToHost, down)}},
-		Attributes: &Attributes{HostRegisterSupported: true, ManagedMemory: true},
-		Health:     &nvml.GPU{},
+		DeviceMemory: DeviceMemory{MemoryTotal: 140 << 30, MemoryFree: 139 << 30},
+		Verify:       &verify.Report{CasesPlanned: 10, Cases: 10, VerifiedBytes: 1000},
+		Bandwidth:    &result.Bench{Series: []result.Series{series(result.HostToDevice, up), series(result.DeviceToHost, down)}},
+		Attributes:   &Attributes{HostRegisterSupported: true, ManagedMemory: true},
+		Health:       &nvml.GPU{},
 	}
 }
 

@@ -194,14 +194,31 @@ type Device struct {
 	UUID              string `json:"uuid"`
 	PCIBusID          string `json:"pci_bus_id"`
 	ComputeCapability string `json:"compute_capability,omitempty"`
-	MemoryTotal       int    `json:"memory_total_bytes,omitempty"`
-	MemoryFree        int    `json:"memory_free_bytes,omitempty"`
-	NUMANode          *int   `json:"numa_node"` // null if the firmware does not say
-	LocalCPUs         string `json:"local_cpus,omitempty"`
+	DeviceMemory
+	NUMANode  *int   `json:"numa_node"` // null if the firmware does not say
+	LocalCPUs string `json:"local_cpus,omitempty"`
 	// Link is absent if the host does not show it.
 	Link      *Link          `json:"link,omitempty"`
 	Verify    *verify.Report `json:"verify,omitempty"`
 	Bandwidth *result.Bench  `json:"bandwidth,omitempty"`
+	Beside
+	// Attributes are those of CUDA that decide how host memory behaves; absent if they
+	// could not be had.
+	Attributes *Attributes `json:"attributes,omitempty"`
+	// Health is what NVML reports; absent without NVML.
+	Health *nvml.GPU `json:"health,omitempty"`
+	// Errors are those of calls and measurements that failed.
+	Errors []string `json:"errors,omitempty"`
+}
+
+// DeviceMemory is the memory of a GPU.
+type DeviceMemory struct {
+	MemoryTotal int `json:"memory_total_bytes,omitempty"`
+	MemoryFree  int `json:"memory_free_bytes,omitempty"`
+}
+
+// Beside is what was measured beside the bandwidth of a GPU.
+type Beside struct {
 	// Slower is the slowest one of several measurements of the bandwidth, nil for one, and Repeats
 	// are all of them.
 	Slower  *result.Bench `json:"bandwidth_slower,omitempty"`
@@ -211,13 +228,6 @@ type Device struct {
 	OtherCPUs *float64 `json:"other_cpus,omitempty"`
 	// Trials are short measurements beside the bandwidth: see bench.Trials.
 	Trials *result.Bench `json:"trials,omitempty"`
-	// Attributes are those of CUDA that decide how host memory behaves; absent if they
-	// could not be had.
-	Attributes *Attributes `json:"attributes,omitempty"`
-	// Health is what NVML reports; absent without NVML.
-	Health *nvml.GPU `json:"health,omitempty"`
-	// Errors are those of calls and measurements that failed.
-	Errors []string `json:"errors,omitempty"`
 }
 
 // Attributes are properties of a device (cudaDeviceGetAttribute).

@@ -13,14 +13,10 @@ import (
 type Memory struct {
 	Total     int `json:"total_bytes,omitempty"`
 	Available int `json:"available_bytes,omitempty"` // of the host, also in a container
-	// HugePageSize is the default size of a hugetlb page.
-	HugePageSize int   `json:"hugetlb_page_bytes,omitempty"`
-	HugeTotal    Limit `json:"hugetlb_total_pages"`
-	HugeFree     Limit `json:"hugetlb_free_pages"`
-	THP          THP   `json:"transparent_huge_pages"`
-	Overcommit   *int  `json:"overcommit_memory"` // vm.overcommit_memory: 0, 1 or 2
-	Swap         int   `json:"swap_total_bytes,omitempty"`
-	SwapFree     Limit `json:"swap_free_bytes,omitzero"`
+	HugePages
+	Overcommit *int  `json:"overcommit_memory"` // vm.overcommit_memory: 0, 1 or 2
+	Swap       int   `json:"swap_total_bytes,omitempty"`
+	SwapFree   Limit `json:"swap_free_bytes,omitzero"`
 	// CommitLimit and Committed bind allocations where Overcommit is 2.
 	CommitLimit Limit `json:"commit_limit_bytes,omitzero"`
 	Committed   Limit `json:"committed_bytes,omitzero"`
@@ -38,6 +34,14 @@ type Memory struct {
 	Free []FreeZone `json:"free_zones,omitempty"`
 	// Stalls are counts since boot (/proc/vmstat); nil if the kernel does not show them.
 	Stalls *Stalls `json:"stalls,omitempty"`
+}
+
+// HugePages are pages of hugetlb, whose default size HugePageSize is, and the setting of transparent ones.
+type HugePages struct {
+	HugePageSize int   `json:"hugetlb_page_bytes,omitempty"`
+	HugeTotal    Limit `json:"hugetlb_total_pages"`
+	HugeFree     Limit `json:"hugetlb_free_pages"`
+	THP          THP   `json:"transparent_huge_pages"`
 }
 
 // Placed is memory that is kept for one use. Pages cannot be pinned where they are movable or of CMA: the kernel moves
@@ -140,13 +144,13 @@ func readMemory(f files) Memory {
 	info, _ := linux.ReadMeminfo(f.fsys)
 	thp, _ := linux.ReadTransparentHugePages(f.fsys)
 	m := Memory{
-		Total:        info["MemTotal"],
-		Available:    info["MemAvailable"],
-		Swap:         info["SwapTotal"],
-		HugePageSize: info["Hugepagesize"],
-		HugeTotal:    pagesOf(info, "HugePages_Total"),
-		HugeFree:     pagesOf(info, "HugePages_Free"),
-		THP:          THP{Enabled: thp.Enabled, Defrag: thp.Defrag, Shmem: thp.Shmem, PageSize: thp.PageSize},
+		Total:     info["MemTotal"],
+		Available: info["MemAvailable"],
+		Swap:      info["SwapTotal"],
+		HugePages: HugePages{
+			HugePageSize: info["Hugepagesize"], HugeTotal: pagesOf(info, "HugePages_Total"), HugeFree: pagesOf(info, "HugePages_Free"),
+			THP: THP{Enabled: thp.Enabled, Defrag: thp.Defrag, Shmem: thp.Shmem, PageSize: thp.PageSize},
+		},
 	}
 	if n, err := linux.ReadInt(f.fsys, "proc/sys/vm/overcommit_memory"); err == nil {
 		m.Overcommit = &n

@@ -63,10 +63,10 @@ func TestWindowOfAGPU(t *testing.T) {
 	t.Parallel()
 	const dir = "sys/bus/pci/devices/0000:01:00.0/"
 	for text, want := range map[string]hostinfo.PCIDevice{
-		"0xa4000000 0xa4ffffff 0x40200\n0x6000000000 0x67ffffffff 0x14220c\n": {Window: 32 << 30},
-		"0xa4000000 0xa4ffffff 0x40200\n0x0 0x7ffffffff 0x2014220c\n":         {Window: 32 << 30, NoWindow: true},
-		"0x0 0xffffff 0x20040200\n0x0 0x7ffffffff 0x2014220c\n":               {Window: 32 << 30, NoWindow: true},
-		"0xa4000000 0xa4ffffff 0x40200\n0x0 0x0 0x0\n":                        {NoWindow: true},
+		"0xa4000000 0xa4ffffff 0x40200\n0x6000000000 0x67ffffffff 0x14220c\n": {MemoryWindow: hostinfo.MemoryWindow{Window: 32 << 30}},
+		"0xa4000000 0xa4ffffff 0x40200\n0x0 0x7ffffffff 0x2014220c\n":         {MemoryWindow: hostinfo.MemoryWindow{Window: 32 << 30, NoWindow: true}},
+		"0x0 0xffffff 0x20040200\n0x0 0x7ffffffff 0x2014220c\n":               {MemoryWindow: hostinfo.MemoryWindow{Window: 32 << 30, NoWindow: true}},
+		"0xa4000000 0xa4ffffff 0x40200\n0x0 0x0 0x0\n":                        {MemoryWindow: hostinfo.MemoryWindow{NoWindow: true}},
 		"0x0 0x0 0x0\n0x0 0x0 0x0\n":                                          {},
 		"0xa4000000 0xa4ffffff 0x40200\n":                                     {},
 		"0xa4000000 0xa4ffffff 0x40200\n0x9 0x1 0x0\n":                        {},

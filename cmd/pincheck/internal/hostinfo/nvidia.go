@@ -37,14 +37,19 @@ type NVIDIA struct {
 	NVSwitches int `json:"nvswitches,omitempty"`
 	// LicenceServer is that a vGPU has a licence server or a token (gridd.conf); nil if the file does not show.
 	LicenceServer *bool `json:"vgpu_licence_server,omitempty"`
+	Parameters
+	// MPS is the pipe of MPS's control daemon in its usual directory: /tmp/nvidia-mps/control.
+	MPS string `json:"mps_control,omitempty"`
+}
+
+// Parameters are those of the kernel modules.
+type Parameters struct {
 	// ExcludedGPUs are the UUIDs that the module was told to leave alone (NVreg_ExcludedGpus), and AssignedGPUs the
 	// PCI addresses to which NVreg_AssignGpus limits it.
 	ExcludedGPUs []string `json:"excluded_gpus,omitempty"`
 	AssignedGPUs []string `json:"assigned_gpus,omitempty"`
 	// HMMDisabled is the parameter uvm_disable_hmm of nvidia_uvm; nil if it is not shown.
 	HMMDisabled *bool `json:"hmm_disabled,omitempty"`
-	// MPS is the pipe of MPS's control daemon in its usual directory: /tmp/nvidia-mps/control.
-	MPS string `json:"mps_control,omitempty"`
 }
 
 // Node is a device file. It is not opened.

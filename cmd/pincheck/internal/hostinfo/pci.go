@@ -31,20 +31,28 @@ type PCIDevice struct {
 	Upstream []Link `json:"upstream,omitempty"`
 	// OffBus is that the device answers nothing: its configuration space reads as ones.
 	OffBus bool `json:"off_bus,omitempty"`
-	// PowerState is D0 for a device that is on, D3cold for one without power; empty if unknown. Asleep is
-	// that the kernel or bbswitch has switched it off: it answers nothing, and wakes when it is used, or when
-	// bbswitch switches it on (SwitchedOff).
-	PowerState  string `json:"power_state,omitempty"`
-	Asleep      bool   `json:"asleep,omitempty"`
-	SwitchedOff bool   `json:"switched_off,omitempty"`
-	// NoWindow is that the firmware gave a window of its memory (BAR) no address.
-	NoWindow bool `json:"no_memory_window,omitempty"`
-	// Window is the size of that window in bytes; 0 if unknown.
-	Window int `json:"memory_window_bytes,omitempty"`
+	DevicePower
+	MemoryWindow
 	// Errors are those that the kernel has counted on the link (AER); nil if it does not.
 	Errors *LinkErrors `json:"link_errors,omitempty"`
 	// IOMMU is the type of its IOMMU group: DMA, DMA-FQ, identity; empty if unknown.
 	IOMMU string `json:"iommu,omitempty"`
+}
+
+// DevicePower is the power state of a device: D0 for one that is on, D3cold for one without power; empty if unknown.
+// Asleep is that the kernel or bbswitch has switched it off: it answers nothing, and wakes when it is used, or when
+// bbswitch switches it on (SwitchedOff).
+type DevicePower struct {
+	PowerState  string `json:"power_state,omitempty"`
+	Asleep      bool   `json:"asleep,omitempty"`
+	SwitchedOff bool   `json:"switched_off,omitempty"`
+}
+
+// MemoryWindow is the window (BAR) of a GPU's memory. The firmware may give it no address. Its size in bytes is 0 if
+// it is unknown.
+type MemoryWindow struct {
+	NoWindow bool `json:"no_memory_window,omitempty"`
+	Window   int  `json:"memory_window_bytes,omitempty"`
 }
 
 // Dir returns the device's directory.

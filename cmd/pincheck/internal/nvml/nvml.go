@@ -35,6 +35,24 @@ type GPU struct {
 	// Error is why nothing else is known of it: the GPU is lost, or closed to this user.
 	Error string `json:"error,omitempty"`
 
+	MemoryErrors
+	Wear
+	Clocks
+
+	Persistence *bool `json:"persistence_mode,omitempty"`
+	ComputeMode *int  `json:"compute_mode,omitempty"` // 0 default, 2 prohibited, 3 one process only
+	MIG         *bool `json:"mig,omitempty"`
+	// MIGInstances are those of a GPU with MIG on.
+	MIGInstances *int `json:"mig_instances,omitempty"`
+
+	Link
+
+	// Processes with a CUDA context on the GPU, this one among them if it has one.
+	Processes []Process `json:"processes,omitempty"`
+}
+
+// MemoryErrors are errors of a GPU's memory, and what was done about them.
+type MemoryErrors struct {
 	// ECC errors, since the driver was loaded (volatile) and ever (aggregate).
 	ECC                  *bool `json:"ecc,omitempty"`
 	CorrectedVolatile    *int  `json:"ecc_corrected_volatile,omitempty"`
@@ -47,8 +65,10 @@ type GPU struct {
 	RemappedRows *int  `json:"remapped_rows,omitempty"`
 	RemapPending *bool `json:"remap_pending,omitempty"`
 	RemapFailed  *bool `json:"remap_failed,omitempty"`
-	Wear
+}
 
+// Clocks are a GPU's clocks, temperature and load.
+type Clocks struct {
 	// Throttle are the reasons why clocks are reduced now: see throttleReasons.
 	Throttle []string `json:"throttle,omitempty"`
 	// Clocks in MHz, as they are now, and at most. 0 is unknown.
@@ -59,22 +79,15 @@ type GPU struct {
 	Temperature    int `json:"temperature_c,omitempty"`
 	// Utilization is the share of the last second in which a kernel ran, in percent.
 	Utilization *int `json:"utilization_percent,omitempty"`
+}
 
-	Persistence *bool `json:"persistence_mode,omitempty"`
-	ComputeMode *int  `json:"compute_mode,omitempty"` // 0 default, 2 prohibited, 3 one process only
-	MIG         *bool `json:"mig,omitempty"`
-	// MIGInstances are those of a GPU with MIG on.
-	MIGInstances *int `json:"mig_instances,omitempty"`
-
-	// The PCI Express link, now, and at most of the GPU in its slot.
+// Link is the PCI Express link, now, and at most of the GPU in its slot.
+type Link struct {
 	PCIeGeneration    *int `json:"pcie_generation,omitempty"`
 	PCIeWidth         *int `json:"pcie_width,omitempty"`
 	PCIeGenerationMax *int `json:"pcie_max_generation,omitempty"`
 	PCIeWidthMax      *int `json:"pcie_max_width,omitempty"`
 	PCIeReplays       *int `json:"pcie_replays,omitempty"` // since the driver was loaded
-
-	// Processes with a CUDA context on the GPU, this one among them if it has one.
-	Processes []Process `json:"processes,omitempty"`
 }
 
 // Wear is what of a GPU is used up or damaged, and what the driver asks for.

@@ -109,7 +109,7 @@ func (o oddities) result() *Result {
 			r.Requirements = []doctor.Requirement{{Name: o.text(), State: doctor.Missing, Detail: o.text()}}
 		}
 		o.list(3, func() {
-			d := doctor.Device{Ordinal: o.IntN(3), Name: o.text(), UUID: o.text(), PCIBusID: o.text(), MemoryTotal: o.IntN(2) * 1 << 37}
+			d := doctor.Device{Ordinal: o.IntN(3), Name: o.text(), UUID: o.text(), PCIBusID: o.text(), DeviceMemory: doctor.DeviceMemory{MemoryTotal: o.IntN(2) * 1 << 37}}
 			if o.IntN(2) == 0 {
 				d.Link = &doctor.Link{Speed: o.number(), Rate: o.number(), MaxRate: o.number(), Width: o.IntN(17)}
 				d.Bandwidth = &result.Bench{Series: []result.Series{{Labels: result.Labels{{Key: result.Direction, Value: o.text()}}, Samples: []float64{o.number()}, Stats: result.Stats{Median: o.number()}}}}

@@ -80,7 +80,7 @@ func h200(h *hostinfo.Host) *doctor.Facts {
 		},
 		Devices: []doctor.Device{{
 			Name: "NVIDIA H200", UUID: "GPU-00000000-1111-2222-3333-444444444444", PCIBusID: "0000:00:06.0",
-			ComputeCapability: "9.0", MemoryTotal: 150109880320, MemoryFree: 149571567616,
+			ComputeCapability: "9.0", DeviceMemory: doctor.DeviceMemory{MemoryTotal: 150109880320, MemoryFree: 149571567616},
 			Verify: &verify.Report{
 				CasesPlanned: 3233, Cases: 3200, VerifiedBytes: 318_900_000, SkippedCases: 33, Duration: 910 * time.Millisecond, VerifiedGBPerS: 0.35,
 				Paths: []verify.PathReport{

@@ -107,22 +107,27 @@ func (g *smiGPU) nvml() nvml.GPU {
 	const volatile, aggregate = "ECC Errors/Volatile/", "ECC Errors/Aggregate/"
 	out := nvml.GPU{
 		Name: g.get("Product Name"), UUID: g.get("GPU UUID"), PCIBusID: g.busID(),
-		ECC:                  g.flag("ECC Mode/Current"),
-		CorrectedVolatile:    g.sum(volatile+"SRAM Correctable", volatile+"DRAM Correctable", volatile+"Single Bit/Total"),
-		UncorrectedVolatile:  g.uncorrected(volatile),
-		CorrectedAggregate:   g.sum(aggregate+"SRAM Correctable", aggregate+"DRAM Correctable", aggregate+"Single Bit/Total"),
-		UncorrectedAggregate: g.uncorrected(aggregate),
-		RetiredPages:         g.sum("Retired Pages/Single Bit ECC", "Retired Pages/Double Bit ECC"),
-		RemappedRows:         g.sum("Remapped Rows/Correctable Error", "Remapped Rows/Uncorrectable Error"),
-		RemapPending:         g.flag("Remapped Rows/Pending", "Retired Pages/Pending Page Blacklist", "Retired Pages/Pending"),
-		RemapFailed:          g.flag("Remapped Rows/Remapping Failure Occurred"),
-		SMClock:              g.whole("Clocks/SM"), SMClockMax: g.whole("Max Clocks/SM"),
-		MemoryClock: g.whole("Clocks/Memory"), MemoryClockMax: g.whole("Max Clocks/Memory"),
-		Temperature: g.whole("Temperature/GPU Current Temp"), Utilization: g.number("Utilization/Gpu", "Utilization/GPU"),
+		MemoryErrors: nvml.MemoryErrors{
+			ECC:               g.flag("ECC Mode/Current"),
+			CorrectedVolatile: g.corrected(volatile), UncorrectedVolatile: g.uncorrected(volatile),
+			CorrectedAggregate: g.corrected(aggregate), UncorrectedAggregate: g.uncorrected(aggregate),
+			RetiredPages: g.sum("Retired Pages/Single Bit ECC", "Retired Pages/Double Bit ECC"),
+			RemappedRows: g.sum("Remapped Rows/Correctable Error", "Remapped Rows/Uncorrectable Error"),
+			RemapPending: g.flag("Remapped Rows/Pending", "Retired Pages/Pending Page Blacklist", "Retired Pages/Pending"),
+			RemapFailed:  g.flag("Remapped Rows/Remapping Failure Occurred"),
+		},
+		Clocks: nvml.Clocks{
+			SMClock: g.whole("Clocks/SM"), SMClockMax: g.whole("Max Clocks/SM"),
+			MemoryClock: g.whole("Clocks/Memory"), MemoryClockMax: g.whole("Max Clocks/Memory"),
+			Temperature: g.whole("Temperature/GPU Current Temp"), Utilization: g.number("Utilization/Gpu", "Utilization/GPU"),
+		},
 		Persistence: g.flag("Persistence Mode"), MIG: g.flag("MIG Mode/Current"),
-		PCIeGeneration: g.number(linkInfo + "PCIe Generation/Current"), PCIeGenerationMax: g.number(linkInfo + "PCIe Generation/Max"),
-		PCIeWidth: g.number(linkInfo + "Link Width/Current"), PCIeWidthMax: g.number(linkInfo + "Link Width/Max"),
-		PCIeReplays: g.number("PCI/Replays Since Reset"), Processes: g.processes,
+		Link: nvml.Link{
+			PCIeGeneration: g.number(linkInfo + "PCIe Generation/Current"), PCIeGenerationMax: g.number(linkInfo + "PCIe Generation/Max"),
+			PCIeWidth: g.number(linkInfo + "Link Width/Current"), PCIeWidthMax: g.number(linkInfo + "Link Width/Max"),
+			PCIeReplays: g.number("PCI/Replays Since Reset"),
+		},
+		Processes: g.processes,
 	}
 	for _, r := range reasons {
 		if g.get("Clocks Throttle Reasons/"+r.smi, "Clocks Event Reasons/"+r.smi) == "Active" {
@@ -136,6 +141,10 @@ func (g *smiGPU) nvml() nvml.GPU {
 		out.Error = lostWords
 	}
 	return out
+}
+
+func (g *smiGPU) corrected(kind string) *int {
+	return g.sum(kind+"SRAM Correctable", kind+"DRAM Correctable", kind+"Single Bit/Total")
 }
 
 func (g *smiGPU) uncorrected(kind string) *int {
