@@ -21,8 +21,7 @@ type Checker struct {
 	memory *gpukernels.Memory
 	life   lifetime.Lifetime
 
-	mu      sync.Mutex
-	results map[*cudart.Stream]*cudart.DeviceMemory // of the checks since the stream's last Result
+	results sync.Map // *cudart.DeviceMemory by *cudart.Stream: of the checks since the stream's last Result
 }
 
 var errNoChecker = errors.New("the checker is nil or zero: NewChecker makes checkers")
@@ -34,7 +33,7 @@ func NewChecker(ctx context.Context, dev *cudart.Device) (*Checker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("verify: new checker: %w", err)
 	}
-	return &Checker{memory: m, results: make(map[*cudart.Stream]*cudart.DeviceMemory)}, nil
+	return &Checker{memory: m}, nil
 }
 
 func seeded(seed uint64) pattern.Content { return pattern.Content{Seed: seed} }
@@ -83,10 +82,8 @@ func (c *Checker) queue(what string, s *cudart.Stream, p cudart.DevPtr, n, at in
 }
 
 func (c *Checker) resultOf(s *cudart.Stream) (*cudart.DeviceMemory, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if m := c.results[s]; m != nil {
-		return m, nil
+	if m, ok := c.results.Load(s); ok {
+		return m.(*cudart.DeviceMemory), nil
 	}
 	m, err := c.memory.Device().Alloc(gpukernels.ResultBytes)
 	if err != nil {
@@ -95,7 +92,7 @@ func (c *Checker) resultOf(s *cudart.Stream) (*cudart.DeviceMemory, error) {
 	if err := c.memory.ResetResult(s, m.Ptr()); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	c.results[s] = m
+	c.results.Store(s, m) // no other call is for this stream
 	return m, nil
 }
 
@@ -120,12 +117,11 @@ func (c *Checker) Result(ctx context.Context, s *cudart.Stream) (bad, first int,
 }
 
 func (c *Checker) result(ctx context.Context, s *cudart.Stream) (bad, first int, err error) {
-	c.mu.Lock()
-	m := c.results[s]
-	c.mu.Unlock()
-	if m == nil {
+	kept, ok := c.results.Load(s)
+	if !ok {
 		return 0, -1, nil
 	}
+	m := kept.(*cudart.DeviceMemory)
 	if err := s.Synchronize(ctx); err != nil {
 		return 0, -1, err
 	}
@@ -152,16 +148,15 @@ func (c *Checker) CloseContext(ctx context.Context) error {
 		if err := c.memory.CloseContext(ctx); err != nil {
 			return err
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		var errs []error
-		for s, m := range c.results {
-			if err := m.Close(); err != nil {
-				errs = append(errs, err)
-				continue
+		c.results.Range(func(s, m any) bool {
+			err := m.(*cudart.DeviceMemory).Close()
+			if err == nil {
+				c.results.Delete(s)
 			}
-			delete(c.results, s)
-		}
+			errs = append(errs, err)
+			return true
+		})
 		return errors.Join(errs...)
 	})
 	if err != nil {

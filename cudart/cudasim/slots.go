@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,18 +22,19 @@ const maxSlots = 16
 type slot struct {
 	entries []uintptr
 	sim     atomic.Pointer[Sim]
-	served  []uintptr // address spaces of the Sims that it has served; guarded by slots.mu
+	served  []uintptr // address spaces of the Sims that it has served; its holder changes it
 }
 
-// slots are the process's tables. They are made when needed and reused, the one
-// that has been unused for longest first: a stray call to a closed Sim then
+// slots has the process's free tables, nil for one that is not made yet. The one that
+// has been unused for longest is taken first: a stray call to a closed Sim then
 // fails for as long as possible, and does not reach another Sim.
-var slots = struct {
-	used chan struct{} // one for each slot in use
-	mu   sync.Mutex
-	made int
-	free []*slot
-}{used: make(chan struct{}, maxSlots)}
+var slots = func() chan *slot {
+	free := make(chan *slot, maxSlots)
+	for range maxSlots {
+		free <- nil
+	}
+	return free
+}()
 
 // slotTimeout bounds how long New waits for another Sim to be closed: tests
 // that run in parallel on a large machine can be more than there are slots.
@@ -44,27 +44,21 @@ const slotTimeout = time.Minute
 func takeSlot(ctx context.Context, s *Sim) (*slot, error) {
 	timeout := time.NewTimer(slotTimeout)
 	defer timeout.Stop()
+	var t *slot
 	select {
-	case slots.used <- struct{}{}:
+	case t = <-slots:
 	case <-ctx.Done():
 		return nil, fmt.Errorf("cudasim: open: all %d simulators of this process are in use: %w", maxSlots, ctx.Err())
 	case <-timeout.C:
 		return nil, fmt.Errorf("cudasim: all %d simulators of this process were in use for %v: close one", maxSlots, slotTimeout)
 	}
-	slots.mu.Lock()
-	defer slots.mu.Unlock()
-	var t *slot
-	if slots.made < maxSlots {
+	if t == nil {
 		made, err := newSlot()
 		if err != nil {
-			<-slots.used
+			slots <- nil
 			return nil, err
 		}
-		slots.made++
 		t = made
-	} else {
-		t = slots.free[0]
-		slots.free = slots.free[1:]
 	}
 	s.earlier = t.served
 	t.served = append(t.served, s.base)
@@ -74,11 +68,8 @@ func takeSlot(ctx context.Context, s *Sim) (*slot, error) {
 
 // release makes the entries fail, and the table available to another Sim.
 func (t *slot) release() {
-	slots.mu.Lock()
-	defer slots.mu.Unlock()
 	t.sim.Store(nil)
-	slots.free = append(slots.free, t)
-	<-slots.used
+	slots <- t
 }
 
 func newSlot() (*slot, error) {

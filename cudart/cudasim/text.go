@@ -6,40 +6,23 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// cStrings are the strings that were returned to C. They live outside Go's heap as
+// cStrings has the addresses of strings that were returned to C. They live outside Go's heap as
 // long as the process, like those of the real library.
-var cStrings struct {
-	mu     sync.Mutex
-	at     map[string]uintptr
-	buffer []byte
-}
-
-// textBytes is the size of a block for strings: all names and texts need a third of it.
-const textBytes = 64 << 10
+var cStrings sync.Map
 
 // cString returns the address of a copy that ends with a NUL, 0 if there is no
 // memory for it.
 func cString(s string) uintptr {
-	cStrings.mu.Lock()
-	defer cStrings.mu.Unlock()
-	if p, ok := cStrings.at[s]; ok {
-		return p
+	if p, ok := cStrings.Load(s); ok {
+		return p.(uintptr)
 	}
-	if len(cStrings.buffer) <= len(s) {
-		buffer, err := mapMemory(textBytes)
-		if err != nil {
-			return 0
-		}
-		cStrings.buffer = buffer
+	b, err := mapMemory(len(s) + 1) // the byte after it is 0
+	if err != nil {
+		return 0
 	}
-	if cStrings.at == nil {
-		cStrings.at = make(map[string]uintptr)
-	}
-	copy(cStrings.buffer, s) // the byte after it is 0
-	p := address(&cStrings.buffer[0])
-	cStrings.buffer = cStrings.buffer[len(s)+1:]
-	cStrings.at[s] = p
-	return p
+	copy(b, s)
+	p, _ := cStrings.LoadOrStore(s, address(&b[0]))
+	return p.(uintptr)
 }
 
 func errorName(c cudart.Code) uintptr { return cString(c.Name()) }

@@ -247,25 +247,15 @@ func cut(text string) string { return text[:min(len(text), maxMessage/8)] }
 
 // A session is what a consumer has of its loader.
 type session struct {
-	mu   sync.Mutex
-	held map[uint64]*loader.Batch // that are sent and not released
-}
-
-func (s *session) add(serial uint64, b *loader.Batch) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.held[serial] = b
+	held sync.Map // *loader.Batch by their serial numbers: that are sent and not released
 }
 
 func (s *session) release(serial uint64) error {
-	s.mu.Lock()
-	b := s.held[serial]
-	delete(s.held, serial)
-	s.mu.Unlock()
-	if b == nil {
+	b, ok := s.held.LoadAndDelete(serial)
+	if !ok {
 		return fmt.Errorf("%w: the release of batch %d, which the consumer does not have", errProtocol, serial)
 	}
-	return b.Release()
+	return b.(*loader.Batch).Release()
 }
 
 var (
@@ -278,7 +268,7 @@ var (
 func (f *feeder) feed(ctx context.Context, conn *net.UnixConn, l *loader.Loader, buf []byte) error {
 	parent := ctx
 	ctx, end := context.WithCancelCause(ctx)
-	s := &session{held: make(map[uint64]*loader.Batch)}
+	s := &session{}
 	var reading sync.WaitGroup
 	reading.Go(func() { end(s.read(conn, buf)) })
 	interrupted := make(chan struct{})
@@ -309,9 +299,10 @@ func (f *feeder) feed(ctx context.Context, conn *net.UnixConn, l *loader.Loader,
 	}
 	_ = conn.SetReadDeadline(time.Unix(1, 0))
 	reading.Wait()
-	for serial := range s.held {
-		err = errors.Join(err, s.release(serial))
-	}
+	s.held.Range(func(serial, _ any) bool {
+		err = errors.Join(err, s.release(serial.(uint64)))
+		return true
+	})
 	return err
 }
 
@@ -341,7 +332,7 @@ func (s *session) encodeAll(ctx context.Context, messages chan<- []byte, l *load
 				return err
 			}
 			b.Retain()
-			s.add(serial, b)
+			s.held.Store(serial, b)
 			message, err := delivery{serial, b, fields}.encode()
 			if err != nil {
 				return err

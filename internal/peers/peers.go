@@ -37,34 +37,21 @@ func (p Path) String() string { return fmt.Sprintf("%v to %v", p.From, p.To) }
 // Back returns the path in the other direction.
 func (p Path) Back() Path { return Path{From: p.To, To: p.From} }
 
-// proofs has the outcomes of a Runtime's proofs. A path keeps its outcome as long as the Runtime
-// exists.
-type proofs struct {
-	mu   sync.Mutex
-	lost map[[2]int]int // bytes, by the ordinals of a path
-}
-
-var proven bounded.Each[cudart.Runtime, proofs]
+// proven has the lost bytes of a Runtime's proofs, by the ordinals of a path. A path keeps its outcome as long as the
+// Runtime exists.
+var proven bounded.Each[cudart.Runtime, sync.Map]
 
 func (p Path) key() [2]int { return [2]int{p.From.Ordinal(), p.To.Ordinal()} }
 
 // Known returns how many of ProofBytes were lost on a path, if that was proved before.
 func (p Path) Known() (lost int, known bool) {
-	all := proven.Of(p.From.Runtime())
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	lost, known = all.lost[p.key()]
+	all, known := proven.Of(p.From.Runtime()).Load(p.key())
+	lost, _ = all.(int)
 	return lost, known
 }
 
 func (p Path) remember(lost int) {
-	all := proven.Of(p.From.Runtime())
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if all.lost == nil {
-		all.lost = make(map[[2]int]int)
-	}
-	all.lost[p.key()] = lost
+	proven.Of(p.From.Runtime()).Store(p.key(), lost)
 }
 
 // A Prover has what proofs need on each device. Release it after use. The zero Prover is ready.

@@ -68,8 +68,8 @@ func (k *Kernels) Shared() int {
 // time in a process: others wait for it.
 func NewKernels(tb testing.TB, cfg cudasim.Config) (*Kernels, *cudart.Device) {
 	tb.Helper()
-	kernelsTurn.Lock()
-	tb.Cleanup(kernelsTurn.Unlock)
+	share.kernels <- struct{}{}
+	tb.Cleanup(func() { <-share.kernels })
 	sim, rt := Sim(tb, cfg) // closes it at the end
 	if err := rt.Close(); err != nil {
 		tb.Fatal(err)
@@ -79,10 +79,7 @@ func NewKernels(tb testing.TB, cfg cudasim.Config) (*Kernels, *cudart.Device) {
 	return k, first(tb, open(tb, cudart.Options{Source: k}))
 }
 
-var (
-	kernelsTurn    sync.Mutex
-	currentKernels *Kernels
-)
+var currentKernels *Kernels
 
 // Symbol returns the entries of Kernels, and of the Sim where there is none.
 func (k *Kernels) Symbol(name string) uintptr {

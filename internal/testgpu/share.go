@@ -10,10 +10,10 @@ import (
 // parallel, and a test that has one may want another: if each of 16 did, none would go on.
 // So 6 tests at a time have libraries, two each, and one of them may have 4 more.
 var share = struct {
-	tests, many chan struct{}
-	mu          sync.Mutex
-	all, own    map[string]int // libraries of a top-level test with its subtests; of one test or subtest
-}{make(chan struct{}, 6), make(chan struct{}, 1), sync.Mutex{}, make(map[string]int), make(map[string]int)}
+	tests, many, kernels chan struct{} // one test at a time has Kernels
+	mu                   sync.Mutex
+	all, own             map[string]int // libraries of a top-level test with its subtests; of one test or subtest
+}{make(chan struct{}, 6), make(chan struct{}, 1), make(chan struct{}, 1), sync.Mutex{}, make(map[string]int), make(map[string]int)}
 
 const (
 	maxPerTest = 2 // libraries of a test

@@ -17,25 +17,26 @@ import (
 // Record wraps the root directory of a host and records what is read through it, for an archive
 // of pincheck capture or a test. Package hosttext has the form of a recording.
 func Record(fsys fs.FS) *Recorder {
-	return &Recorder{fsys: fsys, host: fstest.MapFS{}}
+	return &Recorder{fsys: fsys}
 }
 
 // Recorder is a file system that records what is read. It implements fs.FS, fs.StatFS,
 // fs.ReadDirFS and fs.ReadLinkFS.
 type Recorder struct {
 	fsys fs.FS
-	mu   sync.Mutex
-	host fstest.MapFS
+	host sync.Map // *fstest.MapFile by name
 }
 
 // Host returns what was read so far. Files that were read through a directory that is a
 // link, as devices in /sys are, are at the link's target.
 func (r *Recorder) Host() fstest.MapFS {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out := fstest.MapFS{}
-	for name, entry := range r.host {
-		out[r.real(name)] = entry
+	read, out := fstest.MapFS{}, fstest.MapFS{}
+	r.host.Range(func(name, entry any) bool {
+		read[name.(string)] = entry.(*fstest.MapFile)
+		return true
+	})
+	for name, entry := range read {
+		out[realPath(read, name)] = entry
 	}
 	// Directories that were listed are there by what is in them.
 	for name := range out {
@@ -48,11 +49,11 @@ func (r *Recorder) Host() fstest.MapFS {
 	return out
 }
 
-// real returns the path of a file whose directories are no links, as far as these were read.
-func (r *Recorder) real(name string) string {
+// realPath returns the path of a file whose directories are no links, as far as these were read.
+func realPath(read fstest.MapFS, name string) string {
 	followed := 0
 	for dir := path.Dir(name); dir != "." && followed < maxLinks; {
-		if link, ok := r.host[dir]; ok && link.Mode&fs.ModeSymlink != 0 {
+		if link, ok := read[dir]; ok && link.Mode&fs.ModeSymlink != 0 {
 			name = path.Join(path.Dir(dir), string(link.Data), strings.TrimPrefix(name, dir))
 			dir = name // its directories may be links, too
 			followed++
@@ -66,10 +67,8 @@ func (r *Recorder) real(name string) string {
 const maxLinks = 40
 
 func (r *Recorder) keep(name string, entry *fstest.MapFile) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if _, ok := r.host[name]; !ok || len(entry.Data) > 0 {
-		r.host[name] = entry
+	if _, known := r.host.LoadOrStore(name, entry); known && len(entry.Data) > 0 {
+		r.host.Store(name, entry)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -25,9 +26,13 @@ type Progress struct {
 	stop  chan struct{}
 	wg    sync.WaitGroup
 
-	mu    sync.Mutex
-	at    At
-	shown time.Duration // when Left was set, since began
+	shown atomic.Pointer[shown]
+}
+
+// shown is how far a run was at a time since its beginning.
+type shown struct {
+	At
+	after time.Duration
 }
 
 const (
@@ -64,19 +69,19 @@ func (p *Progress) Show(at At) {
 	if p == nil {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	at.Share = min(max(at.Share, 0), 1)
-	p.at, p.shown = at, time.Since(p.began)
+	p.shown.Store(&shown{at, time.Since(p.began)})
 }
 
 // now returns how far the run is after a time, with what is left of it then.
 func (p *Progress) now(spent time.Duration) At {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at := p.at
+	last := p.shown.Load()
+	if last == nil {
+		return At{}
+	}
+	at := last.At
 	if at.Left > 0 {
-		at.Left = max(at.Left-(spent-p.shown), 1)
+		at.Left = max(at.Left-(spent-last.after), 1)
 	}
 	return at
 }

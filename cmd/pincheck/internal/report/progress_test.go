@@ -19,7 +19,7 @@ func TestProgressInLines(t *testing.T) {
 	p.Close() // the lines below are not those of its clock
 	p.line(5 * time.Second)
 	p.Show(At{What: "GPU 0, \x1b[31mpinned\n4097 B", Share: 0.5, Left: 40 * time.Second})
-	p.shown = 10 * time.Second
+	p.shown.Load().after = 10 * time.Second
 	p.line(10 * time.Second)
 	p.line(15 * time.Second) // nothing new: the time goes on
 	p.line(90 * time.Second)
@@ -44,7 +44,7 @@ func TestProgressOnATerminal(t *testing.T) {
 		p := &Progress{w: &b, began: time.Now(), style: &Style{Width: width}, stop: make(chan struct{})}
 		p.draw(time.Second)
 		p.Show(At{What: "GPU 0, a name that is longer than the line of any terminal can be", Share: 0.25, Left: 40 * time.Second})
-		p.shown = 10 * time.Second
+		p.shown.Load().after = 10 * time.Second
 		p.draw(12 * time.Second)
 		p.Close()
 		text := b.String()
