@@ -199,6 +199,11 @@ func (s *Saving) copy() (err error) {
 	s.copiers = map[*cudart.Device]*transfer.Copier{}
 	var retrying sync.WaitGroup
 	defer func() {
+		if s.snapshot != nil {
+			s.snapshot.begin() // not before: CUDA and writers that make pages wait for each other's locks
+		}
+	}()
+	defer func() {
 		retrying.Wait()
 		for dev, c := range s.copiers {
 			if failed := release(s.caller, dev.Runtime(), c); failed != nil {

@@ -149,11 +149,8 @@ func (s deviceStreams) CloseContext(ctx context.Context) error {
 // begin lets the writers begin.
 func (n *snapshot) begin() { n.once.Do(func() { close(n.start) }) }
 
-// complete ends the writers when they have written all pieces.
-func (n *snapshot) complete() {
-	close(n.filled)
-	n.begin()
-}
+// complete ends the writers when they have begun, and have written all pieces.
+func (n *snapshot) complete() { close(n.filled) }
 
 // release closes the streams, and a pool of its own when the writers have ended.
 func (n *snapshot) release() (err error) {
