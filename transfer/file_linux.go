@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,8 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gopinned/pinned/internal/bounded"
-	"github.com/gopinned/pinned/internal/ntcopy"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
 
@@ -45,14 +43,6 @@ func reopen(f *os.File, access, others int) (d *os.File) {
 // notDirect reports whether writing failed because of O_DIRECT.
 func notDirect(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
-}
-
-// mapFile maps n bytes at off of a file. The bytes are behind the first skip of the mapping,
-// which begins with a page.
-func mapFile(fd int, off int64, n, prot int) (mapping []byte, skip int, err error) {
-	skip = int(off % int64(os.Getpagesize()))
-	mapping, err = unix.Mmap(fd, off-int64(skip), skip+n, prot, unix.MAP_SHARED)
-	return mapping, skip, os.NewSyscallError("mmap", err)
 }
 
 // A cachedFile is a range of a regular file that may be in the page cache.
@@ -122,11 +112,16 @@ func openCached(f *os.File, in fileSystem, off int64, n int) (c *cachedFile, ok 
 		if int(s.Uid) != os.Geteuid() && os.Geteuid() != 0 {
 			return errors.ErrUnsupported
 		}
-		c.flags = 0
-		c.mapping, c.skip, err = mapFile(fd, off, n, unix.PROT_READ)
-		return err
+		return c.mapForMincore(fd, n)
 	})
 	return c, err == nil
+}
+
+// mapForMincore maps the file, so that the kernel reports which of its pages are resident.
+func (c *cachedFile) mapForMincore(fd, n int) (err error) {
+	c.flags, c.skip = 0, int(c.base%int64(os.Getpagesize()))
+	c.mapping, err = unix.Mmap(fd, c.base-int64(c.skip), c.skip+n, unix.PROT_READ, unix.MAP_SHARED)
+	return os.NewSyscallError("mmap", err)
 }
 
 func (c *cachedFile) close() {
@@ -172,156 +167,6 @@ func (c *cachedFile) pread(fd int, to []byte, at int64) (int, error) {
 	return unix.Preadv2(fd, [][]byte{to}, at, c.flags)
 }
 
-// A sharedFile is a mapped range of a file.
-type sharedFile struct {
-	file     *os.File
-	mem      []byte
-	off, end int64 // of mem in the file
-	before   int64 // the file's size, before it was extended to end
-	slow     bool  // writing may wait for a disk
-	put      func(to, from []byte)
-	mapping  []byte // contains mem
-}
-
-// mapShared maps n bytes at off of a file in memory, which it extends to hold them. If
-// cached is set it also maps a file on disk whose pages are in the page cache. It returns
-// errors.ErrUnsupported for other files, and for files that cannot be mapped for writing.
-func mapShared(f *os.File, off int64, n int, cached bool) (*sharedFile, error) {
-	m := &sharedFile{file: f, off: off, end: off + int64(n)}
-	if err := control(f, func(fd int) error { return m.open(fd, cached) }); err != nil {
-		return nil, err
-	}
-	return m, nil
-}
-
-// onDisk are the local file systems whose files are mapped for writing.
-var onDisk = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC}
-
-func (m *sharedFile) open(fd int, cached bool) error {
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return os.NewSyscallError("fstatfs", err)
-	}
-	flags, size, ok := regular(fd) // device nodes may be in memory too
-	if !ok || flags&(unix.O_ACCMODE|unix.O_APPEND) != unix.O_RDWR {
-		return errors.ErrUnsupported
-	}
-	m.before = size
-	switch {
-	case int64(fs.Type) == unix.TMPFS_MAGIC:
-		return m.extend(fd)
-	case cached && m.before >= m.end && slices.Contains(onDisk, int64(fs.Type)):
-		return m.mapCached(fd)
-	}
-	return errors.ErrUnsupported
-}
-
-func (m *sharedFile) mmap(fd int) error {
-	mapping, skip, err := mapFile(fd, m.off, int(m.end-m.off), unix.PROT_READ|unix.PROT_WRITE)
-	if err == nil {
-		m.mapping, m.mem = mapping, mapping[skip:]
-	}
-	return err
-}
-
-// mapCached maps a file if its pages are in the page cache: a write to another page would
-// read that page from disk first.
-func (m *sharedFile) mapCached(fd int) error {
-	if err := m.mmap(fd); err != nil {
-		return err
-	}
-	page := os.Getpagesize()
-	pages := (len(m.mapping) + page - 1) / page
-	samples := min(64, pages)
-	for i := range samples {
-		if cached, err := areResident(m.mapping[i*pages/samples*page:][:1]); !cached || err != nil {
-			return errors.Join(errors.ErrUnsupported, unix.Munmap(m.mapping))
-		}
-	}
-	m.slow, m.put = true, copyOnto
-	return nil
-}
-
-// copyOnto copies onto pages of a file that are in memory, but not mapped yet: one call
-// for many is faster than a fault each.
-func copyOnto(to, from []byte) {
-	populate(to)
-	ntcopy.Copy(to, from)
-}
-
-// grows reports whether pages are allocated when they are written.
-func (m *sharedFile) grows() bool { return m.before < m.end }
-
-// extend maps a file in memory, which may become longer.
-func (m *sharedFile) extend(fd int) error {
-	m.put = copyOnto
-	if m.grows() {
-		m.put = copyFresh
-		if err := unix.Ftruncate(fd, m.end); err != nil {
-			return os.NewSyscallError("ftruncate", err)
-		}
-	}
-	if err := m.mmap(fd); err != nil {
-		return errors.Join(err, m.shrink(fd, m.before))
-	}
-	return nil
-}
-
-// close unmaps the file after done bytes were written, and truncates what extend has added
-// behind them.
-func (m *sharedFile) close(done int) error {
-	err := os.NewSyscallError("munmap", unix.Munmap(m.mapping))
-	size := m.before
-	if done > 0 {
-		size = max(size, m.off+int64(done))
-	}
-	if size < m.end {
-		err = errors.Join(err, control(m.file, func(fd int) error { return m.shrink(fd, size) }))
-	}
-	return err
-}
-
-// shrink undoes extend, unless others have changed the size since.
-func (m *sharedFile) shrink(fd int, size int64) error {
-	if _, now, ok := regular(fd); !ok || now != m.end || size >= m.end {
-		return nil
-	}
-	return os.NewSyscallError("ftruncate", unix.Ftruncate(fd, size))
-}
-
-// freshWorkers is the number of workers that copy into a file whose pages are allocated
-// meanwhile: ten are no faster, at twice the cost.
-const freshWorkers = 4
-
-// downloadMapped copies into a file that it maps; ok is false if that cannot be done.
-func (p target) downloadMapped(ctx context.Context, f *os.File, off int64, n int) (done int, ok bool, err error) {
-	m, err := mapShared(f, off, n, !p.call.DirectIO)
-	if err != nil {
-		return 0, !errors.Is(err, errors.ErrUnsupported), err
-	}
-	write := writeAt(f, off)
-	host := stage.Memory(func(from []byte, off int) error {
-		to := m.mem[off : off+len(from)]
-		fault := bounded.Guard(func() error {
-			m.put(to, from)
-			return nil
-		})
-		if fault != nil { // no page is there: writing allocates one, or reports why not
-			_, err := write(from, off)
-			return err
-		}
-		forget(to)
-		return nil
-	})
-	// Workers that populate parts of one page table, 2 MiB, wait for one another.
-	c := stage.Copy{N: n, Down: true, Host: host, Slow: m.slow, Kernel: true, Piece: hugePage, MaxChunk: 2 * hugePage}
-	if m.grows() {
-		c.Workers = freshWorkers
-	}
-	done, err = p.stage(ctx, c)
-	return done, true, errors.Join(err, m.close(done))
-}
-
 // control calls do with the descriptor of f, which is not closed meanwhile.
 func control(f *os.File, do func(fd int) error) error {
 	conn, err := f.SyscallConn()
@@ -356,7 +201,7 @@ func writesAtOffset(f *os.File) (ok bool) {
 // resident reports whether the first whole page of mem is in memory. It returns true for
 // memory without a whole page, and after an error.
 func resident(mem []byte) bool {
-	pages := innerPages(mem)
+	pages := hostos.InnerPages(mem)
 	if len(pages) == 0 {
 		return true
 	}
@@ -385,29 +230,10 @@ func areResident(mem []byte) (bool, error) {
 	return true, nil
 }
 
-// populate makes the whole pages of mem resident for writing
-// (MADV_POPULATE_WRITE, since Linux 5.14). If it fails, writing faults them in.
-func populate(mem []byte) {
-	if pages := innerPages(mem); len(pages) > 0 {
-		_ = unix.Madvise(pages, unix.MADV_POPULATE_WRITE)
-	}
-}
-
 // forget removes the pages of a file's mapping, while they stay in the file
 // (MADV_DONTNEED). Workers do that side by side; munmap does it with one thread.
 func forget(mem []byte) {
-	if pages := innerPages(mem); len(pages) > 0 {
+	if pages := hostos.InnerPages(mem); len(pages) > 0 {
 		_ = unix.Madvise(pages, unix.MADV_DONTNEED)
 	}
-}
-
-// innerPages returns the whole pages in mem.
-func innerPages(mem []byte) []byte {
-	page := os.Getpagesize()
-	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) & (page - 1)
-	if skip+page > len(mem) {
-		return nil
-	}
-	whole := mem[skip:]
-	return whole[:len(whole)&^(page-1)]
 }

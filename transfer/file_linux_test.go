@@ -27,6 +27,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -80,8 +81,7 @@ func TestFilesOutsideThePageCache(t *testing.T) {
 			c, ok := openCached(f, fileSystemOf(f), off, n)
 			require.True(t, ok)
 			if mincore && c.mapping == nil {
-				c.mapping, c.skip, err = mapFile(int(f.Fd()), off, n, unix.PROT_READ)
-				require.NoError(t, err)
+				require.NoError(t, c.mapForMincore(int(f.Fd()), n))
 			}
 			feed := newFileFeed(func(to []byte, off, n int) (int, int, error) {
 				got, err := c.readNow(to[:n], off)
@@ -159,6 +159,47 @@ func TestFilesInMemory(t *testing.T) {
 	_, err = f.ReadAt(got[:n], 7)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(want, got[:n]))
+}
+
+// A large new file in memory, for which pages are made ahead of the copies, arrives wherever it begins, also if it has
+// its size already; a download that fails leaves what has arrived.
+func TestLargeNewFilesInMemory(t *testing.T) {
+	t.Parallel()
+	sim, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	r := fixtureOn(t, dev, Options{Workers: 2})
+	const n = minFresh + hostos.HugePage + 5
+	want := bytesOf(7, n)
+	mem := r.device(n)
+	r.fill(mem, want)
+	for i, off := range []int{0, 777, hostos.HugePage - 1} {
+		for _, size := range []int{0, off + n + 3}[i%2:][:1] {
+			what := fmt.Sprintf("at %d of %d bytes", off, size)
+			f := memfd(t, 0)
+			require.NoError(t, f.Truncate(int64(size)), what)
+			_, err := f.WriteAt([]byte{9, 9}, int64(max(off-1, 0))) // which a page has already
+			require.NoError(t, err, what)
+			sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 6, Code: cudart.ErrInvalidResourceHandle})
+			done, err := r.c.DownloadTo(t.Context(), f, int64(off), mem, n)
+			require.ErrorIs(t, err, cudart.ErrInvalidResourceHandle, what)
+			require.Less(t, done, n, what)
+			got := make([]byte, n)
+			_, err = f.ReadAt(got[:done], int64(off))
+			require.NoError(t, err, what)
+			require.True(t, bytes.Equal(want[:done], got[:done]), what)
+			done, err = r.c.DownloadTo(t.Context(), f, int64(off), mem, n)
+			require.NoError(t, err, what)
+			require.Equal(t, n, done, what)
+			_, err = f.ReadAt(got, int64(off))
+			require.NoError(t, err, what)
+			require.True(t, bytes.Equal(want, got), what)
+			info, err := f.Stat()
+			require.NoError(t, err, what)
+			require.EqualValues(t, max(size, off+n), info.Size(), what)
+		}
+	}
+	requireUnmapped(t)
 }
 
 // What a download that fails has extended a file in memory by is cut off again,

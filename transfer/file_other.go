@@ -35,5 +35,3 @@ func (target) downloadMapped(context.Context, *os.File, int64, int) (int, bool, 
 func writesAtOffset(*os.File) bool { return false }
 
 func resident([]byte) bool { return true }
-
-func populate([]byte) {}

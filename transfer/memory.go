@@ -10,6 +10,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/ntcopy"
 	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/transfer/internal/queue"
@@ -170,9 +171,6 @@ func (v view) queue(ctx context.Context, dst cudart.DevPtr, src []byte) (queued 
 	return true, stage.AddUnderWay(err)
 }
 
-// hugePage is the size of a huge page on amd64 and most of arm64.
-const hugePage = 2 * mib
-
 // minFresh is the size of the smallest downloads for which it is asked whether the memory is fresh.
 const minFresh = 16 * mib
 
@@ -182,7 +180,7 @@ const minFresh = 16 * mib
 func intoFresh(n int, fill func(from []byte, off int) error) stage.Copy {
 	return stage.Copy{
 		N: n, Down: true, Host: stage.Memory(fill),
-		Piece: hugePage, MaxChunk: 2 * hugePage, Workers: runtime.GOMAXPROCS(0),
+		Piece: hostos.HugePage, MaxChunk: 2 * hostos.HugePage, Workers: runtime.GOMAXPROCS(0),
 	}
 }
 
@@ -223,7 +221,7 @@ func copyFresh(to, from []byte) {
 	const piece = 256 * kib
 	for n := 0; n < len(from); n += piece {
 		part := to[n:min(n+piece, len(from))]
-		populate(part)
+		hostos.Populate(part)
 		copy(part, from[n:])
 	}
 }

@@ -439,7 +439,7 @@ func (s *Saving) discard() error {
 			_ = f.direct.Close()
 		}
 		if f.mapped != nil {
-			errs = append(errs, unmap(f.mapped))
+			errs = append(errs, f.mapped.Unmap())
 		}
 		if err := os.Remove(f.temp.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("left behind: %w", err))

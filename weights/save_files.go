@@ -71,9 +71,9 @@ func (s *Saving) createTemporary(f *savedFile) error {
 // writeAt writes bytes, by the mapping where there is one, and without the page cache where that was asked for and can
 // be done.
 func (f *savedFile) writeAt(mem []byte, off int64) (n int, err error) {
-	if room := int64(len(f.mapped)) - off; room > 0 {
-		n = int(min(room, int64(len(mem))))
-		if bounded.Guard(func() error { ntcopy.Copy(f.mapped[off:][:n], mem[:n]); return nil }) != nil {
+	if f.mapped != nil {
+		n = len(mem)
+		if bounded.Guard(func() error { ntcopy.Copy(f.mapped.Bytes[off:][:n], mem); return nil }) != nil {
 			n = 0 // no page is there: writing allocates one, or reports why not
 		}
 	} else if whole := len(mem) &^ (saveAlign - 1); f.direct != nil && off&(saveAlign-1) == 0 && whole > 0 {
@@ -87,21 +87,6 @@ func (f *savedFile) writeAt(mem []byte, off int64) (n int, err error) {
 }
 
 func (f *savedFile) inMemory() bool { return f.mapped != nil }
-
-// prepare makes pages for bytes that are written by the mapping: huge ones, as far as whole ones are before the end of
-// the bytes, unless that was refused before.
-func (f *savedFile) prepare(off int64, n int) {
-	end := min(off+int64(n), int64(len(f.mapped)))
-	if off >= end {
-		return
-	}
-	if from, to := off&^(hugePage-1), end&^(hugePage-1); from < to && !f.small.Load() && !makeHuge(f.mapped[from:to]) {
-		f.small.Store(true)
-	}
-	if f.small.Load() {
-		populate(f.mapped[off:end])
-	}
-}
 
 // named reports whether a file still has its name.
 func named(f *os.File) bool {

@@ -15,11 +15,11 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/hostos"
 )
 
 // saveAlign is the alignment of the data in a file: that of pages, and of O_DIRECT.
@@ -33,9 +33,8 @@ type savedFile struct {
 	size    int64 // of the whole file
 	sums    *sums // nil without checksums
 	temp    *os.File
-	direct  *os.File    // temp, with O_DIRECT, or nil
-	mapped  []byte      // whole huge pages of a file of tmpfs from its start on, or nil
-	small   atomic.Bool // no more huge pages are made
+	direct  *os.File            // temp, with O_DIRECT, or nil
+	mapped  *hostos.FileMapping // of a file of tmpfs, or nil
 }
 
 // A savedAt is a tensor and its place in the file.

@@ -3,10 +3,10 @@ package weights
 import (
 	"errors"
 	"os"
-	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gopinned/pinned/internal/hostos"
 )
 
 const errNoSpace = unix.ENOSPC
@@ -20,9 +20,9 @@ func freeSpace(dir string) (n int64, known bool) {
 	return int64(s.Bavail) * s.Bsize, true
 }
 
-// reserve sets the size of a file, and takes the space for it, but on tmpfs, where that would write all pages. The
-// whole huge pages of a file there are mapped.
-func reserve(f *os.File, n int64) (mapped []byte, err error) {
+// reserve sets the size of a file, and takes the space for it, but on tmpfs, where that would write all pages. A file
+// there is mapped if it has huge pages.
+func reserve(f *os.File, n int64) (mapped *hostos.FileMapping, err error) {
 	var s unix.Statfs_t
 	inMemory := unix.Fstatfs(int(f.Fd()), &s) == nil && s.Type == unix.TMPFS_MAGIC
 	if !inMemory {
@@ -31,56 +31,11 @@ func reserve(f *os.File, n int64) (mapped []byte, err error) {
 			return nil, err
 		}
 	}
-	if err := f.Truncate(n); err != nil || !inMemory || n < hugePage {
+	if err := f.Truncate(n); err != nil || !inMemory || n < hostos.HugePage {
 		return nil, err
 	}
-	return mapHuge(f, int(n)&^(hugePage-1))
+	return hostos.MapFile(int(f.Fd()), 0, int(n))
 }
-
-// hugePage is the size of a huge page on amd64 and most of arm64.
-const hugePage = 2 << 20
-
-// mapHuge maps the first n bytes of a file where the kernel can make huge pages: where address and offset agree.
-func mapHuge(f *os.File, n int) ([]byte, error) {
-	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
-	room, err := unix.MmapPtr(-1, 0, nil, uintptr(n+hugePage), unix.PROT_NONE, flags)
-	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	before := -int(uintptr(room)) & (hugePage - 1)
-	start := unsafe.Add(room, before)
-	_, err = unix.MmapPtr(int(f.Fd()), 0, start, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
-	if err != nil {
-		return nil, errors.Join(os.NewSyscallError("mmap", err), unix.MunmapPtr(room, uintptr(n+hugePage)))
-	}
-	if before > 0 {
-		_ = unix.MunmapPtr(room, uintptr(before))
-	}
-	_ = unix.MunmapPtr(unsafe.Add(start, n), uintptr(hugePage-before))
-	return unsafe.Slice((*byte)(start), n), nil
-}
-
-func unmap(mem []byte) error {
-	return os.NewSyscallError("munmap", unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem))))
-}
-
-// maxHugePage is the time for a huge page after which no more are made: memory has none without moving others.
-const maxHugePage = 3 * time.Millisecond
-
-// makeHuge makes mem huge pages (MADV_COLLAPSE, since Linux 6.1); each needs a small page first. It returns false
-// where that cannot be done, or takes too long.
-func makeHuge(mem []byte) bool {
-	for at := 0; at < len(mem); at += hugePage {
-		if unix.Madvise(mem[at:at+os.Getpagesize()], unix.MADV_POPULATE_WRITE) != nil {
-			return false
-		}
-	}
-	began := time.Now()
-	return unix.Madvise(mem, unix.MADV_COLLAPSE) == nil && time.Since(began) < maxHugePage*time.Duration(len(mem)/hugePage)
-}
-
-// populate makes pages of mem, by one call for many (since Linux 5.14). What it refuses is left to the writes.
-func populate(mem []byte) { _ = unix.Madvise(mem, unix.MADV_POPULATE_WRITE) }
 
 // openDirect opens a file for writing without the page cache. It returns nil where that cannot be done.
 func openDirect(name string) *os.File {

@@ -5,21 +5,15 @@ package weights
 import (
 	"errors"
 	"os"
+
+	"github.com/gopinned/pinned/internal/hostos"
 )
 
 var errNoSpace = errors.New("no space left")
 
 func freeSpace(string) (int64, bool) { return 0, false }
 
-const hugePage = 2 << 20
-
-func reserve(f *os.File, n int64) (mapped []byte, err error) { return nil, f.Truncate(n) }
-
-func unmap([]byte) error { return nil }
-
-func makeHuge([]byte) bool { return false }
-
-func populate([]byte) {}
+func reserve(f *os.File, n int64) (*hostos.FileMapping, error) { return nil, f.Truncate(n) }
 
 func openDirect(string) *os.File { return nil }
 

@@ -171,7 +171,9 @@ func (n *snapshot) release() (err error) {
 func (n *snapshot) write() {
 	<-n.start
 	for p := range n.filled {
-		p.prepare(p.off, p.lease.Len())
+		if p.mapped != nil {
+			p.mapped.MakePages(int(p.off), p.lease.Len())
+		}
 		if done, err := n.put(p.savedFile, p.off, p.lease.Bytes()); err != nil {
 			n.fail(p.savedFile, p.off+int64(done), err)
 		}

@@ -20,13 +20,13 @@ func TestMapHuge(t *testing.T) {
 	require.Len(t, mem, n)
 	require.Equal(t, n, cap(mem))
 	at := uintptr(unsafe.Pointer(&mem[0]))
-	assert.Zero(t, at%hugePage)
+	assert.Zero(t, at%HugePage)
 	u, err := linux.ReadSMaps(os.DirFS("/"), at, n)
 	require.NoError(t, err)
 	assert.Less(t, u.Rss, n/8, "hardly anything is resident before it is touched: under qemu the account has a little")
 	assert.False(t, u.HasFlag("dc") || u.HasFlag("dd"), "forked children and core dumps have it: %v", u.Flags)
 	mem[n-1] = 1
 	require.NoError(t, release())
-	_, _, err = MapHuge(-hugePage - 1)
+	_, _, err = MapHuge(-HugePage - 1)
 	require.Error(t, err)
 }

@@ -79,6 +79,7 @@ var started = map[string][]string{
 		"hostmem/internal/pages.forEach",
 		"loader.Loader.begin",
 		"loader.worker.work",
+		"transfer.pagesAhead.Start",
 		"transfer/internal/stage.workerPool.publish",
 		"verify.inSegments",
 		"weights.File.wrongBlocks",
