@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/gopinned/pinned/internal/crc"
 )
 
 // checksumKey is the key of __metadata__ with the checksums of a file: see "Checksums" in the documentation of the
@@ -27,40 +29,6 @@ const minBlock, maxBlock = 4 << 10, 64 << 20
 const digits = 8 // of a checksum
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// powers[i] is x to the power of 8 * 2^i, modulo the polynomial.
-var powers = sync.OnceValue(func() (powers [64]uint32) {
-	p := uint32(1) << 30 // x: the highest bit is that of x^0
-	for range 3 {
-		p = multiply(p, p)
-	}
-	for i := range powers {
-		powers[i] = p
-		p = multiply(p, p)
-	}
-	return powers
-})
-
-// multiply multiplies polynomials modulo that of CRC-32C.
-func multiply(a, b uint32) (product uint32) {
-	for ; a != 0; a <<= 1 {
-		if a>>31 != 0 {
-			product ^= b
-		}
-		b = b>>1 ^ crc32.Castagnoli&-(b&1)
-	}
-	return product
-}
-
-// combine returns the checksum of bytes with checksum a, followed by n bytes with checksum b.
-func combine(a, b uint32, n int) uint32 {
-	for i := 0; n > 0; i, n = i+1, n>>1 {
-		if n&1 != 0 {
-			a = multiply(powers()[i], a)
-		}
-	}
-	return a ^ b
-}
 
 // A span is n bytes at an offset of a file.
 type span struct {
@@ -128,7 +96,7 @@ func (s *sums) put(i int, p summed) {
 	if have == s.blocks[i].n {
 		all := summed{n: have}
 		for _, q := range pieces {
-			all.sum = combine(all.sum, q.sum, q.n)
+			all.sum = crc.Combine(crc32.Castagnoli, all.sum, q.sum, int64(q.n))
 		}
 		pieces = append(pieces[:0], all)
 	}

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/transfer"
 )
 
 // A ChecksumError reports bytes that do not have the checksum that was saved with them.
@@ -58,14 +60,30 @@ func Verify(ctx context.Context, path string) error {
 		return err
 	}
 	defer m.Close() // which was only read
-	var errs []error
-	for _, f := range m.Files() {
-		errs = append(errs, f.verify(ctx))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := m.verify(ctx); err != nil {
 		return fmt.Errorf("weights: verify %s: %w", path, err)
 	}
 	return nil
+}
+
+// Verify is as the function [Verify], of a model that is open, for instance by [OpenModelFS]. Files that have an OpenRange
+// are read in ranges of 64 MiB, which [transfer.RangeOpener] describes.
+func (m *Model) Verify(ctx context.Context) error {
+	if ctx == nil {
+		return errors.New("weights: verify: the context is nil")
+	}
+	if err := m.verify(ctx); err != nil {
+		return fmt.Errorf("weights: verify: %w", err)
+	}
+	return nil
+}
+
+func (m *Model) verify(ctx context.Context) error {
+	var errs []error
+	for _, f := range m.orEmpty().files {
+		errs = append(errs, f.verify(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // verify compares all bytes of a file with its checksums.
@@ -119,28 +137,28 @@ func (f *File) wrongBlocks(caller context.Context, c *checksums, blocks []int) (
 	var running sync.WaitGroup
 	var next atomic.Int64
 	var mu sync.Mutex
-	for range min(runtime.GOMAXPROCS(0), len(blocks)) {
+	report := func(block int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if wrong = append(wrong, block); len(wrong) >= maxChecksumErrors {
+			cancel(errEnough)
+		}
+	}
+	atOnce := 1
+	if _, ok := f.r.(transfer.RangeOpener); ok {
+		atOnce = rangeBlocks
+	}
+	for range min(runtime.GOMAXPROCS(0), (len(blocks)+atOnce-1)/atOnce) {
 		running.Go(func() {
-			var mem []byte
+			r := blockReader{f: f, c: c}
+			defer r.close()
 			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
+				i := int(next.Add(int64(atOnce))) - atOnce
 				if i >= len(blocks) {
 					return
 				}
-				b := c.blocks[blocks[i]]
-				if cap(mem) < b.n {
-					mem = make([]byte, b.n)
-				}
-				if err := f.read(mem[:b.n], b.off); err != nil {
+				if err := r.compare(ctx, blocks[i:min(i+atOnce, len(blocks))], report); err != nil {
 					cancel(err)
-					return
-				}
-				if crc32.Checksum(mem[:b.n], castagnoli) != c.sums[blocks[i]] {
-					mu.Lock()
-					if wrong = append(wrong, blocks[i]); len(wrong) >= maxChecksumErrors {
-						cancel(errEnough)
-					}
-					mu.Unlock()
 				}
 			}
 		})
@@ -153,4 +171,77 @@ func (f *File) wrongBlocks(caller context.Context, c *checksums, blocks []int) (
 		wrong, err = wrong[:maxChecksumErrors], nil
 	}
 	return wrong, err
+}
+
+// rangeBlocks is the number of blocks that are read by one range of a file that opens ranges.
+const rangeBlocks = 64
+
+// A blockReader reads blocks of a file, one behind the other.
+type blockReader struct {
+	f   *File
+	c   *checksums
+	mem []byte
+	// Of a file that opens ranges: the one that is open, nil if none is, and the offset of its next byte.
+	open io.ReadCloser
+	at   int64
+}
+
+// compare reports the blocks that are wrong.
+func (r *blockReader) compare(ctx context.Context, blocks []int, report func(int)) error {
+	for i, block := range blocks {
+		if ctx.Err() != nil {
+			return nil
+		}
+		b := r.c.blocks[block]
+		if cap(r.mem) < b.n {
+			r.mem = make([]byte, b.n)
+		}
+		end := b.end()
+		for _, next := range blocks[i+1:] {
+			if r.c.blocks[next].off == end {
+				end = r.c.blocks[next].end()
+			}
+		}
+		if err := r.read(ctx, r.mem[:b.n], b.off, end); err != nil {
+			return err
+		}
+		if crc32.Checksum(r.mem[:b.n], castagnoli) != r.c.sums[block] {
+			report(block)
+		}
+	}
+	return nil
+}
+
+// read reads bytes at an offset, and has those up to end sent.
+func (r *blockReader) read(ctx context.Context, p []byte, off, end int64) error {
+	opener, ok := r.f.r.(transfer.RangeOpener)
+	if !ok {
+		return r.f.read(p, off)
+	}
+	err := bounded.Guard(func() (err error) {
+		if r.open == nil || r.at != off {
+			r.close()
+			if r.open, err = opener.OpenRange(ctx, off, end-off); err != nil {
+				return err
+			}
+			r.at = off
+		}
+		n, err := io.ReadFull(r.open, p)
+		r.at += int64(n)
+		return err
+	})
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return fmt.Errorf("weights: read %s: %w", r.f.name, err)
+	}
+	return nil
+}
+
+func (r *blockReader) close() {
+	if r.open != nil {
+		_ = r.open.Close() // its bytes are here, or it is read no further
+		r.open = nil
+	}
 }

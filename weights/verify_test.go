@@ -4,17 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/weights"
+	"github.com/gopinned/pinned/weights/httpfs"
 )
 
 // flip flips a bit of a file.
@@ -243,4 +249,68 @@ func TestVerifyRefuses(t *testing.T) {
 		require.Error(t, err)
 		assert.Equal(t, 100, strings.Count(err.Error(), "wrong checksum of 1 bytes"))
 	}
+}
+
+// The checksums that Save has written are compared in files of any file system, also by ranges of a server.
+func TestChecksumsOfFilesFromAnywhere(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 1)
+	s := newToSave(t, devs)
+	dir := t.TempDir()
+	require.NoError(t, save(t.Context(), filepath.Join(dir, "model.safetensors"), s.tensors, weights.SaveOptions{ShardBytes: 3 * mib}))
+	var requests atomic.Int64
+	files := http.FileServer(http.Dir(dir))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		files.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	remote, _, err := httpfs.New(t.Context(), server.URL+"/", httpfs.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = remote.Close() })
+	for what, fsys := range map[string]fs.FS{"directory": os.DirFS(dir), "server": remote} {
+		m, err := weights.OpenModelFS(fsys, ".")
+		require.NoError(t, err, what)
+		load := func() error {
+			plan, err := weights.NewPlan(m.Tensors(), nil, weights.PlanOptions{})
+			require.NoError(t, err)
+			loaded, err := plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
+			if err == nil {
+				require.NoError(t, loaded.Close())
+			}
+			return err
+		}
+		requests.Store(0)
+		require.NoError(t, m.Verify(t.Context()), what)
+		require.LessOrEqual(t, requests.Load(), int64(len(m.Files())*(runtime.GOMAXPROCS(0)+2)), "one range for many blocks")
+		require.NoError(t, load(), what)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, m.Verify(ended), context.Canceled, what)
+
+		var last *weights.Tensor
+		for tensor := range m.Tensors() {
+			if tensor.Size > mib {
+				last = tensor
+			}
+		}
+		path := filepath.Join(dir, filepath.Base(last.File.Name()))
+		at := last.Offset + int64(last.Size) - 1
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		flip(t, path, at)
+		require.NoError(t, os.Chtimes(path, time.Time{}, info.ModTime())) // a server would tell that it is another file
+		for _, err := range []error{m.Verify(t.Context()), load()} {
+			var wrong *weights.ChecksumError
+			require.ErrorAs(t, err, &wrong, what)
+			require.Equal(t, last.Name, wrong.Tensor)
+			require.LessOrEqual(t, wrong.Offset, at)
+		}
+		flip(t, path, at)
+		require.NoError(t, os.Chtimes(path, time.Time{}, info.ModTime()))
+		require.NoError(t, m.Close())
+	}
+	var none context.Context
+	require.ErrorContains(t, (&weights.Model{}).Verify(none), "context")
+	require.NoError(t, (*weights.Model)(nil).Verify(t.Context()))
 }

@@ -66,7 +66,7 @@ func newFlags(o *options) *flag.FlagSet {
 	f.StringVar(&o.devices, "devices", "", "CUDA's `NUMBERS` of the devices to load onto, such as 0,1 (default all)")
 	f.BoolVar(&o.verify, "verify", false, "read the tensors back and compare them with the files, and the files with their checksums if -save wrote them")
 	f.BoolVar(&o.load.DropCache, "drop-cache", false, "remove what was read from the page cache")
-	f.BoolVar(&o.load.Checksums, "checksums", false, "compare the bytes with the checksums that -save wrote, while they are loaded")
+	f.BoolVar(&o.load.Checksums, "checksums", false, "compare the bytes with the checksums that -save wrote, or a server has, while they are loaded")
 	f.BoolVar(&o.load.DirectIO, "direct", false, "read past the page cache")
 	f.StringVar(&o.save, "save", "", "save the model from the devices to a `FILE` whose name ends in .safetensors")
 	f.BoolVar(&o.snapshot, "snapshot", false, "save from a copy in pinned memory, while the devices go on")
@@ -119,17 +119,19 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 	}
 	total, took := 0, time.Duration(0)
 	for _, path := range paths {
-		m, closeAll, err := openModel(ctx, path)
+		m, from, err := openModel(ctx, path, o.load.Checksums)
 		if err != nil {
 			return err
 		}
-		defer closeAll()
+		defer func() { err = errors.Join(err, m.Close(), from.Close()) }()
 		plan, n, err := planEvenly(m, len(devices))
 		if err != nil {
 			return err
 		}
 		start := time.Now()
-		loaded, err := plan.LoadNew(ctx, devices, o.load)
+		how := o.load
+		how.Checksums = how.Checksums && (from == nil || hasChecksums(m))
+		loaded, err := plan.LoadNew(ctx, devices, how)
 		if err != nil {
 			return err
 		}
@@ -137,13 +139,18 @@ func run(ctx context.Context, paths []string, o options, out io.Writer) (err err
 		d := time.Since(start)
 		total, took = total+n, took+d
 		fmt.Fprintf(out, "%s: %d bytes onto %s in %v, %s\n", path, n, count(len(plan.Devices), onto), d.Round(time.Microsecond), rate(n, d))
+		if from != nil && o.load.Checksums {
+			if err := compare(ctx, m, from, out); err != nil {
+				return err
+			}
+		}
 		if o.verify {
 			tensors, err := verify(ctx, loaded, copiers)
 			if err != nil {
 				return err
 			}
 			fmt.Fprintf(out, "%s: the same bytes: SHA-256 of %s\n", path, count(tensors, "tensor"))
-			if err := checksums(ctx, path, n, out); err != nil && !errors.Is(err, weights.ErrNoChecksums) {
+			if err := checksums(ctx, path, m, n, out); err != nil && !errors.Is(err, weights.ErrNoChecksums) {
 				return err
 			}
 		}
@@ -161,24 +168,24 @@ func isURL(path string) bool {
 	return strings.HasPrefix(path, "http://") || strings.HasPrefix(path, "https://")
 }
 
-// openModel opens a model on disk, or behind HTTP.
-func openModel(ctx context.Context, path string) (m *weights.Model, closeAll func() error, err error) {
+// openModel opens a model on disk, or behind HTTP, whose file system it returns.
+func openModel(ctx context.Context, path string, checksums bool) (m *weights.Model, from *httpfs.FS, err error) {
 	if !isURL(path) {
 		m, err = weights.OpenModel(path)
-		return m, m.Close, err
+		return m, nil, err
 	}
-	var o httpfs.Options
+	o := httpfs.Options{Checksums: checksums}
 	if token := os.Getenv("WEIGHTS_TOKEN"); token != "" {
 		o.Header = http.Header{"Authorization": {"Bearer " + token}}
 	}
-	fsys, name, err := httpfs.New(ctx, path, o)
+	from, name, err := httpfs.New(ctx, path, o)
 	if err != nil {
 		return nil, nil, err
 	}
-	if m, err = weights.OpenModelFS(fsys, name); err != nil {
-		return nil, nil, errors.Join(err, fsys.Close())
+	if m, err = weights.OpenModelFS(from, name); err != nil {
+		return nil, nil, errors.Join(err, from.Close())
 	}
-	return m, func() error { return errors.Join(m.Close(), fsys.Close()) }, nil
+	return m, from, nil
 }
 
 // save saves a model of n bytes from the memory of its devices, and compares the file with its checksums.
@@ -214,16 +221,40 @@ func save(ctx context.Context, loaded *weights.Loaded, n int, o options, out io.
 	}
 	d := time.Since(start)
 	fmt.Fprintf(out, "%s: %d bytes on storage in %v, %s; the tensors could change after %v\n", o.save, n, d.Round(time.Microsecond), rate(n, d), copied.Round(time.Microsecond))
-	return checksums(ctx, o.save, n, out)
+	m, err := weights.OpenModel(o.save)
+	if err != nil {
+		return err
+	}
+	return errors.Join(checksums(ctx, o.save, m, n, out), m.Close())
+}
+
+// hasChecksums reports whether the files of a model have the checksums of -save.
+func hasChecksums(m *weights.Model) bool {
+	return !slices.ContainsFunc(m.Files(), func(f *weights.File) bool {
+		_, ok := f.Metadata("pinned.crc32c")
+		return !ok
+	})
+}
+
+// compare compares the files of a model with the checksums that the server has. What the load has read is not read again.
+func compare(ctx context.Context, m *weights.Model, from *httpfs.FS, out io.Writer) error {
+	for _, f := range m.Files() {
+		switch err := from.Verify(ctx, f.Name()); {
+		case errors.Is(err, errors.ErrUnsupported):
+			fmt.Fprintf(out, "%s: not compared: the server has no checksum\n", f.Name())
+		case err != nil:
+			return err
+		default:
+			fmt.Fprintf(out, "%s: the checksum that the server has\n", f.Name())
+		}
+	}
+	return nil
 }
 
 // checksums compares a model of n bytes with the checksums in its files.
-func checksums(ctx context.Context, path string, n int, out io.Writer) error {
-	if isURL(path) { // a load with -checksums compares them
-		return nil
-	}
+func checksums(ctx context.Context, path string, m *weights.Model, n int, out io.Writer) error {
 	start := time.Now()
-	if err := weights.Verify(ctx, path); err != nil {
+	if err := m.Verify(ctx); err != nil {
 		return err
 	}
 	d := time.Since(start)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"flag"
 	"io"
@@ -20,6 +22,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
+	"github.com/gopinned/pinned/weights/httpfs"
 )
 
 func TestModelsAreLoadedAndVerified(t *testing.T) {
@@ -64,10 +67,14 @@ func TestModelsOfAServerAreLoaded(t *testing.T) {
 	require.NoError(t, write("40MiB", filepath.Join(dir, "model.safetensors")))
 	t.Setenv("WEIGHTS_TOKEN", "open sesame")
 	files := http.FileServer(http.Dir(dir))
+	var digest [sha256.Size]byte
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer open sesame" {
 			w.WriteHeader(http.StatusForbidden)
 			return
+		}
+		if digest != [sha256.Size]byte{} {
+			w.Header().Set("Repr-Digest", "sha-256=:"+base64.StdEncoding.EncodeToString(digest[:])+":")
 		}
 		files.ServeHTTP(w, r)
 	}))
@@ -84,7 +91,17 @@ func TestModelsOfAServerAreLoaded(t *testing.T) {
 	}
 	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/other.gguf"}, o, io.Discard), os.ErrNotExist)
 	o.load.Checksums = true
-	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/"}, o, io.Discard), weights.ErrNoChecksums)
+	var out strings.Builder
+	require.NoError(t, run(t.Context(), []string{server.URL + "/"}, o, &out))
+	require.Contains(t, out.String(), "not compared")
+	content, err := os.ReadFile(filepath.Join(dir, "model.safetensors"))
+	require.NoError(t, err)
+	digest = sha256.Sum256(content)
+	out.Reset()
+	require.NoError(t, run(t.Context(), []string{server.URL + "/"}, o, &out))
+	require.Contains(t, out.String(), "model.safetensors: the checksum that the server has\n")
+	digest[5]++
+	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/"}, o, io.Discard), httpfs.ErrChecksum)
 	t.Setenv("WEIGHTS_TOKEN", "")
 	require.ErrorIs(t, run(t.Context(), []string{server.URL + "/model.safetensors"}, o, io.Discard), os.ErrPermission)
 }

@@ -100,7 +100,8 @@ var started = map[string][]string{
 	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
 		"weights.Model.openAll",
 		"weights/httpfs.body.pause",
-		"weights/httpfs.body.request",
+		"weights/httpfs.body.send",
+		"weights/httpfs.file.verify",
 		"weights/httpfs.pause",
 	},
 	"the end of a context wakes who waits": {

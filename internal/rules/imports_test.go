@@ -78,6 +78,7 @@ var rooms = []room{
 	{dir: "internal/lifetime"},
 	{dir: "internal/bounded"},
 	{dir: "internal/units"},
+	{dir: "internal/crc"},
 	{dir: "internal/sentinel"},
 	{dir: "internal/testgpu", modules: []string{"purego", "testify"}, testOnly: true},
 	{dir: "hostmem/internal/hostmemtest", modules: []string{"testify", "x/sys"}, testOnly: true},

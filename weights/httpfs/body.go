@@ -75,6 +75,9 @@ func (b *body) readSome(p []byte) (n int, err error) {
 	b.stall.Reset(b.file.fs.o.Timeout)
 	n, err = b.response.Read(p)
 	b.stall.Stop()
+	if wrong := b.file.sums.add(b.at, p[:n]); wrong != nil {
+		return 0, final{wrong}
+	}
 	if err != nil && context.Cause(b.sent) == errStalled {
 		return n, errStalled
 	}
@@ -161,36 +164,48 @@ func (b *body) pause(d time.Duration) error {
 // request asks for the rest of the range.
 func (b *body) request() (err error) {
 	f := b.file
+	r, err := b.send(http.MethodGet, f.url, func(h http.Header) {
+		h.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.end-1))
+		if f.size >= 0 && isStrong(f.etag) {
+			h.Set("If-Range", f.etag)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return b.check(r)
+}
+
+// send sends a request, whose header set completes, and waits for the response, which stop ends.
+func (b *body) send(method string, to *url.URL, set func(http.Header)) (*http.Response, error) {
+	f := b.file
 	select {
 	case f.fs.slots <- struct{}{}:
 	case <-b.ctx.Done():
-		return context.Cause(b.ctx)
+		return nil, context.Cause(b.ctx)
 	case <-f.fs.ctx.Done():
-		return context.Cause(f.fs.ctx)
+		return nil, context.Cause(f.fs.ctx)
 	}
 	ctx, cancel := context.WithCancelCause(b.ctx)
 	b.sent, b.cancel = ctx, cancel
 	b.unlink = context.AfterFunc(f.fs.ctx, func() { cancel(context.Cause(f.fs.ctx)) })
 	b.stall = time.AfterFunc(f.fs.o.Timeout, func() { cancel(errStalled) })
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url.String(), nil)
+	request, err := http.NewRequestWithContext(ctx, method, to.String(), nil)
 	if err != nil {
-		return final{errors.New("the URL makes no request")}
+		return nil, final{errors.New("the URL makes no request")}
 	}
 	for key, values := range f.fs.o.Header {
 		request.Header[http.CanonicalHeaderKey(key)] = values
 	}
-	request.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", b.at, b.end-1))
 	request.Header.Set("Accept-Encoding", "identity")
-	if f.size >= 0 && isStrong(f.etag) {
-		request.Header.Set("If-Range", f.etag)
-	}
+	set(request.Header)
 	response, err := f.fs.o.Client.Do(request)
 	b.stall.Stop()
 	if err != nil {
-		return requestError(ctx, err)
+		return nil, requestError(ctx, err)
 	}
 	b.response = response.Body
-	return b.check(response)
+	return response, nil
 }
 
 // requestError returns an error without the URL, whose query may be secret.
@@ -227,6 +242,13 @@ func (b *body) check(r *http.Response) error {
 			return nil
 		}
 		return final{fmt.Errorf("the server does not have bytes %d to %d: the file has changed, or its size is unknown (%s)", b.at, b.end-1, r.Status)}
+	}
+	return statusError(r)
+}
+
+// statusError returns the error of a response that has not the file.
+func statusError(r *http.Response) error {
+	switch r.StatusCode {
 	case http.StatusNotFound, http.StatusGone:
 		return final{fmt.Errorf("%w (%s)", fs.ErrNotExist, r.Status)}
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:
@@ -301,6 +323,9 @@ func (f *file) checkVersion(r *http.Response, size int64) error {
 
 func (f *file) remember(r *http.Response, size int64) {
 	f.size, f.etag, f.modified = size, r.Header.Get("ETag"), r.Header.Get("Last-Modified")
+	if f.fs.o.Checksums {
+		f.told = r
+	}
 }
 
 // isVersion reports whether a response has the file's ETag, or without one the time of its last change.

@@ -25,6 +25,9 @@ type file struct {
 	etag     string
 	modified string // Last-Modified
 	head     []byte // the first bytes
+
+	told *http.Response // the first one, with Options.Checksums
+	sums *sums          // of the bytes that have come; nil without checksums to compare them with
 }
 
 // open reads the head of a file, which has its size.
@@ -40,6 +43,16 @@ func (f *file) open() error {
 		return fmt.Errorf("read %s: %w", shown(f.url), io.ErrUnexpectedEOF)
 	}
 	f.head = head[:n:n]
+	if f.told == nil {
+		return nil
+	}
+	if f.sums, err = f.findSums(); err != nil {
+		return err
+	}
+	f.told = nil
+	if err := f.sums.add(0, f.head); err != nil {
+		return fmt.Errorf("read %s: %w", shown(f.url), err)
+	}
 	return nil
 }
 
