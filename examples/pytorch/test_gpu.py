@@ -1,10 +1,12 @@
-"""Measures pinned.py, managed.py and feed.py beside PyTorch on a host with a GPU, and checks every byte.
+"""Measures pinned.py, managed.py, feed.py and save.py beside PyTorch on a host with a GPU, and checks every byte.
 
     go build -o feed ./examples/feed
-    python3 examples/pytorch/test_gpu.py --feeder ./feed
+    go build -o weights-example ./examples/weights
+    python3 examples/pytorch/test_gpu.py --feeder ./feed --saver ./weights-example
 
 It prints a table, and ends with status 1 if a byte is wrong or a part fails; a rate below its target is said, and no
-failure. Without --feeder the rows of feed.py are missing. With two GPUs it also runs a consumer on each.
+failure. Without --feeder and --saver the rows of feed.py and save.py are missing. With two GPUs it also runs a
+consumer on each.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from typing import Any, Callable, List, Optional
@@ -338,9 +341,48 @@ def two_consumers(feeder: str) -> None:
         serving.wait()
 
 
+def saves(program: str) -> None:
+    """A model is saved into memory (/dev/shm) and on the disk of the temporary files."""
+    import save
+    import torch
+
+    tensors = {f"layer.{i}": torch.randint(-(1 << 15), 1 << 15, (8192, 8192), dtype=torch.int16, device="cuda").view(torch.bfloat16) for i in range(32)}
+    tensors["columns"] = tensors["layer.0"][:1001, :3001].t()
+    tensors["step"] = torch.tensor(7, device="cuda")
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    for directory in ("/dev/shm", tempfile.gettempdir()):
+        with tempfile.TemporaryDirectory(dir=directory) as folder, save.Saver(program) as saver:
+            path, other = os.path.join(folder, "ours.safetensors"), os.path.join(folder, "theirs")
+            theirs = [f"{size / seconds(lambda: torch.save(tensors, other)) / 1e9:.2f} GB/s by torch.save"]
+            try:
+                from safetensors.torch import load_file, save_file
+            except ImportError:
+                theirs.append("no safetensors")
+            else:
+                whole = {name: t.contiguous() for name, t in tensors.items()}
+                theirs.append(f"{size / seconds(lambda: save_file(whole, other)) / 1e9:.2f} by safetensors")
+                del whole
+            os.unlink(other)
+            said = []
+            for _ in range(3):
+                began = time.perf_counter()
+                saving = saver.save(tensors, path)
+                copied = time.perf_counter() - began
+                check(saving.wait() == size, "bytes that were saved")
+                said.append(f"{size / (time.perf_counter() - began) / 1e9:.1f} ({size / copied / 1e9:.1f} until the tensors may change)")
+            row(f"a model of {size / 1e9:.1f} GB saved in {directory}", ", ".join(theirs), ", ".join(said) + " GB/s", "the link", None)
+            if len(theirs[1]) > len("no safetensors"):
+                found = load_file(path, device="cuda")
+                check(found.keys() == tensors.keys(), "the names that were saved")
+                for name, t in tensors.items():
+                    same = torch.equal(found[name].contiguous().view(torch.uint8 if t.dim() else torch.int64), t.contiguous().view(torch.uint8 if t.dim() else torch.int64))
+                    check(same and found[name].dtype == t.dtype and found[name].shape == t.shape, f"the tensor {name} that was saved")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--feeder", default="", help="the program of examples/feed")
+    parser.add_argument("--saver", default="", help="the program of examples/weights")
     args = parser.parse_args()
     try:
         import torch
@@ -350,9 +392,10 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("test_gpu.py: PyTorch finds no GPU (torch.cuda.is_available() is false)", file=sys.stderr)
         return 1
-    if args.feeder and not os.access(args.feeder, os.X_OK):
-        print(f"test_gpu.py: {args.feeder} is no program: go build -o feed ./examples/feed", file=sys.stderr)
-        return 1
+    for program in filter(None, (args.feeder, args.saver)):
+        if not os.access(program, os.X_OK):
+            print(f"test_gpu.py: {program} is no program: go build makes it, of ./examples/feed or ./examples/weights", file=sys.stderr)
+            return 1
     sys.path.insert(0, HERE)
     print(f"PyTorch {torch.__version__}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}, {os.cpu_count()} CPUs")
     print("| what | PyTorch | here | target | |\n|---|---|---|---|---|")
@@ -366,6 +409,10 @@ def main() -> int:
             part(two_consumers, args.feeder)
     else:
         print("no --feeder: the rows of feed.py are missing")
+    if args.saver:
+        part(saves, args.saver)
+    else:
+        print("no --saver: the rows of save.py are missing")
     for failure in failures:
         print("FAILED:", failure)
     print("\n" + "\n".join(["| what | PyTorch | here | target | |", "|---|---|---|---|---|", *rows]))

@@ -6,6 +6,7 @@
 //	go run ./examples/weights [-devices 0,1] [-verify] [-checksums] [-drop-cache] [-direct] [-sim] MODEL...
 //	go run ./examples/weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL
 //	go run ./examples/weights -make SIZE FILE
+//	go run ./examples/weights -serve
 package main
 
 import (
@@ -44,11 +45,13 @@ type options struct {
 	save     string // the file to save the model to, "" for none
 	snapshot bool   // save from a copy in pinned memory
 	size     string // of the file to write, "" to load
+	serve    bool   // save what another process has in shared memory
 }
 
 const usage = `usage: weights [-devices 0,1] [-verify] [-checksums] [-drop-cache] [-direct] [-sim] MODEL...
        weights -save FILE [-snapshot] [-devices 0,1] [-direct] [-sim] MODEL
        weights -make SIZE FILE
+       weights -serve
 
 MODEL is a safetensors or GGUF file, the index of several files (.safetensors.index.json),
 or a directory with a model. For a part, such as x-00001-of-00003.gguf, all parts are loaded.
@@ -72,6 +75,7 @@ func newFlags(o *options) *flag.FlagSet {
 	f.BoolVar(&o.snapshot, "snapshot", false, "save from a copy in pinned memory, while the devices go on")
 	f.BoolVar(&o.sim, "sim", false, "use simulated GPUs")
 	f.StringVar(&o.size, "make", "", "write a safetensors file of this `SIZE`, such as 64MiB or 8GB, and load nothing")
+	f.BoolVar(&o.serve, "serve", false, "save tensors that another process puts into shared memory, as the lines of standard input say: see examples/pytorch/save.py")
 	return f
 }
 
@@ -84,9 +88,11 @@ func main() {
 	defer stop()
 	var err error
 	switch {
+	case o.serve && f.NArg() == 0:
+		err = serve(ctx, os.Stdin, os.Stdout)
 	case o.size != "" && f.NArg() == 1:
 		err = write(o.size, f.Arg(0))
-	case o.size == "" && (f.NArg() == 1 || f.NArg() > 0 && o.save == ""):
+	case o.size == "" && !o.serve && (f.NArg() == 1 || f.NArg() > 0 && o.save == ""):
 		err = run(ctx, f.Args(), o, os.Stdout)
 	default:
 		f.Usage()
