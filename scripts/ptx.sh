@@ -58,7 +58,7 @@ PYTHON
 cubins() {
 	local kernels arch cubin from line compiler
 	touch CUBINS
-	for kernels in blocks memory parts; do
+	for kernels in blocks checksum memory parts; do
 		from=$(sha256sum <"$kernels.ptx")
 		for arch in 75 80 86 89 90 100 120; do
 			cubin=$kernels.sm_$arch.cubin

@@ -2,6 +2,7 @@ package cudasim
 
 import (
 	"bytes"
+	"hash/crc32"
 	"math"
 	"time"
 	"unsafe"
@@ -39,6 +40,7 @@ var ownKernels = map[string]kernel{
 	}},
 	"pinned_first_beyond": {firstBeyondKernel, func(l *Launch) time.Duration { return l.duration(ptrArg(l, 0), 4*Arg[int](l, 1), false) }},
 	"pinned_parts":        {partsKernel, nil},
+	"pinned_crc32c":       {checksumKernel, nil},
 }
 
 // fillKernel is pinned_fill(p, n, at, kind, seed, mask).
@@ -163,5 +165,20 @@ func partsKernel(l *Launch) {
 		copy(l.Write(ptrArg(l, 0)+p.dst, int(p.size)), l.Read(ptrArg(l, 1)+p.src, int(p.size)))
 	}
 }
+
+// checksumKernel is pinned_crc32c(spans, count, sums).
+func checksumKernel(l *Launch) {
+	type span struct {
+		address cudart.DevPtr
+		size    uint64
+	}
+	count := Arg[int](l, 1)
+	sums := Elements[uint32](l.Write(ptrArg(l, 2), 4*count))
+	for i, s := range Elements[span](l.Read(ptrArg(l, 0), count*int(unsafe.Sizeof(span{})))) {
+		sums[i] = crc32.Checksum(l.Read(s.address, int(s.size)), castagnoli)
+	}
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func ptrArg(l *Launch, i int) cudart.DevPtr { return Arg[cudart.DevPtr](l, i) }

@@ -1,5 +1,5 @@
-// Package gpukernels has the module's own kernels: they fill, check, copy and time memory, and copy
-// many blocks and parts. The sources are in src, in CUDA C. scripts/ptx.sh compiles them to PTX, for all devices of
+// Package gpukernels has the module's own kernels: they fill, check, copy and time memory, copy
+// many blocks and parts, and compute checksums. The sources are in src, in CUDA C. scripts/ptx.sh compiles them to PTX, for all devices of
 // compute capability 7.5 or later and drivers of CUDA 11.8 or later, and the PTX to cubins for the architectures that
 // users have. Cubins load in 0.2 ms, and compiling PTX takes the driver 0.1 s or more the first time on a machine
 // (H100, 2026-11-27). All are embedded with gzip. Simulated devices run Go functions that do the same.
@@ -24,7 +24,7 @@ var (
 	errNilContext = errors.New("the context is nil")
 	errNilDevice  = errors.New("the device is nil or zero")
 	errNilStream  = errors.New("the stream is nil or zero")
-	errZero       = errors.New("the receiver is nil or zero (NewMemory, NewBlocks and NewParts return usable values)")
+	errZero       = errors.New("the receiver is nil or zero (NewMemory, NewBlocks, NewParts and NewChecksums return usable values)")
 )
 
 // groups bound, for each device, the threads in calls of CUDA that may not return.

@@ -54,9 +54,10 @@ func TestPTXMatchesItsSources(t *testing.T) {
 
 // sources are the files in src without their suffixes, and their kernels.
 var sources = map[string][]string{
-	"memory": {"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_busy"},
-	"blocks": {"pinned_blocks", "pinned_first_beyond"},
-	"parts":  {"pinned_parts"},
+	"memory":   {"pinned_fill", "pinned_check", "pinned_copy", "pinned_chase", "pinned_busy"},
+	"blocks":   {"pinned_blocks", "pinned_first_beyond"},
+	"parts":    {"pinned_parts"},
+	"checksum": {"pinned_crc32c"},
 }
 
 // What is embedded is the PTX beside it, and for each architecture a cubin that scripts/ptx.sh has compiled from that PTX.
@@ -135,4 +136,7 @@ func TestOwnKernelsHaveTheLaunchedParameters(t *testing.T) {
 	parts, ok := ptx.Parse(unpacked(t, "parts"))
 	require.True(t, ok)
 	assert.Equal(t, map[string]ptx.Entry{"pinned_parts": {Params: []int{8, 8, 8, 8}, BlockThreads: partsThreads}}, parts.Kernels)
+	checksum, ok := ptx.Parse(unpacked(t, "checksum"))
+	require.True(t, ok)
+	assert.Equal(t, map[string]ptx.Entry{"pinned_crc32c": {Params: []int{8, 8, 8}, BlockThreads: checksumThreads}}, checksum.Kernels)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"slices"
@@ -30,6 +31,7 @@ type trial struct {
 	args      []kernel.Value
 	words     []uint64 // the bits of args
 	pointers  []int    // indices of arguments
+	addresses []int    // offsets in memory of others
 	memory    []byte
 	undefined [2]int // range of the memory that need not be the same, such as times
 }
@@ -154,8 +156,27 @@ func newTrial(r *rand.Rand, name string) *trial {
 			to, from = to+size, from+size
 		}
 		t.arg(count)
+	case "pinned_crc32c":
+		t.shape = kernel.Config{Grid: kernel.Dim{X: t.shape.Grid.X}, Block: kernel.Dim{X: checksumThreads}}
+		from, list, sums := region(1), region(8), region(4)
+		pointer(list)
+		count := r.IntN(40)
+		for i := range count {
+			at := r.IntN(1 << 10)
+			size := []int{0, r.IntN(20), r.IntN(300), r.IntN(12 << 10)}[r.IntN(4)]
+			t.address(list+SpanBytes*i, from+at)
+			binary.LittleEndian.PutUint64(t.memory[list+SpanBytes*i+8:], uint64(size))
+		}
+		t.arg(count)
+		pointer(sums)
 	}
 	return t
+}
+
+// address sets an address in the memory to that of an offset in it.
+func (t *trial) address(at, of int) {
+	binary.LittleEndian.PutUint64(t.memory[at:], uint64(of))
+	t.addresses = append(t.addresses, at)
 }
 
 // arg adds arguments.
@@ -185,18 +206,23 @@ func (t *trial) on(tb testing.TB, dev *cudart.Device, k *kernel.Kernel) []byte {
 	view, err := dev.HostDevicePointer(h)
 	require.NoError(tb, err)
 	host := unsafe.Slice((*byte)(h), hostBytes)
-	copy(host, t.memory[deviceBytes:])
-	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&t.memory[0]), deviceBytes))
+	address := func(at uint64) cudart.DevPtr {
+		if at < deviceBytes {
+			return p + cudart.DevPtr(at)
+		}
+		return view + cudart.DevPtr(at) - deviceBytes
+	}
+	before, args := slices.Clone(t.memory), slices.Clone(t.args)
+	for _, at := range t.addresses {
+		binary.LittleEndian.PutUint64(before[at:], uint64(address(binary.LittleEndian.Uint64(before[at:]))))
+	}
+	for _, i := range t.pointers {
+		args[i] = kernel.Arg(address(t.words[i]))
+	}
+	copy(host, before[deviceBytes:])
+	require.NoError(tb, dev.CopyToDevice(p, unsafe.Pointer(&before[0]), deviceBytes))
 	require.NoError(tb, dev.Synchronize(ctx))
 
-	args := slices.Clone(t.args)
-	for _, i := range t.pointers {
-		if at := cudart.DevPtr(t.words[i]); at < deviceBytes {
-			args[i] = kernel.Arg(p + at)
-		} else {
-			args[i] = kernel.Arg(view + at - deviceBytes)
-		}
-	}
 	require.NoError(tb, k.Launch(s, t.shape, args...))
 	require.NoError(tb, s.Synchronize(ctx))
 	after := make([]byte, len(t.memory))
@@ -205,6 +231,9 @@ func (t *trial) on(tb testing.TB, dev *cudart.Device, k *kernel.Kernel) []byte {
 	require.NoError(tb, dev.Free(p))
 	require.NoError(tb, dev.FreeHost(h))
 	require.NoError(tb, s.Close())
+	for _, at := range t.addresses {
+		copy(after[at:], t.memory[at:at+8])
+	}
 	clear(after[t.undefined[0]:t.undefined[1]])
 	return after
 }
@@ -297,8 +326,72 @@ func (t *trial) byThreads() []byte {
 		binary.LittleEndian.PutUint64(m[arg(3):], first)
 		binary.LittleEndian.PutUint64(m[arg(3)+8:], uint64(index))
 	}
+	if t.kernel == "pinned_crc32c" {
+		for i := range arg(1) {
+			span := m[arg(0)+SpanBytes*i:]
+			at, size := binary.LittleEndian.Uint64(span), binary.LittleEndian.Uint64(span[8:])
+			binary.LittleEndian.PutUint32(m[arg(2)+4*i:], checksumByThreads(m[at:at+size], at))
+		}
+	}
 	clear(m[t.undefined[0]:t.undefined[1]])
 	return m
+}
+
+// times multiplies polynomials modulo that of CRC-32C, as src/checksum.cu does.
+func times(a, b uint32) (product uint32) {
+	for ; a != 0; a <<= 1 {
+		product ^= b & -(a >> 31)
+		b = b>>1 ^ crc32.Castagnoli&-(b&1)
+	}
+	return product
+}
+
+// checksumByThreads does in Go what a block does in src/checksum.cu, for bytes at an address.
+func checksumByThreads(mem []byte, address uint64) uint32 {
+	power := func(p uint32, squares int) uint32 {
+		for range squares {
+			p = times(p, p)
+		}
+		return p
+	}
+	const x = 1 << 30
+	padded := append(make([]byte, address%16), mem...)
+	behind := -len(padded) & 15
+	padded = append(padded, make([]byte, behind)...)
+	padded = append(make([]byte, -len(padded)&4095), padded...) // whole rows
+	row := power(x, 15)
+	var sums [checksumThreads]uint32
+	for thread := range sums {
+		var words [4]uint32
+		for at := 16 * thread; at < len(padded); at += 16 * checksumThreads {
+			for k := range words {
+				words[k] = times(words[k], row) ^ binary.LittleEndian.Uint32(padded[at+4*k:])
+			}
+		}
+		for _, word := range words {
+			sums[thread] = times(sums[thread]^word, crc32.Castagnoli)
+		}
+	}
+	for k := range 8 { // a tree
+		for thread := 0; thread < len(sums); thread += 2 << k {
+			sums[thread] = times(sums[thread], power(x, 7+k)) ^ sums[thread+1<<k]
+		}
+	}
+	all := sums[0]
+	for range 8 * behind {
+		if all>>31 != 0 {
+			all = (all^crc32.Castagnoli)<<1 | 1
+		} else {
+			all <<= 1
+		}
+	}
+	before, p := ^uint32(0), power(x, 3)
+	for n := len(mem); n > 0; n, p = n>>1, times(p, p) {
+		if n&1 != 0 {
+			before = times(before, p)
+		}
+	}
+	return ^(all ^ before)
 }
 
 // The Go functions that simulated devices run instead of the package's kernels do what the
@@ -354,8 +447,9 @@ func TestSimulatedDevicesComputeWhatKernelsDo(t *testing.T) {
 func TestInterruptedLoadsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	loads := map[string]func(context.Context, *cudart.Device) (io.Closer, error){
-		"memory": func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewMemory(ctx, dev) },
-		"blocks": func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewBlocks(ctx, dev) },
+		"memory":    func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewMemory(ctx, dev) },
+		"blocks":    func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewBlocks(ctx, dev) },
+		"checksums": func(ctx context.Context, dev *cudart.Device) (io.Closer, error) { return NewChecksums(ctx, dev) },
 	}
 	for name, load := range loads {
 		for at := 1; at <= 20; at++ {
