@@ -231,7 +231,7 @@ func (p *pinner) prove(ctx context.Context, n int) (_ pinning, err error) {
 
 // sized is the case of one size, whose samples measure all its series.
 func (p *pinner) sized(n int) measure.Case {
-	labels := result.Labels{{Key: result.Method, Value: p.method.name}, {Key: result.Size, Value: strconv.Itoa(n)}}
+	labels := labelled(result.Method, p.method.name, result.Size, strconv.Itoa(n))
 	var pin, unpin, cpu time.Duration // of the last sample; of all
 	c := measure.Case{
 		Series: result.Series{Name: pinTime, Labels: labels, Unit: result.Seconds, Better: result.Lower, BytesPerSample: n * max(p.method.times, 1)},

@@ -246,33 +246,27 @@ func (r *copyFixture) bandwidth(series, direction string, n, count int) measure.
 	if direction == result.Both || direction == onDevice { // there and back, or read and written
 		perCopy *= 2
 	}
-	prepared := false
-	labels := result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Memory, Value: r.kind.name},
-		{Key: result.Direction, Value: direction}, {Key: result.Size, Value: strconv.Itoa(n)}}
+	prepare := func(ctx context.Context) (err error) {
+		if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
+			return fmt.Errorf("a sample would take %s: %w", units.Seconds(expected/1e9), errors.ErrUnsupported)
+		}
+		if err = r.prepare(ctx, direction, n); err == nil {
+			count, err = r.fit(ctx, direction, n, count)
+		}
+		return err
+	}
+	labels := labelsOf(r.dev, result.Memory, r.kind.name, result.Direction, direction, result.Size, strconv.Itoa(n))
 	c := measure.Case{
 		Series: result.Series{Name: series, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: perCopy * count, Labels: labels},
 		WarmUp: 1,
-		Sample: func(ctx context.Context) (float64, error) {
-			if !prepared {
-				if expected := float64(perCopy*count) / r.rate; r.rate > 0 && n > small && expected > float64(tooLong) {
-					return 0, fmt.Errorf("a sample would take %s: %w", units.Seconds(expected/1e9), errors.ErrUnsupported)
-				}
-				if err := r.prepare(ctx, direction, n); err != nil {
-					return 0, err
-				}
-				prepared = true
-				var err error
-				if count, err = r.fit(ctx, direction, n, count); err != nil {
-					return 0, err
-				}
-			}
+		Sample: after(prepare, func(ctx context.Context) (float64, error) {
 			took, err := r.take(ctx, direction, n, count)
 			if err != nil {
 				return 0, err
 			}
 			r.rate = float64(perCopy*count) / float64(took.Nanoseconds())
 			return r.rate, nil
-		},
+		}),
 		Bytes:  func() int { return perCopy * count },
 		Verify: func(ctx context.Context) error { return r.verify(ctx, direction, n) },
 		Node:   r.node,
@@ -380,23 +374,19 @@ func allAtOnce(fixtures []*copyFixture, direction string, n, count int) measure.
 		}})
 	}
 
-	prepared := false
 	all := fixtures[0].bandwidth(seriesTogether, direction, n, count)
 	all.Labels[0].Value = allDevices
 	all.WarmUp, all.Node, all.Bytes, all.BytesPerSample, all.Also = 0, nil, nil, sum, devices
-	all.Sample = func(ctx context.Context) (float64, error) {
-		if !prepared {
-			if err := each(fixtures, func(r *copyFixture) error { return r.prepare(ctx, direction, n) }); err != nil {
-				return 0, err
-			}
-			if _, err := round(ctx); err != nil { // to warm up
-				return 0, err
-			}
-			prepared = true
+	all.Sample = after(func(ctx context.Context) error {
+		err := each(fixtures, func(r *copyFixture) error { return r.prepare(ctx, direction, n) })
+		if err == nil {
+			_, err = round(ctx) // to warm up
 		}
+		return err
+	}, func(ctx context.Context) (float64, error) {
 		took, err := round(ctx)
 		return float64(sum) / float64(took.Nanoseconds()), err
-	}
+	})
 	all.Verify = func(ctx context.Context) error {
 		return each(fixtures, func(r *copyFixture) error { return r.verify(ctx, direction, n) })
 	}

@@ -99,7 +99,7 @@ transfer/blocks chooses.`,
 	for _, q := range []struct{ title, series string }{{"Random blocks", seriesBlocks}, {"Blocks a second", seriesBlockRate}} {
 		for _, direction := range bothDirections {
 			for _, count := range fullBlocks.counts {
-				labels := result.Labels{{Key: result.Direction, Value: direction}, {Key: result.Blocks, Value: strconv.Itoa(count)}}
+				labels := labelled(result.Direction, direction, result.Blocks, strconv.Itoa(count))
 				e.Views = append(e.Views, result.View{Title: fmt.Sprintf("%s %s, %s", q.title, directionText(direction), labels[1].Text()),
 					Series: q.series, Where: labels, X: result.Size, Lines: []string{result.Device, result.Method}})
 			}
@@ -335,7 +335,6 @@ type blockCase struct {
 	*blocksFixture
 	direction, method string
 	upload, download  blockList
-	prepared          bool
 }
 
 func (f *blocksFixture) newCase(direction, method string, size, count int) *blockCase {
@@ -343,8 +342,7 @@ func (f *blocksFixture) newCase(direction, method string, size, count int) *bloc
 }
 
 func (c *blockCase) labels() result.Labels {
-	return append(labelsOf(c.dev), result.Labels{{Key: result.Direction, Value: c.direction}, {Key: result.Method, Value: c.method},
-		{Key: result.Size, Value: strconv.Itoa(c.upload.size)}, {Key: result.Blocks, Value: strconv.Itoa(c.upload.count)}}...)
+	return labelsOf(c.dev, result.Direction, c.direction, result.Method, c.method, result.Size, strconv.Itoa(c.upload.size), result.Blocks, strconv.Itoa(c.upload.count))
 }
 
 // rate is the case of how many bytes, and blocks, are copied a second.
@@ -356,16 +354,13 @@ func (f *blocksFixture) rate(direction, method string, size, count int, budget t
 	return measure.Case{
 		Series: result.Series{Name: seriesBlocks, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: size * count, Labels: c.labels()},
 		WarmUp: 1, Budget: budget, CPU: watch.CPU,
-		Sample: func(ctx context.Context) (float64, error) {
-			if err := c.prepare(ctx); err != nil {
-				return 0, err
-			}
+		Sample: after(c.prepare, func(ctx context.Context) (float64, error) {
 			watch.Start()
 			defer watch.Stop()
 			took, err := c.time(ctx)
 			blocks = float64(count) / took.Seconds()
 			return float64(size*count) / float64(took.Nanoseconds()), err
-		},
+		}),
 		Also: []measure.Also{{Series: result.Series{Name: seriesBlockRate, Unit: result.PerSecond, Better: result.Higher, Labels: c.labels()},
 			Last: func() (float64, bool) { return blocks, true }}},
 		Verify: c.verify, Node: f.node,
@@ -378,17 +373,14 @@ func (f *blocksFixture) latency(direction, method string, size, count int, budge
 	return measure.Case{
 		Series: result.Series{Name: seriesBlockLatency, Unit: result.Seconds, Better: result.Lower, Labels: c.labels()},
 		WarmUp: 2, Budget: budget, Samples: latenciesTaken,
-		Sample: func(ctx context.Context) (float64, error) {
-			if err := c.prepare(ctx); err != nil {
-				return 0, err
-			}
+		Sample: after(c.prepare, func(ctx context.Context) (float64, error) {
 			began := c.blocksFixture.time()
 			if err := c.queue(ctx, direction); err != nil {
 				return 0, err
 			}
 			err := c.main(direction).SynchronizeBlocking()
 			return (c.blocksFixture.time() - began).Seconds(), cmp.Or(err, bounded.Ended(ctx))
-		},
+		}),
 		Verify: c.verify,
 	}
 }
@@ -400,11 +392,8 @@ func (f *blocksFixture) main(direction string) *cudart.Stream {
 	return f.up
 }
 
-// prepare chooses the blocks, once, and overwrites where they are copied to.
+// prepare chooses the blocks, and overwrites where they are copied to.
 func (c *blockCase) prepare(ctx context.Context) error {
-	if c.prepared {
-		return nil
-	}
 	if c.method == byOneCopy {
 		c.download.base = c.pool / 2
 	} else {
@@ -433,7 +422,6 @@ func (c *blockCase) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	c.prepared = true
 	return c.up.Synchronize(ctx)
 }
 

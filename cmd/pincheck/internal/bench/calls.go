@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unsafe"
@@ -190,23 +189,14 @@ func planCalls(env measure.Env) ([]measure.Group, error) {
 			if c.slow {
 				times = slowCalls
 			}
-			labels := result.Labels{{Key: callLabel, Value: c.name}, {Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
+			labels := append(labelled(callLabel, c.name), labelsOf(dev)...)
 			timed := measure.Case{
 				Series: result.Series{Name: seriesCallTime, Labels: labels, Unit: result.Seconds, Better: result.Lower},
 				WarmUp: 2, Budget: callBudget, Samples: 50,
 				Sample: func(ctx context.Context) (float64, error) { return r.timeOf(ctx, c, times) },
 			}
 			if c.writes != "" {
-				prepared := false
-				timed.Sample = func(ctx context.Context) (float64, error) {
-					if !prepared {
-						if err := r.prepare(ctx, c); err != nil {
-							return 0, err
-						}
-						prepared = true
-					}
-					return r.timeOf(ctx, c, times)
-				}
+				timed.Sample = after(func(ctx context.Context) error { return r.prepare(ctx, c) }, timed.Sample)
 				timed.Verify = func(ctx context.Context) error { return r.verify(ctx, c) }
 			}
 			if env.Quick {

@@ -137,8 +137,8 @@ func (f *fileFixture) group() measure.Group {
 		var cpu time.Duration
 		c := measure.Case{
 			CPU: func() time.Duration { return cpu },
-			Series: result.Series{Name: fileRate, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: f.n, Labels: result.Labels{
-				{Key: result.Device, Value: device}, {Key: result.Method, Value: method}, {Key: cacheLabel, Value: cache}, {Key: result.Size, Value: strconv.Itoa(f.n)}}},
+			Series: result.Series{Name: fileRate, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: f.n,
+				Labels: labelled(result.Device, device, result.Method, method, cacheLabel, cache, result.Size, strconv.Itoa(f.n))},
 			Sample: func(ctx context.Context) (float64, error) { return f.sample(ctx, cache, method, device, bring, &cpu) },
 			Verify: func(ctx context.Context) error { return f.verify(ctx, device) },
 		}

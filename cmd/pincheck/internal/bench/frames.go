@@ -385,7 +385,7 @@ func framesGroups(env measure.Env, dev *cudart.Device, n int, now clock, lock lo
 		if method == framesOverlapped && n < 2 {
 			continue // there are no halves
 		}
-		labels := append(labelsOf(dev), result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
+		labels := labelsOf(dev, result.Method, method, result.Size, strconv.Itoa(n))
 		step := slow
 		if t.reuses() && t.kind().pinned {
 			step = fast

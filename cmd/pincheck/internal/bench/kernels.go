@@ -115,12 +115,7 @@ func mappedMemory(dev *cudart.Device, z sizing) measure.Group {
 
 func (k *kernels) copies(direction string, n, count int) measure.Case {
 	content := gpukernels.Content{Seed: uint64(n)}
-	prepared := false
-	prepare := func(ctx context.Context) error {
-		if prepared {
-			return nil
-		}
-		prepared = true
+	prepare := func(context.Context) error {
 		if direction == result.HostToDevice {
 			content.Fill(k.bytes[:n], 0)
 			return k.s.Memset(k.p, poison, n)
@@ -130,14 +125,11 @@ func (k *kernels) copies(direction string, n, count int) measure.Case {
 		}
 		return k.memory.Fill(k.s, k.p, n, content, 0)
 	}
-	labels := append(labelsOf(k.dev), result.Labels{{Key: result.Memory, Value: memoryMapped}, {Key: result.Direction, Value: direction}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
+	labels := labelsOf(k.dev, result.Memory, memoryMapped, result.Direction, direction, result.Size, strconv.Itoa(n))
 	return measure.Case{
 		Series: result.Series{Name: seriesBandwidth, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n * count, Labels: labels},
 		WarmUp: 1,
-		Sample: func(ctx context.Context) (float64, error) {
-			if err := prepare(ctx); err != nil {
-				return 0, err
-			}
+		Sample: after(prepare, func(ctx context.Context) (float64, error) {
 			dst, src := k.p, k.mapped
 			if direction == result.DeviceToHost {
 				dst, src = src, dst
@@ -151,7 +143,7 @@ func (k *kernels) copies(direction string, n, count int) measure.Case {
 				return nil
 			})
 			return float64(n*count) / 1e9 / took.Seconds(), err
-		},
+		}),
 		Verify: func(ctx context.Context) error {
 			if direction == result.HostToDevice {
 				return k.compare(ctx, n, content)
@@ -184,7 +176,7 @@ func checkedMemory(dev *cudart.Device) measure.Group {
 	const count = 4
 	var cases []measure.Case
 	for _, method := range []string{byFill, byCheck} {
-		labels := append(labelsOf(dev), result.Labels{{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}...)
+		labels := labelsOf(dev, result.Method, method, result.Size, strconv.Itoa(n))
 		var content gpukernels.Content
 		var watch measure.Stopwatch
 		cases = append(cases, measure.Case{
@@ -232,12 +224,7 @@ func loads(dev *cudart.Device) measure.Group {
 		k.n = maxSimulated
 	}
 	var ends int // where the chain leads
-	prepared := false
 	prepare := func(ctx context.Context) error {
-		if prepared {
-			return nil
-		}
-		prepared = true
 		ends = chain(unsafe.Slice((*uint64)(unsafe.Pointer(&k.bytes[0])), len(k.bytes)/8), chainLine/8, chainSteps)
 		if err := k.s.CopyToDevice(k.p, unsafe.Pointer(&k.bytes[0]), k.n); err != nil {
 			return err
@@ -247,19 +234,16 @@ func loads(dev *cudart.Device) measure.Group {
 	var cases []measure.Case
 	for _, memory := range []string{memoryDevice, memoryMapped} {
 		cases = append(cases, measure.Case{
-			Series: result.Series{Name: seriesLoad, Unit: result.Seconds, Better: result.Lower, Labels: append(labelsOf(dev), result.Label{Key: result.Memory, Value: memory})},
+			Series: result.Series{Name: seriesLoad, Unit: result.Seconds, Better: result.Lower, Labels: labelsOf(dev, result.Memory, memory)},
 			WarmUp: 1,
-			Sample: func(ctx context.Context) (float64, error) {
-				if err := prepare(ctx); err != nil {
-					return 0, err
-				}
+			Sample: after(prepare, func(ctx context.Context) (float64, error) {
 				at := k.p
 				if memory == memoryMapped {
 					at = k.mapped
 				}
 				took, err := k.span.Time(ctx, k.s, func() error { return k.memory.Chase(k.s, at, 0, chainSteps, k.result) })
 				return took.Seconds() / chainSteps, err
-			},
+			}),
 			Verify: func(ctx context.Context) error {
 				var got [2]uint64
 				if err := k.dev.CopyToHost(unsafe.Pointer(&got), k.result, gpukernels.ResultBytes); err != nil {

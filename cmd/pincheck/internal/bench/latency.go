@@ -95,35 +95,27 @@ func planLatency(env measure.Env) ([]measure.Group, error) {
 
 // latency is the case of single copies of n bytes. Each begins on an idle stream.
 func (r *copyFixture) latency(direction, method string, n int) measure.Case {
-	prepared := false
 	copies := 1
 	if method == byDevice {
 		copies = copiesInARow
 	}
 	return measure.Case{
 		Series: result.Series{Name: seriesLatency, Unit: result.Seconds, Better: result.Lower,
-			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(r.dev.Ordinal())}, {Key: result.Direction, Value: direction},
-				{Key: result.Method, Value: method}, {Key: result.Size, Value: strconv.Itoa(n)}}},
+			Labels: labelsOf(r.dev, result.Direction, direction, result.Method, method, result.Size, strconv.Itoa(n))},
 		WarmUp: 10,
-		Sample: func(ctx context.Context) (float64, error) {
-			if !prepared {
-				if err := r.prepare(ctx, direction, n); err != nil {
-					return 0, err
-				}
-				prepared = true
-				if method == byDevice {
-					var err error
-					if copies, err = r.fit(ctx, direction, n, copies); err != nil {
-						return 0, err
-					}
-				}
+		Sample: after(func(ctx context.Context) error {
+			err := r.prepare(ctx, direction, n)
+			if err == nil && method == byDevice {
+				copies, err = r.fit(ctx, direction, n, copies)
 			}
+			return err
+		}, func(ctx context.Context) (float64, error) {
 			if method == byDevice {
 				took, err := r.take(ctx, direction, n, copies)
 				return took.Seconds() / float64(copies), err
 			}
 			return r.one(ctx, direction, method, n)
-		},
+		}),
 		Verify: func(ctx context.Context) error { return r.verify(ctx, direction, n) },
 		Node:   r.node,
 	}

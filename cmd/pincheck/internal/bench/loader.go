@@ -410,10 +410,8 @@ func (l *loop) labels(s setting) result.Labels {
 	if s.gpuWork {
 		work = "yes"
 	}
-	return append(labelsOf(l.dev), result.Labels{
-		{Key: sourceKey, Value: l.source}, {Key: gpuWorkKey, Value: work}, {Key: readerKey, Value: s.reader}, {Key: result.Memory, Value: s.memory}, {Key: copiesKey, Value: s.copies},
-		{Key: workersKey, Value: strconv.Itoa(s.workers)}, {Key: batchKey, Value: strconv.Itoa(l.batch)},
-	}...)
+	return labelsOf(l.dev, sourceKey, l.source, gpuWorkKey, work, readerKey, s.reader, result.Memory, s.memory, copiesKey, s.copies,
+		workersKey, strconv.Itoa(s.workers), batchKey, strconv.Itoa(l.batch))
 }
 
 // stages are what can bound.

@@ -207,16 +207,11 @@ func (r *managedFixture) begin(ctx context.Context) error {
 // withPattern returns a case whose first sample begins with the pattern in memory. verify compares
 // the memory after the samples.
 func (r *managedFixture) withPattern(c measure.Case, verify func(context.Context) error) measure.Case {
-	begun, sample := false, c.Sample
-	c.Sample = func(ctx context.Context) (float64, error) {
-		if !begun {
-			if err := r.begin(ctx); err != nil {
-				return 0, err
-			}
-			begun, r.clean = true, false
-		}
-		return sample(ctx)
-	}
+	c.Sample = after(func(ctx context.Context) error {
+		err := r.begin(ctx)
+		r.clean = r.clean && err != nil
+		return err
+	}, c.Sample)
 	c.Verify = verify
 	return c
 }
@@ -369,8 +364,7 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 	add := func(method, advice string, bytes int, sample func(context.Context) (float64, error), verify func(context.Context) error) {
 		cases = append(cases, r.withPattern(measure.Case{
 			Series: result.Series{Name: seriesManaged, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: bytes,
-				Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: adviceLabel, Value: advice},
-					result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
+				Labels: labelsOf(r.dev, result.Method, method, adviceLabel, advice, result.Size, strconv.Itoa(n))},
 			WarmUp: 1, Samples: 7, Sample: sample, CPU: r.watch.CPU,
 		}, verify))
 	}
@@ -467,13 +461,9 @@ func (r *managedFixture) unadvise(ctx context.Context, list []advice) (err error
 // byPage are the cases of single pages of the n bytes.
 func (r *managedFixture) byPage(n int) []measure.Case {
 	var cases []measure.Case
-	add := func(series, method, key, value string, sample func(context.Context) (float64, error), w writes) {
-		labels := labelsOf(r.dev)
-		if method != "" {
-			labels = append(labels, result.Label{Key: result.Method, Value: method})
-		}
+	add := func(series string, labels result.Labels, sample func(context.Context) (float64, error), w writes) {
 		cases = append(cases, r.withPattern(measure.Case{
-			Series: result.Series{Name: series, Unit: result.Seconds, Better: result.Lower, Labels: append(labels, result.Label{Key: key, Value: value})},
+			Series: result.Series{Name: series, Unit: result.Seconds, Better: result.Lower, Labels: labels},
 			WarmUp: 1, Samples: 9, Sample: sample,
 		}, func(ctx context.Context) error { return r.verify(ctx, w) }))
 	}
@@ -485,7 +475,7 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 		if order == randomPages {
 			rand.New(rand.NewPCG(1, 2)).Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
 		}
-		add(seriesManagedPages, gpuFaults, orderLabel, order, func(ctx context.Context) (float64, error) {
+		add(seriesManagedPages, labelsOf(r.dev, result.Method, gpuFaults, orderLabel, order), func(ctx context.Context) (float64, error) {
 			if err := r.moved(ctx, cudart.HostLocation()); err != nil {
 				return 0, err
 			}
@@ -498,7 +488,7 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			err := r.s.Synchronize(ctx)
 			return r.watch.Stop().Seconds() / float64(len(pages)), err
 		}, writes{gpuPage, hostPage})
-		add(seriesManagedPages, cpuFaults, orderLabel, order, func(ctx context.Context) (float64, error) {
+		add(seriesManagedPages, labelsOf(r.dev, result.Method, cpuFaults, orderLabel, order), func(ctx context.Context) (float64, error) {
 			if err := r.moved(ctx, r.dev.Location()); err != nil {
 				return 0, err
 			}
@@ -511,7 +501,7 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 		}, writes{gpuPage, 1})
 	}
 	for _, advice := range []string{noAdvice, adviseFromAfar} {
-		add(seriesManagedPingPong, "", adviceLabel, advice, func(ctx context.Context) (float64, error) {
+		add(seriesManagedPingPong, labelsOf(r.dev, adviceLabel, advice), func(ctx context.Context) (float64, error) {
 			var took time.Duration
 			err := r.advised(ctx, advice, func() (err error) {
 				took, err = r.pingPong(ctx)
@@ -560,8 +550,7 @@ func (r *managedFixture) budgeted(n int) []measure.Case {
 		for _, method := range []string{byExplicit, byPlan, byPlanInPlace, byFaults} {
 			c := measure.Case{
 				Series: result.Series{Name: seriesManagedBudget, Unit: result.GBPerSecond, Better: result.Higher, BytesPerSample: n,
-					Labels: append(labelsOf(r.dev), result.Label{Key: result.Method, Value: method}, result.Label{Key: accessLabel, Value: access},
-						result.Label{Key: result.Size, Value: strconv.Itoa(n)})},
+					Labels: labelsOf(r.dev, result.Method, method, accessLabel, access, result.Size, strconv.Itoa(n))},
 				WarmUp: 1, Samples: 5, CPU: r.watch.CPU,
 				Sample: func(ctx context.Context) (float64, error) {
 					run := map[string]func(context.Context, int, int, bool) (time.Duration, error){byExplicit: r.explicit, byPlan: r.planned, byPlanInPlace: r.inPlace, byFaults: r.faulting}[method]

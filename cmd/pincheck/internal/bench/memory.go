@@ -191,7 +191,7 @@ func (k *keeper) retained(n int) measure.Case {
 	mismatch := ""
 	return measure.Case{
 		Series: result.Series{Name: retainedName, Unit: result.Ratio, Better: result.Lower,
-			Labels: result.Labels{{Key: result.Method, Value: k.allocator}, {Key: result.Size, Value: strconv.Itoa(n)}}},
+			Labels: labelled(result.Method, k.allocator, result.Size, strconv.Itoa(n))},
 		MinSamples: 1, Samples: k.samples, Budget: k.startTime + secondsAt(pinned, slowPin),
 		Sample: func(ctx context.Context) (float64, error) {
 			reply, err := k.run(ctx, processLimit+secondsAt(pinned, slowestRate), k.request(n, count))

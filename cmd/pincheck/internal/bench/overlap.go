@@ -87,27 +87,18 @@ type copyCase struct {
 	*copyFixture
 	direction, memory string
 	n                 int
-	prepared          bool
-}
-
-// prepare overwrites where the copies are to arrive, once.
-func (c *copyCase) prepare(ctx context.Context) error {
-	if c.prepared {
-		return nil
-	}
-	c.prepared = true
-	return c.copyFixture.prepare(ctx, c.direction, c.n)
 }
 
 func (c *copyCase) queue(ctx context.Context) error { return c.copy(ctx, c.direction, c.n) }
 
 // labels are the conditions of a copyCase's series.
 func (c *copyCase) labels() result.Labels {
-	return append(labelsOf(c.dev), result.Labels{{Key: result.Memory, Value: c.memory}, {Key: result.Direction, Value: c.direction}, {Key: result.Size, Value: strconv.Itoa(c.n)}}...)
+	return labelsOf(c.dev, result.Memory, c.memory, result.Direction, c.direction, result.Size, strconv.Itoa(c.n))
 }
 
-// caseOf completes a case of a copyCase.
+// caseOf completes a case of a copyCase. Before its first sample it overwrites where the copies are to arrive.
 func (c *copyCase) caseOf(m measure.Case) measure.Case {
+	m.Sample = after(func(ctx context.Context) error { return c.prepare(ctx, c.direction, c.n) }, m.Sample)
 	m.BytesPerSample, m.WarmUp = c.n, 1
 	m.Verify = func(ctx context.Context) error { return c.verify(ctx, c.direction, c.n) }
 	m.Node = c.node
@@ -147,9 +138,6 @@ func blockedGroups(env measure.Env, dev *cudart.Device, now clock) (groups []mea
 		for _, c := range copyCasesOf(r, k.label, sizes) {
 			var call, done time.Duration
 			sample := func(ctx context.Context) (float64, error) {
-				if err := c.prepare(ctx); err != nil {
-					return 0, err
-				}
 				began := r.now()
 				if err := c.queue(ctx); err != nil {
 					return 0, err
@@ -241,9 +229,6 @@ func (h *hiding) hidden(c *copyCase, order string) measure.Case {
 	var fitted load             // for a copy of this kind
 	var watch measure.Stopwatch // of the copy alone
 	sample := func(ctx context.Context) (share float64, err error) {
-		if err = c.prepare(ctx); err != nil {
-			return 0, err
-		}
 		watch.Start()
 		alone, err = h.span.Time(ctx, h.main(c.direction), func() error { return c.queue(ctx) })
 		watch.Stop()
@@ -275,7 +260,7 @@ func (h *hiding) hidden(c *copyCase, order string) measure.Case {
 // which allocates its own memory.
 func staleGroup(dev *cudart.Device) measure.Group {
 	const size = 256 << 20 // at most
-	labels := append(labelsOf(dev), result.Labels{{Key: result.Memory, Value: inPinned}, {Key: result.Direction, Value: result.DeviceToHost}, {Key: result.Method, Value: "cudaMemcpyAsync"}, {Key: reader, Value: readerHost}}...)
+	labels := labelsOf(dev, result.Memory, inPinned, result.Direction, result.DeviceToHost, result.Method, "cudaMemcpyAsync", reader, readerHost)
 	return measure.Group{
 		Name: fmt.Sprintf("reads before synchronising on device %d", dev.Ordinal()), Footprint: measure.Footprint{Pinned: 2 * size, Device: size},
 		Open: func(context.Context) error { return nil }, Close: func() error { return nil },
@@ -390,7 +375,7 @@ func orderGroup(env measure.Env, dev *cudart.Device, now clock) measure.Group {
 			g.Cases = append(g.Cases, measure.Case{
 				Series: result.Series{
 					Name: oldShare, Unit: result.Ratio, Better: result.Lower, BytesPerSample: orderTries * n,
-					Labels: append(labelsOf(dev), result.Labels{{Key: result.Memory, Value: inPageable}, {Key: result.Direction, Value: result.HostToDevice}, {Key: result.Method, Value: u.method}, {Key: reader, Value: u.reader}, {Key: result.Size, Value: strconv.Itoa(n)}}...),
+					Labels: labelsOf(dev, result.Memory, inPageable, result.Direction, result.HostToDevice, result.Method, u.method, reader, u.reader, result.Size, strconv.Itoa(n)),
 				},
 				WarmUp: 1, Budget: 150 * time.Millisecond,
 				Sample: func(ctx context.Context) (float64, error) {

@@ -237,9 +237,23 @@ func (l *load) fit(ctx context.Context, span *measure.Span, s *cudart.Stream, wa
 // fitted reports whether fit was called.
 func (l *load) fitted() bool { return l.time > 0 }
 
-// labelsOf returns the labels of a device.
-func labelsOf(dev *cudart.Device) result.Labels {
-	return result.Labels{{Key: result.Device, Value: strconv.Itoa(dev.Ordinal())}}
+// labelsOf returns the labels of a device, and others, given as keys and their values in turn.
+func labelsOf(dev *cudart.Device, pairs ...string) result.Labels {
+	return append(labelled(result.Device, strconv.Itoa(dev.Ordinal())), labelled(pairs...)...)
+}
+
+// after returns a function that takes samples. Before the first one it prepares them.
+func after(prepare func(context.Context) error, sample func(context.Context) (float64, error)) func(context.Context) (float64, error) {
+	prepared := false
+	return func(ctx context.Context) (float64, error) {
+		if !prepared {
+			if err := prepare(ctx); err != nil {
+				return 0, err
+			}
+			prepared = true
+		}
+		return sample(ctx)
+	}
 }
 
 // sizesOf returns the requested sizes, or those of a simulated device, of a quick run, or of any other.

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -118,4 +119,27 @@ func TestSizesAreThoseAskedFor(t *testing.T) {
 		_, _, err := measure.Estimate(e, measure.Env{})
 		assert.ErrorContains(t, err, "no device", e.Name)
 	}
+}
+
+// Samples are prepared once, before the first: again after an error.
+func TestSamplesArePreparedOnce(t *testing.T) {
+	t.Parallel()
+	broken, calls := errors.New("broken"), []string(nil)
+	sample := after(func(context.Context) error {
+		calls = append(calls, "prepare")
+		if len(calls) == 1 {
+			return broken
+		}
+		return nil
+	}, func(context.Context) (float64, error) {
+		calls = append(calls, "sample")
+		return 1, nil
+	})
+	_, err := sample(t.Context())
+	require.ErrorIs(t, err, broken)
+	for range 2 {
+		_, err := sample(t.Context())
+		require.NoError(t, err)
+	}
+	assert.Equal(t, []string{"prepare", "prepare", "sample", "sample"}, calls)
 }

@@ -113,13 +113,10 @@ func (p *pipeline) sized(direction string, n, pieces, streams int) measure.Case 
 	return c.caseOf(measure.Case{
 		Series: result.Series{
 			Name: pipedRate, Unit: result.GBPerSecond, Better: result.Higher,
-			Labels: append(c.labels(), result.Labels{{Key: piecesKey, Value: piecesText(pieces)}, {Key: streamsKey, Value: strconv.Itoa(streams)}}...),
+			Labels: append(c.labels(), labelled(piecesKey, piecesText(pieces), streamsKey, strconv.Itoa(streams))...),
 		},
 		Budget: 100 * time.Millisecond, CPU: watch.CPU,
 		Sample: func(ctx context.Context) (float64, error) {
-			if err := c.prepare(ctx); err != nil {
-				return 0, err
-			}
 			if !p.load.fitted() {
 				alone, err := p.span.Time(ctx, p.up, func() error { return p.copy(ctx, result.HostToDevice, n) })
 				if err == nil {
