@@ -14,20 +14,13 @@ import (
 	"github.com/gopinned/pinned/verify"
 )
 
-// paragraph writes text over the whole width, its first words in a color. Lines after the first are indented
-// below the text.
+// paragraph writes text over the whole width, behind a label in a color: without one, the text is in that color.
 func (p *page) paragraph(label string, c ansiColor, text string) {
-	indent := len([]rune(label))
-	for i, line := range wrap(text, p.style.width()-indent) {
-		switch {
-		case i > 0:
-			label = strings.Repeat(" ", indent)
-		case label == "":
-			p.WriteString(p.style.paint(c, line) + "\n")
-			continue
-		}
-		p.WriteString(p.style.paint(c, label) + line + "\n")
+	head := p.style.paint(c, label)
+	if label != "" {
+		c = ""
 	}
+	p.hang(head, len(label), c, wrap(plain(text), p.style.width()-len(label)))
 }
 
 // verdict writes the verdict and its reason.
@@ -36,11 +29,16 @@ func (p *page) verdict(r *Result) {
 	if label == "" {
 		return
 	}
-	lines := wrap(plain(label+": "+text+"."), p.style.width())
-	if colored, ok := strings.CutPrefix(lines[0], label); ok {
-		lines[0] = p.style.paint(c, label) + colored
+	p.labelled(label, c, label+": "+text+".", p.style.width())
+}
+
+// labelled writes text whose first words are a label in a color.
+func (p *page) labelled(label string, c ansiColor, text string, width int) {
+	lines := wrap(plain(text), width)
+	if rest, ok := strings.CutPrefix(lines[0], label); ok {
+		lines[0] = p.style.paint(c, label) + rest
 	}
-	p.WriteString(strings.Join(lines, "\n") + "\n")
+	p.hang("", 0, "", lines)
 }
 
 // bySeverity returns the findings that are problems or warnings, and the notes.
@@ -86,12 +84,7 @@ func (p *page) finding(same []doctor.Finding) {
 	} else {
 		lines[0] = pad(lines[0], beside+2) + id
 	}
-	for i, line := range lines {
-		if i > 0 {
-			label = strings.Repeat(" ", severityWidth)
-		}
-		p.WriteString(strings.TrimRight(p.style.paint(severityColors[f.Severity], label)+line, " ") + "\n")
-	}
+	p.hang(p.style.paint(severityColors[f.Severity], label), severityWidth, "", lines)
 	p.details("Seen", sentences(f.Evidence)...)
 	p.details("Why", f.Because())
 	p.details("Or", f.Alternatives...)
@@ -107,16 +100,9 @@ func titleOf(same []doctor.Finding) string {
 
 // details writes paragraphs below a finding, the first beside a label.
 func (p *page) details(label string, texts ...string) {
-	indent := strings.Repeat(" ", detailIndent+detailWidth)
-	for _, text := range texts {
-		if text == "" {
-			continue
-		}
+	for _, text := range nonEmpty(texts...) {
 		head := strings.Repeat(" ", detailIndent) + p.style.paint(dim, label) + strings.Repeat(" ", detailWidth-len(label))
-		for _, line := range stepLines(text, p.style.width()-len(indent)) {
-			p.WriteString(strings.TrimRight(head+line, " ") + "\n")
-			head = indent
-		}
+		p.hang(head, detailIndent+detailWidth, "", stepLines(text, p.style.width()-detailIndent-detailWidth))
 		label = ""
 	}
 }
@@ -134,11 +120,7 @@ func (p *page) notes(all []doctor.Finding) {
 		width = max(width, min(len(same[0].ID), p.style.width()/2))
 	}
 	for _, same := range groups {
-		head := fmt.Sprintf("  %-*s  ", width, plain(same[0].ID))
-		for _, line := range wrap(titleOf(same)+".", p.style.width()-width-4) {
-			p.WriteString(strings.TrimRight(head+line, " ") + "\n")
-			head = strings.Repeat(" ", width+4)
-		}
+		p.hang(fmt.Sprintf("  %-*s  ", width, plain(same[0].ID)), width+4, "", wrap(titleOf(same)+".", p.style.width()-width-4))
 	}
 }
 
@@ -178,12 +160,12 @@ func (p *page) deviceErrors(r *Result) {
 			if !strings.HasPrefix(e, "GPU ") {
 				e = fmt.Sprintf("GPU %d: %s", r.Devices[i].Ordinal, e)
 			}
-			p.paragraph("Error  ", red, plain(e))
+			p.paragraph("Error  ", red, e)
 		}
 	}
 	if t := r.Together; t != nil && len(t.Series) == 0 {
 		for _, note := range t.Notes {
-			p.paragraph("", dim, plain("All GPUs at once: "+note))
+			p.paragraph("", dim, "All GPUs at once: "+note)
 		}
 	}
 }
@@ -270,8 +252,10 @@ func togetherRows(r *Result) [][]string {
 func (p *page) footer(r *Result) {
 	if r.Facts != nil {
 		p.gap()
-		for _, note := range libraryNotes(r.Library) {
-			p.paragraph("", "", plain(capital(note)+"."))
+		if r.Library != nil {
+			for _, note := range r.Library.Notes {
+				p.paragraph("", "", capital(note)+".")
+			}
 		}
 		line := joined(hostLine(r)...)
 		if len(r.Sources) > 0 {
@@ -283,9 +267,9 @@ func (p *page) footer(r *Result) {
 		if r.Seconds > 0 {
 			line += ". " + units.Seconds(r.Seconds)
 		}
-		p.paragraph("", "", plain(line+"."))
+		p.paragraph("", "", line+".")
 		for _, source := range referenceLines(r) {
-			p.paragraph("", "", plain(source))
+			p.paragraph("", "", source)
 		}
 	}
 	said := slices.ContainsFunc(r.Findings, func(f doctor.Finding) bool { return strings.Contains(f.Remedy, "pincheck --sim") })
@@ -302,14 +286,7 @@ func (p *page) footer(r *Result) {
 	if r.Findings[0].Severity == doctor.Note {
 		what = "a note"
 	}
-	p.paragraph("", "", "To learn about "+what+": pincheck explain "+plain(r.Findings[0].ID))
-}
-
-func libraryNotes(l *doctor.Library) []string {
-	if l == nil {
-		return nil
-	}
-	return l.Notes
+	p.paragraph("", "", "To learn about "+what+": pincheck explain "+r.Findings[0].ID)
 }
 
 // hostLine describes a host in few words: what its copies depend on, and its system if it has no GPU to show.

@@ -45,7 +45,7 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 		d := comparisonPage(&comparison{Comparison: c}, tool)
 		return d.write(w)
 	case Text:
-		t := &comparison{Comparison: c, Buffer: &b, style: s, width: max(s.width(), numbers+1), all: all}
+		t := &comparison{Comparison: c, page: page{&b, s}, width: max(s.width(), numbers+1), all: all}
 		t.write()
 		return s.write(w, b.String())
 	default:
@@ -58,8 +58,7 @@ const numbers = 39 // columns of a pair's numbers
 // comparison is the text of a comparison.
 type comparison struct {
 	*compare.Comparison
-	*bytes.Buffer
-	style Style
+	page
 	width int
 	all   bool
 	// stacked: numbers are below the conditions, as there is no room beside them.
@@ -76,10 +75,8 @@ func (t *comparison) referenced() bool { return len(t.Rows) > 0 && t.Rows[0].Sou
 func (t *comparison) write() {
 	n := t.tally()
 	c, text := t.concluded(n)
-	lines := wrap(plain(text), t.width)
-	label, _, _ := strings.Cut(lines[0], ":")
-	lines[0] = t.style.paint(c, label) + strings.TrimPrefix(lines[0], label)
-	t.WriteString(strings.Join(lines, "\n") + "\n")
+	label, _, _ := strings.Cut(text, ":")
+	t.labelled(label, c, text, t.width)
 	t.runs()
 	t.rows()
 	if !t.pair() && t.Verdict != compare.Simulated {
@@ -263,7 +260,7 @@ func (t *comparison) columns(text string, c ansiColor, columns string) {
 			if i > 0 || c == "" {
 				line = "  " + line
 			}
-			t.WriteString(t.painted(c, line) + "\n")
+			t.WriteString(t.style.paint(c, line) + "\n")
 		}
 		t.WriteString(strings.Repeat(" ", min(indent, 4)) + columns + "\n")
 		return
@@ -272,15 +269,7 @@ func (t *comparison) columns(text string, c ansiColor, columns string) {
 		text = "  " + text
 	}
 	fill := strings.Repeat(" ", max(1, indent-len([]rune(text))))
-	t.WriteString(t.painted(c, text) + fill + columns + "\n")
-}
-
-// painted is text in a colour, or in none.
-func (t *comparison) painted(c ansiColor, text string) string {
-	if c == "" {
-		return text
-	}
-	return t.style.paint(c, text)
+	t.WriteString(t.style.paint(c, text) + fill + columns + "\n")
 }
 
 // pairRow writes both medians of a series, their relative change, and the verdict.
@@ -428,10 +417,7 @@ func (t *comparison) counts(n map[compare.Verdict]int) {
 	}
 	for _, r := range rows {
 		label := fmt.Sprintf("  %-9s %5s   ", r[0], units.Count(n[compare.Verdict(r[0])]))
-		for _, line := range wrap(r[1], t.width-len(label)) {
-			t.WriteString(label + line + "\n")
-			label = strings.Repeat(" ", len(label))
-		}
+		t.hang(label, len(label), "", wrap(r[1], t.width-len(label)))
 	}
 }
 
@@ -475,9 +461,7 @@ func (t *comparison) lines(label, text string) {
 
 // wrapped writes text in lines of the width, each with an indent.
 func (t *comparison) wrapped(indent, text string) {
-	for _, line := range wrap(text, t.width-len(indent)) {
-		t.WriteString(indent + line + "\n")
-	}
+	t.hang(indent, len(indent), "", wrap(text, t.width-len(indent)))
 }
 
 // rowText is the conditions of a series.

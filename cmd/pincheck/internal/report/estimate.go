@@ -1,9 +1,9 @@
 package report
 
 import (
+	"bytes"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/gopinned/pinned/internal/units"
@@ -54,13 +54,10 @@ func WriteList(w io.Writer, entries [][2]string, s Style) error {
 	for _, e := range entries {
 		width = max(width, len([]rune(e[0]))+2)
 	}
-	var b strings.Builder
+	var b bytes.Buffer
+	p := page{&b, s}
 	for _, e := range entries {
-		head := pad(e[0], width)
-		for _, line := range wrap(plain(e[1]), max(s.width()-width, 10)) {
-			b.WriteString(strings.TrimRight(head+line, " ") + "\n")
-			head = strings.Repeat(" ", width)
-		}
+		p.hang(pad(e[0], width), width, "", wrap(plain(e[1]), max(s.width()-width, 10)))
 	}
 	return s.write(w, b.String())
 }

@@ -97,9 +97,9 @@ const (
 	yellow ansiColor = "1;33"
 )
 
-// paint puts text between escape sequences of a color, if colors are on.
+// paint puts text between escape sequences of a color, if it is one and colors are on.
 func (s Style) paint(c ansiColor, text string) string {
-	if !s.Color || text == "" {
+	if !s.Color || text == "" || c == "" {
 		return text
 	}
 	return "\x1b[" + string(c) + "m" + text + "\x1b[0m"

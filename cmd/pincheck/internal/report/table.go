@@ -51,11 +51,7 @@ func (s textTable) inset() string {
 func (p *page) textTable(s textTable) {
 	room := p.style.width() - s.indent
 	first, widths := s.widths(room)
-	title := s.title
-	if len([]rune(title)) > first {
-		p.flowDim(s.indent, title)
-		title = ""
-	}
+	title := p.heading(s, first)
 	for from := 0; from < len(s.columns); {
 		to, used := from, first
 		for to < len(s.columns) && (to == from || used+2+widths[to] <= room) {
@@ -112,10 +108,7 @@ func (p *page) textPart(s textTable, title string, first int, widths []int, from
 			text := clip(cell(i), widths[i])
 			b.WriteString("  " + strings.Repeat(" ", widths[i]-len([]rune(text))) + text)
 		}
-		text := strings.TrimRight(b.String(), " ")
-		if c != "" {
-			text = p.style.paint(c, text)
-		}
+		text := p.style.paint(c, strings.TrimRight(b.String(), " "))
 		if note != "" && to == len(s.columns) {
 			if s.indent+len([]rune(b.String()))+2+len([]rune(note)) <= p.style.width() {
 				text = b.String() + "  " + note

@@ -39,16 +39,18 @@ func plainf(format string, args ...any) string { return plain(fmt.Sprintf(format
 
 // painted writes text beside a label, each in a color and made printable. Lines after the first have no label.
 func (p *page) painted(label string, labelColor ansiColor, text string, textColor ansiColor) {
-	label, text = plain(label), plain(text)
-	for i, line := range wrap(text, p.width()) {
+	label = plain(label)
+	head := p.style.paint(labelColor, label) + strings.Repeat(" ", max(1, labelWidth-len([]rune(label))))
+	p.hang(head, labelWidth, textColor, wrap(plain(text), p.width()))
+}
+
+// hang writes lines in a color behind a head: those after the first behind an indent.
+func (p *page) hang(head string, indent int, c ansiColor, lines []string) {
+	for i, line := range lines {
 		if i > 0 {
-			label = ""
+			head = strings.Repeat(" ", indent)
 		}
-		pad := strings.Repeat(" ", max(1, labelWidth-len([]rune(label))))
-		if textColor != "" {
-			line = p.style.paint(textColor, line)
-		}
-		p.WriteString(strings.TrimRight(p.style.paint(labelColor, label)+pad+line, " ") + "\n")
+		p.WriteString(strings.TrimRight(head+p.style.paint(c, line), " ") + "\n")
 	}
 }
 
@@ -87,7 +89,7 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 		p.gap()
 	}
 	for _, e := range r.Errors {
-		p.paragraph("Error  ", red, plain(e))
+		p.paragraph("Error  ", red, e)
 	}
 	if s.Verbose {
 		p.passed(r.Passed)
@@ -141,9 +143,7 @@ func (p *page) tool(r *Result) {
 	}
 	p.WriteByte('\n')
 	if at := joinedWith(", ", r.HostName, r.Started.UTC().Format("2006-01-02 15:04:05 UTC")); !r.Started.IsZero() {
-		for _, line := range wrap(plain(at), p.style.width()) {
-			p.WriteString(p.style.paint(dim, line) + "\n")
-		}
+		p.hang("", 0, dim, wrap(plain(at), p.style.width()))
 	}
 }
 
@@ -294,12 +294,7 @@ func (p *page) requirements(all []doctor.Requirement) {
 				continue
 			}
 		}
-		for i, line := range wrap(plain(r.Detail), columns) {
-			if i > 0 {
-				head = strings.Repeat(" ", p.width()-columns)
-			}
-			p.WriteString(strings.TrimRight(indent+head+line, " ") + "\n")
-		}
+		p.hang(indent+head, p.style.width()-columns, "", wrap(plain(r.Detail), columns))
 	}
 }
 

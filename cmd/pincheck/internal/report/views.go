@@ -203,9 +203,7 @@ func (p *page) plot(g grid, unit result.Unit, greatest float64) {
 			p.indented(pad(l.name, names) + "  " + pad(l.chart, charts) + "  " + l.value)
 			continue
 		}
-		for _, text := range wrap(l.name, columns) {
-			p.indented(text)
-		}
+		p.hang(strings.Repeat(" ", labelWidth), labelWidth, "", wrap(l.name, columns))
 		if charts+2+values <= columns {
 			p.indented(pad(l.chart, charts) + "  " + l.value)
 		} else {
@@ -333,23 +331,22 @@ func (s textTable) flipped(values [][]float64) (textTable, [][]float64) {
 
 // flow writes text wrapped to the width, each line behind an indent. Commands in code quotes stay whole.
 func (p *page) flow(indent int, text string) {
-	for _, line := range wrapCode(plain(text), p.style.width()-indent) {
-		p.WriteString(strings.Repeat(" ", indent) + line + "\n")
-	}
+	p.hang(strings.Repeat(" ", indent), indent, "", wrapCode(plain(text), p.style.width()-indent))
 }
 
 // colored is flow in a color.
 func (p *page) colored(c ansiColor, text string) {
-	for _, line := range wrapCode(plain(text), p.style.width()) {
-		p.WriteString(p.style.paint(c, line) + "\n")
-	}
+	p.hang("", 0, c, wrapCode(plain(text), p.style.width()))
 }
 
-// flowDim is flow for headings.
-func (p *page) flowDim(indent int, text string) {
-	for _, line := range wrap(text, p.style.width()-indent) {
-		p.WriteString(strings.Repeat(" ", indent) + p.style.paint(dim, line) + "\n")
+// heading writes the title of a table above it, if it has no room in its first column, and returns what is left for
+// that.
+func (p *page) heading(s textTable, room int) (title string) {
+	if len([]rune(s.title)) <= room {
+		return s.title
 	}
+	p.hang(strings.Repeat(" ", s.indent), s.indent, dim, wrap(s.title, p.style.width()-s.indent))
+	return ""
 }
 
 // bars writes a table of one or two columns as bars.
@@ -374,17 +371,9 @@ func (p *page) bars(s textTable, values [][]float64) {
 			bar, v := cell(j)
 			text += "  " + pad(bar, room) + "  " + strings.Repeat(" ", figures-min(figures, len([]rune(v)))) + v
 		}
-		text = strings.TrimRight(text, " ")
-		if c != "" {
-			text = p.style.paint(c, text)
-		}
-		p.WriteString(strings.Repeat(" ", s.indent) + text + "\n")
+		p.WriteString(strings.Repeat(" ", s.indent) + p.style.paint(c, strings.TrimRight(text, " ")) + "\n")
 	}
-	title := s.title
-	if len([]rune(title)) > 2+names {
-		p.flowDim(s.indent, title)
-		title = ""
-	}
+	title := p.heading(s, 2+names)
 	if title != "" || cmp.Or(s.columns...) != "" {
 		line(dim, title, func(j int) (string, string) { return s.columns[j], "" })
 	}
