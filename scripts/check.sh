@@ -32,13 +32,13 @@ banner() {
 	printf '%s\n!! %s\n%s\n' "$rule" "$*" "$rule"
 }
 
-# gotest NAME ARGUMENT... runs `go test ARGUMENT...`, writes the whole output to NAME.log and shows
+# gotest NAME ARGUMENT... runs `go test ARGUMENT...` without vet, which is a step of its own, writes the whole output to NAME.log and shows
 # a line a package, and what the failed tests printed.
 gotest() {
 	local log=$out/$1.log status=0
 	shift
 	echo "go test $*"
-	go test -v "$@" 2>&1 | tee "$log" | { grep -E --line-buffered '^(ok|FAIL|\?|panic:) ' || true; } || status=1
+	go test -v -vet=off "$@" 2>&1 | tee "$log" | { grep -E --line-buffered '^(ok|FAIL|\?|panic:) ' || true; } || status=1
 	if ((status != 0)); then
 		awk -f "$root/scripts/failures.awk" "$log" | grep . || cat "$log" # which does not build, if nothing failed
 		return 1
@@ -63,12 +63,24 @@ check_tidy() {
 	scripts/licenses.sh check
 }
 
+# files OS/ARCH CGO prints a line a package: its path, and the files that it has there.
+files() {
+	GOOS=${1%/*} GOARCH=${1#*/} CGO_ENABLED=$2 go list -f '{{.ImportPath}} {{.GoFiles}} {{.CgoFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}' ./... | sort
+}
+
+# others TARGET OTHER [CGO] prints the packages that have other files for OTHER (with cgo, if it is 1) than for TARGET.
+others() { comm -13 <(files "$1" 0) <(files "$2" "${3:-0}") | cut -d' ' -f1; }
+
 # go vet compiles what a package or its tests import, and checks the types of all; go build compiles the others and links.
+# On a system's second processor, and with cgo, the packages with other files are vetted; go build, and the step race,
+# compile the others.
 check_vet() {
-	local target errors
+	local target errors packages
 	for target in "${targets[@]}"; do
-		echo "$target"
-		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go vet ./...
+		packages=(./...)
+		[[ $target == */amd64 ]] || mapfile -t packages < <(others "${target%/*}/amd64" "$target")
+		echo "$target: ${packages[*]#"$(go list -m)/"}"
+		((${#packages[@]} == 0)) || GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go vet "${packages[@]}"
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build '-ldflags=-s -w' ./...
 	done
 	for target in "${refused[@]}"; do
@@ -86,8 +98,9 @@ check_vet() {
 	for target in "${targets[@]}" "${refused[@]}" "$why_refused"; do
 		grep -qF "$target" docs/platforms.md || { echo "docs/platforms.md does not mention $target" >&2; return 1; }
 	done
-	echo "$(go env GOHOSTOS)/$host with cgo"
-	CGO_ENABLED=1 go vet ./...
+	mapfile -t packages < <(others "$(go env GOHOSTOS)/$host" "$(go env GOHOSTOS)/$host" 1)
+	echo "$(go env GOHOSTOS)/$host with cgo: ${packages[*]#"$(go list -m)/"}"
+	((${#packages[@]} == 0)) || CGO_ENABLED=1 go vet "${packages[@]}"
 }
 
 # tool PACKAGE VERSION builds a tool, and prints its path.
@@ -100,11 +113,6 @@ tool() {
 	echo "$bin"
 }
 
-# files OS/ARCH prints a line a package: its path, and the files that it has there.
-files() {
-	GOOS=${1%/*} GOARCH=${1#*/} CGO_ENABLED=0 go list -f '{{.ImportPath}} {{.GoFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}' ./... | sort
-}
-
 check_lint() {
 	local bin target dead packages
 	bin=$(tool golang.org/x/tools/cmd/deadcode "$deadcode_version")
@@ -115,7 +123,7 @@ check_lint() {
 	# Of the other real target and one stub, the packages with other files than the first.
 	for target in linux/amd64 linux/arm64 windows/amd64; do
 		packages=(./...)
-		[[ $target == linux/amd64 ]] || mapfile -t packages < <(comm -13 <(files linux/amd64) <(files "$target") | cut -d' ' -f1)
+		[[ $target == linux/amd64 ]] || mapfile -t packages < <(others linux/amd64 "$target")
 		((${#packages[@]} > 0)) || { echo "$target has the files of linux/amd64: list another target" >&2; return 1; }
 		echo "$target: ${packages[*]#"$(go list -m)/"}"
 		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 "$bin" "${packages[@]}"
@@ -137,11 +145,7 @@ check_ecosystem() {
 	fi
 }
 
-check_test() {
-	CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...
-	# What a ring has, and who copies, depends on the number of cores.
-	GOMAXPROCS=8 CGO_ENABLED=0 gotest eight-cores -p=2 -shuffle=on -count=1 -timeout=5m ./transfer/... ./loader
-}
+check_test() { CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...; }
 
 # The steps below take -short: tests that judge every host there is, one after the other, take one in eight
 # (hosttest.Sample); check_test takes all.
@@ -200,7 +204,8 @@ libcudarts() {
 }
 
 # The bundles for a GPU host, unpacked and run here without a GPU: the tests must pass outside the source tree, without
-# Go, and with libcuda instead of libcudart, simulated (the steps above have libcudart); and two builds must compare.
+# Go, with libcuda instead of libcudart, simulated (the steps above have libcudart), and as on eight cores: what a ring
+# has, and who copies, depends on their number. Two builds must compare.
 # Benchmarks may differ on a shared host: exit status 1 is accepted here.
 check_gpuscript() {
 	scripts/gpu-test.sh build -quick
@@ -209,7 +214,7 @@ check_gpuscript() {
 	local place status=0 compared=0
 	place=$(mktemp -d)
 	tar -xf .build/gpu/bundle.tar.xz -C "$place"
-	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin "$place/gpu-test.sh" run -no-gpu -libcudart driver -out "$out/gpuscript" || status=1
+	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin GOMAXPROCS=8 "$place/gpu-test.sh" run -no-gpu -libcudart driver -out "$out/gpuscript" || status=1
 	rm -rf "$place"
 	mkdir "$place"
 	tar -xf .build/bench/bundle.tar.xz -C "$place"

@@ -27,8 +27,8 @@
 #   -verify            pincheck verify --full too
 #   -timeout SECONDS   for each package's tests, benchmarks and each pincheck (default 600)
 #   -out DIRECTORY     where the logs go (default: results)
-#   -no-gpu            for a machine without one: GPU tests skip, others take -short, pincheck runs the
-#                      simulated GPU
+#   -no-gpu            for a machine without one: GPU tests skip, others take -short, as many packages run at
+#                      once as there are cores, pincheck runs the simulated GPU
 #
 # gpus prints the topology, then a table: BenchmarkGPUs of internal/benchmarks for as many GPUs as there are, with C
 # beside them where it can be built; pincheck, pincheck report and pincheck verify on all GPUs with their times; the suites
@@ -144,16 +144,18 @@ run() {
 	((carried == 0)) || mapfile -t -O "${#libraries[@]}" libraries < <(find "$PWD/libcudart" -type f | sort)
 	((carried == 0 || ${#libraries[@]} > 0)) || die "-carried: there is no libcudart in the bundle"
 	((${#libraries[@]} > 0)) || libraries=(default)
+	local at_once=1 # a GPU that others use is slow, and its memory is not all free
 	if ((gpu)); then
 		export PINNED_TEST_GPU=1
 	else
 		unset PINNED_TEST_GPU
-		short=(-test.short)
+		short=(-test.short) at_once=$(nproc)
 	fi
 
 	grep '^#' manifest
 	((gpu == 0)) || nvidia-smi --query-gpu=name,driver_version,pci.bus_id --format=csv,noheader 2>/dev/null || true
-	local library package name rows=() total=0 failed=0 log
+	local library package name rows=() total=0 failed=0 begun=0 log parts
+	parts=$(mktemp -d)
 	for library in "${libraries[@]}"; do
 		log=$results/$(tr -c 'A-Za-z0-9.\n' - <<<"${library#/}").log
 		unset PINNED_CUDART PINNED_CUDA_API
@@ -173,13 +175,16 @@ run() {
 					-test.count="$count" -test.timeout="${limit}s"
 			fi
 		done < <(grep -v '^#' manifest)
+		await 0
 		if ((gpu)); then
 			step . bin/pincheck --fail-on problem
 			((verify == 0)) || step . bin/pincheck verify --full
 		else
 			step . bin/pincheck --sim
 		fi
+		await 0
 	done
+	rm -rf "$parts"
 
 	{
 		printf '\n%-30s %-44s %-6s %6s %6s %6s %6s\n' library what result passed failed skipped seconds
@@ -311,32 +316,59 @@ topology() {
 	cat /sys/kernel/mm/transparent_hugepage/enabled || true
 }
 
-# step DIRECTORY COMMAND... runs a command there and adds its row; it uses run's variables.
+# step DIRECTORY COMMAND... begins a command there, when fewer than at_once run; it uses run's variables. Each step is
+# reported when it and those before it have ended.
 step() {
-	local package=$1 began=$SECONDS status=0 verdict=ok part what
+	await $((at_once - 1))
+	local part=$parts/$((begun++)) package=$1
 	shift
-	what="$package ${*:1:1}"
-	[[ $1 == bin/pincheck ]] && what="${*#bin/}"
-	[[ $* == *-test.bench=* ]] && what="$package benchmarks"
-	part=$(mktemp)
-	printf '\n--- %s: %s\n' "$package" "$*" >>"$log"
-	# The tests end themselves at the limit, with their stacks; the rest is for a driver that hangs.
-	(cd "$package" && timeout -k 10 $((limit + 30)) "$@") </dev/null >"$part" 2>&1 || status=$?
+	printf '%s\n' "$package" "$*" >"$part.step"
+	{
+		local began=$SECONDS status=0
+		# The tests end themselves at the limit, with their stacks; the rest is for a driver that hangs.
+		(cd "$package" && timeout -k 10 $((limit + 30)) "$@") </dev/null >"$part" 2>&1 || status=$?
+		echo "$status $((SECONDS - began))" >"$part.end.new"
+		mv "$part.end.new" "$part.end"
+	} &
+}
+
+# await N waits until at most N steps run, and reports those that have ended, in their order.
+await() {
+	local running=$(($1 + 1))
+	while ((running > $1)); do
+		running=$(jobs -rp | wc -l) # first: what has ended by now has written so
+		while ((total < begun)) && [[ -e $parts/$total.end ]]; do
+			report "$parts/$total"
+			total=$((total + 1))
+		done
+		((running <= $1)) || wait -n || true
+	done
+	(($1 > 0 || total == begun)) || die "$(head -n 1 "$parts/$total.step") was ended from outside"
+}
+
+# report PART adds the row of a step that has ended.
+report() {
+	local part=$1 status seconds verdict=ok what package command
+	read -r status seconds <"$part.end"
+	{ read -r package && read -r command; } <"$part.step"
+	what="$package ${command%% *}"
+	[[ $command != bin/pincheck* ]] || what=${command#bin/}
+	[[ $command != *-test.bench=* ]] || what="$package benchmarks"
+	printf '\n--- %s: %s\n' "$package" "$command" >>"$log"
 	cat "$part" >>"$log"
 	((status == 0)) || verdict="FAIL" failed=$((failed + 1))
-	total=$((total + 1))
 	if ((status != 0)); then
-		echo "FAIL (exit status $status): $package: $*"
+		echo "FAIL (exit status $status): $package: $command"
 		grep -vE '^ *(=== (RUN|PAUSE|CONT|NAME)|--- (PASS|SKIP))' "$part" | tail -n 200 || true
-	elif [[ $* == *-test.bench=* || $1 == bin/pincheck ]]; then
+	elif [[ $command == *-test.bench=* || $command == bin/pincheck* ]]; then
 		cat "$part"
 	else
 		echo "ok $package"
 	fi
 	rows+=("$(printf '%-30s %-44s %-6s %6d %6d %6d %6d' "$(basename "$library")" "$what" "$verdict" \
 		"$(grep -cE '^ *--- PASS' "$part" || true)" "$(grep -cE '^ *--- FAIL' "$part" || true)" \
-		"$(grep -cE '^ *--- SKIP' "$part" || true)" $((SECONDS - began)))")
-	rm -f "$part"
+		"$(grep -cE '^ *--- SKIP' "$part" || true)" "$seconds")")
+	rm "$part" "$part.step" "$part.end"
 }
 
 # there HOST RUN-OPTION... builds, sends, runs and fetches the logs, by ssh.

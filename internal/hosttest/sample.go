@@ -2,17 +2,18 @@ package hosttest
 
 import "testing"
 
-// sampled is one in how many of the items a test takes under -short.
-const sampled = 8
-
-// Sample returns all items, and under -short one in eight: for tests that judge every host there is, one after the
-// other, which shows no more under the race detector and an emulator than without.
-func Sample[T any](items []T) []T {
-	if !testing.Short() {
-		return items
+// Stride is 1, and under -short 8: for tests that judge every host there is, or make every call of a run fail, one
+// after the other, which shows no more under the race detector and an emulator than without.
+func Stride() int {
+	if testing.Short() {
+		return 8
 	}
-	var some []T
-	for i := 0; i < len(items); i += sampled {
+	return 1
+}
+
+// Sample returns all items, and under -short one in eight: see [Stride].
+func Sample[T any](items []T) (some []T) {
+	for i := 0; i < len(items); i += Stride() {
 		some = append(some, items[i])
 	}
 	return some
