@@ -16,7 +16,7 @@ import (
 // notAvailable is nvidia-smi's word for what it does not know.
 const notAvailable = "N/A"
 
-// A smiGPU is a GPU of nvidia-smi -q: values by their paths, in the words of the text. Names of XML are translated.
+// A smiGPU is a GPU of nvidia-smi -q: values by their paths, in the words of the text and the form of the document.
 type smiGPU struct {
 	values    map[string]string
 	processes []nvml.Process
@@ -88,70 +88,70 @@ func (g *smiGPU) flag(paths ...string) *bool {
 	return &yes
 }
 
-// reasons are the names of package nvml for why clocks are reduced, by nvidia-smi's.
-var reasons = []struct{ smi, name string }{
-	{"Idle", "gpu_idle"}, {"Applications Clocks Setting", "applications_clocks_setting"}, {"SW Power Cap", "sw_power_cap"},
-	{"HW Slowdown", "hw_slowdown"}, {"HW Slowdown/HW Thermal Slowdown", "hw_thermal_slowdown"},
-	{"HW Slowdown/HW Power Brake Slowdown", "hw_power_brake_slowdown"}, {"Sync Boost", "sync_boost"},
-	{"SW Thermal Slowdown", "sw_thermal_slowdown"}, {"Display Clock Setting", "display_clocks_setting"},
+// reasons are the names of package nvml for why clocks are reduced, by the paths of those of nvidia-smi.
+var reasons = []struct{ path, name string }{
+	{"idle", "gpu_idle"}, {"applications_clocks_setting", "applications_clocks_setting"}, {"sw_power_cap", "sw_power_cap"},
+	{"hw_slowdown", "hw_slowdown"}, {"hw_slowdown/hw_thermal_slowdown", "hw_thermal_slowdown"},
+	{"hw_slowdown/hw_power_brake_slowdown", "hw_power_brake_slowdown"}, {"sync_boost", "sync_boost"},
+	{"sw_thermal_slowdown", "sw_thermal_slowdown"}, {"display_clock_setting", "display_clocks_setting"},
 }
 
 // computeModes are NVML's numbers.
 var computeModes = map[string]int{"Default": 0, "Prohibited": 2, "Exclusive_Process": 3, "E. Process": 3}
 
 // busID returns the PCI address.
-func (g *smiGPU) busID() string { return g.get("PCI/Bus Id", "id") }
+func (g *smiGPU) busID() string { return g.get("pci/bus_id", "id") }
 
 // nvml returns the GPU as NVML has it.
 func (g *smiGPU) nvml() nvml.GPU {
-	const volatile, aggregate = "ECC Errors/Volatile/", "ECC Errors/Aggregate/"
+	const volatile, aggregate = "ecc_errors/volatile/", "ecc_errors/aggregate/"
 	out := nvml.GPU{
-		Name: g.get("Product Name"), UUID: g.get("GPU UUID"), PCIBusID: g.busID(),
+		Name: g.get("product_name"), UUID: g.get("gpu_uuid"), PCIBusID: g.busID(),
 		MemoryErrors: nvml.MemoryErrors{
-			ECC:               g.flag("ECC Mode/Current"),
+			ECC:               g.flag("ecc_mode/current"),
 			CorrectedVolatile: g.corrected(volatile), UncorrectedVolatile: g.uncorrected(volatile),
 			CorrectedAggregate: g.corrected(aggregate), UncorrectedAggregate: g.uncorrected(aggregate),
-			RetiredPages: g.sum("Retired Pages/Single Bit ECC", "Retired Pages/Double Bit ECC"),
-			RemappedRows: g.sum("Remapped Rows/Correctable Error", "Remapped Rows/Uncorrectable Error"),
-			RemapPending: g.flag("Remapped Rows/Pending", "Retired Pages/Pending Page Blacklist", "Retired Pages/Pending"),
-			RemapFailed:  g.flag("Remapped Rows/Remapping Failure Occurred"),
+			RetiredPages: g.sum("retired_pages/single_bit_ecc", "retired_pages/double_bit_ecc"),
+			RemappedRows: g.sum("remapped_rows/correctable_error", "remapped_rows/uncorrectable_error"),
+			RemapPending: g.flag("remapped_rows/pending", "retired_pages/pending_page_blacklist", "retired_pages/pending"),
+			RemapFailed:  g.flag("remapped_rows/remapping_failure_occurred"),
 		},
 		Clocks: nvml.Clocks{
-			SMClock: g.whole("Clocks/SM"), SMClockMax: g.whole("Max Clocks/SM"),
-			MemoryClock: g.whole("Clocks/Memory"), MemoryClockMax: g.whole("Max Clocks/Memory"),
-			Temperature: g.whole("Temperature/GPU Current Temp"), Utilization: g.number("Utilization/Gpu", "Utilization/GPU"),
+			SMClock: g.whole("clocks/sm"), SMClockMax: g.whole("max_clocks/sm"),
+			MemoryClock: g.whole("clocks/memory"), MemoryClockMax: g.whole("max_clocks/memory"),
+			Temperature: g.whole("temperature/gpu_current_temp"), Utilization: g.number("utilization/gpu"),
 		},
-		Persistence: g.flag("Persistence Mode"), MIG: g.flag("MIG Mode/Current"),
+		Persistence: g.flag("persistence_mode"), MIG: g.flag("mig_mode/current"),
 		Link: nvml.Link{
-			PCIeGeneration: g.number(linkInfo + "PCIe Generation/Current"), PCIeGenerationMax: g.number(linkInfo + "PCIe Generation/Max"),
-			PCIeWidth: g.number(linkInfo + "Link Width/Current"), PCIeWidthMax: g.number(linkInfo + "Link Width/Max"),
-			PCIeReplays: g.number("PCI/Replays Since Reset"),
+			PCIeGeneration: g.number(linkInfo + "pcie_generation/current"), PCIeGenerationMax: g.number(linkInfo + "pcie_generation/max"),
+			PCIeWidth: g.number(linkInfo + "link_width/current"), PCIeWidthMax: g.number(linkInfo + "link_width/max"),
+			PCIeReplays: g.number("pci/replays_since_reset"),
 		},
 		Processes: g.processes,
 	}
 	for _, r := range reasons {
-		if g.get("Clocks Throttle Reasons/"+r.smi, "Clocks Event Reasons/"+r.smi) == "Active" {
+		if g.get("clocks_throttle_reasons/"+r.path, "clocks_event_reasons/"+r.path) == "Active" {
 			out.Throttle = append(out.Throttle, r.name)
 		}
 	}
-	if mode, ok := computeModes[g.get("Compute Mode")]; ok {
+	if mode, ok := computeModes[g.get("compute_mode")]; ok {
 		out.ComputeMode = &mode
 	}
-	if v := g.values["Product Name"]; strings.Contains(v, lostWords) || strings.Contains(g.busID(), lostWords) {
+	if v := g.values["product_name"]; strings.Contains(v, lostWords) || strings.Contains(g.busID(), lostWords) {
 		out.Error = lostWords
 	}
 	return out
 }
 
 func (g *smiGPU) corrected(kind string) *int {
-	return g.sum(kind+"SRAM Correctable", kind+"DRAM Correctable", kind+"Single Bit/Total")
+	return g.sum(kind+"sram_correctable", kind+"dram_correctable", kind+"single_bit/total")
 }
 
 func (g *smiGPU) uncorrected(kind string) *int {
-	return g.sum(kind+"SRAM Uncorrectable", kind+"SRAM Uncorrectable Parity", kind+"SRAM Uncorrectable SEC-DED", kind+"DRAM Uncorrectable", kind+"Double Bit/Total")
+	return g.sum(kind+"sram_uncorrectable", kind+"sram_uncorrectable_parity", kind+"sram_uncorrectable_sec-ded", kind+"dram_uncorrectable", kind+"double_bit/total")
 }
 
-const linkInfo = "PCI/GPU Link Info/"
+const linkInfo = "pci/gpu_link_info/"
 
 // rates are the speeds of generations of PCI Express, as /sys has them.
 var rates = []string{"2.5", "5.0", "8.0", "16.0", "32.0", "64.0"}
@@ -164,18 +164,18 @@ func (g *smiGPU) put(put func(name, text string)) {
 	}
 	address := dir[strings.LastIndexByte(dir, '/')+1:]
 	put("proc/driver/nvidia/gpus/"+address+"/information", fmt.Sprintf("Model: \t\t %s\nGPU UUID: \t %s\nDevice Minor: \t %s\n",
-		g.get("Product Name"), g.get("GPU UUID"), g.get("Minor Number")))
+		g.get("product_name"), g.get("gpu_uuid"), g.get("minor_number")))
 	put(dir+"/vendor", "0x10de\n")
 	put(dir+"/class", "0x030000\n")
-	if id := strings.TrimPrefix(g.get("PCI/Device Id"), "0x"); len(id) == len("26B110DE") { // without 0x in XML
+	if id := strings.TrimPrefix(g.get("pci/device_id"), "0x"); len(id) == len("26B110DE") { // without 0x in XML
 		put(dir+"/device", "0x"+strings.ToLower(id[:4])+"\n")
 	}
-	for _, kind := range []struct{ file, of string }{{"current", "Current"}, {"max", "Max"}} {
-		if n := g.number(linkInfo + "PCIe Generation/" + kind.of); n != nil && *n >= 1 && *n <= len(rates) {
-			put(dir+"/"+kind.file+"_link_speed", rates[*n-1]+" GT/s PCIe\n")
+	for _, kind := range []string{"current", "max"} {
+		if n := g.number(linkInfo + "pcie_generation/" + kind); n != nil && *n >= 1 && *n <= len(rates) {
+			put(dir+"/"+kind+"_link_speed", rates[*n-1]+" GT/s PCIe\n")
 		}
-		if n := g.number(linkInfo + "Link Width/" + kind.of); n != nil {
-			put(dir+"/"+kind.file+"_link_width", strconv.Itoa(*n)+"\n")
+		if n := g.number(linkInfo + "link_width/" + kind); n != nil {
+			put(dir+"/"+kind+"_link_width", strconv.Itoa(*n)+"\n")
 		}
 	}
 }
@@ -274,32 +274,29 @@ func (p *smiParser) nested(indent int, name, value string, isValue bool) {
 	for _, a := range p.at {
 		path += a.name + "/"
 	}
+	name = canonical(name)
 	p.at = append(p.at, struct {
 		indent int
 		name   string
-	}{indent, canonical(name)})
+	}{indent, name})
 	if isValue {
-		p.gpu.set(path+canonical(name), value)
+		p.gpu.set(path+name, value)
 		p.gpu.process(name, value)
 	}
 }
 
-// canonical returns one of the words that versions have for a name.
-func canonical(name string) string {
-	if rest, ok := strings.CutPrefix(name, "Ecc "); ok {
-		return "ECC " + rest
-	}
-	return name
-}
+// canonical returns a name in the form of the document, whose names have no capitals and no spaces. Versions of the text
+// differ in their capitals.
+func canonical(name string) string { return strings.ReplaceAll(strings.ToLower(name), " ", "_") }
 
 // process takes a line about a process: that of its number begins it.
 func (g *smiGPU) process(name, value string) {
 	n, err := strconv.Atoi(leading.FindString(strings.TrimSpace(value)))
 	switch {
 	case err != nil:
-	case name == "Process ID" && len(g.processes) < maxProcesses:
+	case name == "process_id" && len(g.processes) < maxProcesses:
 		g.processes = append(g.processes, nvml.Process{PID: n})
-	case name == "Used GPU Memory" && len(g.processes) > 0:
+	case name == "used_gpu_memory" && len(g.processes) > 0:
 		g.processes[len(g.processes)-1].Memory = n << 20
 	}
 }
@@ -357,28 +354,19 @@ func (p *xmlParser) end(c *Collection) {
 	p.text.Reset()
 }
 
-// xmlNames are the names of the text for paths of the document: the parts of a path are translated one by one.
+// xmlNames are the words of the text for names of the document that are not the same: "" for a level that the text does
+// not have.
 var xmlNames = map[string]string{
-	"product_name": "Product Name", "uuid": "GPU UUID", "minor_number": "Minor Number", "persistence_mode": "Persistence Mode",
-	"mig_mode": "MIG Mode", "current_mig": "Current", "pci": "PCI", "pci_device_id": "Device Id", "pci_bus_id": "Bus Id",
-	"pci_gpu_link_info": "GPU Link Info", "pcie_gen": "PCIe Generation", "max_link_gen": "Max", "current_link_gen": "Current",
-	"link_widths": "Link Width", "max_link_width": "Max", "current_link_width": "Current", "replay_counter": "Replays Since Reset",
-	"clocks_throttle_reasons": "Clocks Throttle Reasons", "clocks_event_reasons": "Clocks Event Reasons",
-	"compute_mode": "Compute Mode", "utilization": "Utilization", "gpu_util": "Gpu", "ecc_mode": "ECC Mode", "current_ecc": "Current",
-	"ecc_errors": "ECC Errors", "volatile": "Volatile", "aggregate": "Aggregate", "sram_correctable": "SRAM Correctable",
-	"sram_uncorrectable": "SRAM Uncorrectable", "sram_uncorrectable_parity": "SRAM Uncorrectable Parity",
-	"sram_uncorrectable_secded": "SRAM Uncorrectable SEC-DED", "dram_correctable": "DRAM Correctable", "dram_uncorrectable": "DRAM Uncorrectable",
-	"single_bit": "Single Bit", "double_bit": "Double Bit", "total": "Total", "retired_pages": "Retired Pages",
-	"multiple_single_bit_retirement": "Single Bit ECC", "double_bit_retirement": "Double Bit ECC", "retired_count": "",
-	"pending_blacklist": "Pending Page Blacklist", "pending_retirement": "Pending", "remapped_rows": "Remapped Rows",
-	"remapped_row_corr": "Correctable Error", "remapped_row_unc": "Uncorrectable Error", "remapped_row_pending": "Pending",
-	"remapped_row_failure": "Remapping Failure Occurred", "temperature": "Temperature", "gpu_temp": "GPU Current Temp",
-	"clocks": "Clocks", "max_clocks": "Max Clocks", "sm_clock": "SM", "mem_clock": "Memory",
-	"pid": "Process ID", "used_memory": "Used GPU Memory",
-	"idle": "Idle", "gpu_idle": "Idle", "applications_clocks_setting": "Applications Clocks Setting", "sw_power_cap": "SW Power Cap",
-	"hw_slowdown": "HW Slowdown", "hw_thermal_slowdown": "HW Slowdown/HW Thermal Slowdown",
-	"hw_power_brake_slowdown": "HW Slowdown/HW Power Brake Slowdown", "sync_boost": "Sync Boost", "sw_thermal_slowdown": "SW Thermal Slowdown",
-	"display_clocks_setting": "Display Clock Setting",
+	"uuid": "gpu_uuid", "current_mig": "current", "pci_device_id": "device_id", "pci_bus_id": "bus_id", "pci_gpu_link_info": "gpu_link_info",
+	"pcie_gen": "pcie_generation", "max_link_gen": "max", "current_link_gen": "current", "link_widths": "link_width", "max_link_width": "max",
+	"current_link_width": "current", "replay_counter": "replays_since_reset", "gpu_util": "gpu", "current_ecc": "current",
+	"sram_uncorrectable_secded": "sram_uncorrectable_sec-ded", "multiple_single_bit_retirement": "single_bit_ecc",
+	"double_bit_retirement": "double_bit_ecc", "retired_count": "", "pending_blacklist": "pending_page_blacklist",
+	"pending_retirement": "pending", "remapped_row_corr": "correctable_error", "remapped_row_unc": "uncorrectable_error",
+	"remapped_row_pending": "pending", "remapped_row_failure": "remapping_failure_occurred", "gpu_temp": "gpu_current_temp",
+	"sm_clock": "sm", "mem_clock": "memory", "pid": "process_id", "used_memory": "used_gpu_memory", "gpu_idle": "idle",
+	"hw_thermal_slowdown": "hw_slowdown/hw_thermal_slowdown", "hw_power_brake_slowdown": "hw_slowdown/hw_power_brake_slowdown",
+	"display_clocks_setting": "display_clock_setting",
 }
 
 // xmlName translates a name of the document. Those of reasons have a prefix.
