@@ -49,10 +49,7 @@ func newBench(o *options, sys system) *cobra.Command {
 			if cmd.Flags().NFlag() > 0 {
 				return usagef("name an experiment, or all.\nFor a list, run: pincheck bench")
 			}
-			if err := writeHelp(cmd.OutOrStdout(), cmd); err != nil {
-				return outputError{err}
-			}
-			return nil
+			return afterWriting(writeHelp(cmd.OutOrStdout(), cmd))
 		},
 		Annotations: map[string]string{exitNote: measureExit},
 	}

@@ -207,10 +207,7 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 	if o.output == "" {
 		style := report.StyleFor(out, sys.getenv)
 		style.Verbose = o.verbose
-		if err := write(out, style); err != nil {
-			return outputError{err}
-		}
-		return nil
+		return afterWriting(write(out, style))
 	}
 	var b bytes.Buffer
 	err := write(&b, report.Style{Verbose: o.verbose})

@@ -172,7 +172,13 @@ func newRoot(o *options, sys system) *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	root.AddCommand(newLicenses(), newMan(), newSchema(), newVersion(o), newExitStatus())
+	root.AddCommand(
+		text("licenses", "print the licenses of the code in pincheck", "Print the licenses of the code that pincheck contains.", func(*cobra.Command) string { return licenses.Text }),
+		text("man", "print the manual page", "Print the manual page. To read it: pincheck man | man -l -", manual),
+		text("schema", "print the JSON Schema of --format json", "Print the JSON Schema of what --format json writes.", func(*cobra.Command) string { return report.Schema }),
+		newVersion(o),
+		&cobra.Command{Use: "exit-status", Short: "What the exit status means"}, // a help topic: a command that only shows its help
+	)
 	return root
 }
 
@@ -252,35 +258,12 @@ func (o *options) writeVersion(cmd *cobra.Command) error {
 }
 
 // text is a command that writes a text to standard output.
-func text(use, short, long string, write func(io.Writer, *cobra.Command) error) *cobra.Command {
+func text(use, short, long string, of func(root *cobra.Command) string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := write(cmd.OutOrStdout(), cmd); err != nil {
-				return outputError{err}
-			}
-			return nil
+			_, err := io.WriteString(cmd.OutOrStdout(), of(cmd.Root()))
+			return afterWriting(err)
 		},
 	}
-}
-
-func newSchema() *cobra.Command {
-	return text("schema", "print the JSON Schema of --format json", "Print the JSON Schema of what --format json writes.", func(w io.Writer, _ *cobra.Command) error {
-		_, err := io.WriteString(w, report.Schema)
-		return err
-	})
-}
-
-func newLicenses() *cobra.Command {
-	return text("licenses", "print the licenses of the code in pincheck", "Print the licenses of the code that pincheck contains.", func(w io.Writer, _ *cobra.Command) error {
-		_, err := io.WriteString(w, licenses.Text)
-		return err
-	})
-}
-
-func newMan() *cobra.Command {
-	return text("man", "print the manual page", "Print the manual page. To read it: pincheck man | man -l -", func(w io.Writer, cmd *cobra.Command) error {
-		_, err := io.WriteString(w, manual(cmd.Root()))
-		return err
-	})
 }

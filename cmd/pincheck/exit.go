@@ -43,6 +43,14 @@ type outputError struct{ err error }
 func (e outputError) Error() string { return e.err.Error() }
 func (e outputError) Unwrap() error { return e.err }
 
+// afterWriting makes an error of writing an outputError.
+func afterWriting(err error) error {
+	if err != nil {
+		return outputError{err}
+	}
+	return nil
+}
+
 // verdictError is the error of a command that has written its result. It has the verdict, which
 // decides the exit code.
 type verdictError struct {

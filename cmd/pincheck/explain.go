@@ -33,19 +33,13 @@ and its fix. Words in <angle brackets> stand for what pincheck finds on a host.`
 			out := cmd.OutOrStdout()
 			style := report.StyleFor(out, sys.getenv)
 			if len(args) == 0 {
-				if err := listFindings(out, style); err != nil {
-					return outputError{err}
-				}
-				return nil
+				return afterWriting(listFindings(out, style))
 			}
 			page, ok := findings.Get(args[0])
 			if !ok {
 				return unknownID(args[0])
 			}
-			if err := report.WriteMarkdown(out, page.Text, style); err != nil {
-				return outputError{err}
-			}
-			return nil
+			return afterWriting(report.WriteMarkdown(out, page.Text, style))
 		},
 		ValidArgsFunction: cobra.FixedCompletions(checkIDs(), cobra.ShellCompDirectiveNoFileComp),
 	}

@@ -20,79 +20,74 @@ var (
 	ofFindings = []string{"expect-bandwidth", "expect-gpus", "fail-on", "ignore"}
 )
 
-// sharedFlags registers each shared flag.
-var sharedFlags = map[string]func(o *options, flags *pflag.FlagSet, name string){
-	"device": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.Var(&o.devices, name, "GPUs by number, UUID or PCI address (default: all)")
-	},
-	"expect-bandwidth": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.Float64Var(&o.expectRate, name, 0, "rate that pinned copies should reach each way (default: the reference for this type of machine)")
-		named(flags, name, "GBPS")
-	},
-	"expect-gpus": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.IntVar(&o.expectGPUs, name, 0, "number of GPUs that should be present (default: those on the PCI bus)")
-		named(flags, name, "N")
-	},
-	"fail-on": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.StringVar(&o.failAt, name, string(doctor.Warning), "lowest severity that changes the exit status: problem, warning or note")
-		named(flags, name, "SEVERITY")
-	},
-	"format": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.StringVar(&o.format, name, string(report.Text), "text, json, jsonl, prometheus, csv or html")
-		named(flags, name, "FORMAT")
-	},
-	"ignore": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.StringSliceVar(&o.ignore, name, nil, "leave out this finding; repeatable")
-		named(flags, name, "ID")
-	},
-	"library": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.StringVar(&o.library, name, "", "libcudart or libcuda to load (default: PINNED_CUDART, or found by search)")
-		named(flags, name, "PATH")
-	},
-	"no-host-name": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.BoolVar(&o.noHostName, name, false, "leave out the host name")
-	},
-	"output": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.StringVarP(&o.output, name, "o", "", "write to FILE, atomically (default: standard output)")
-		named(flags, name, "FILE")
-	},
-	"quiet": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.BoolVarP(&o.quiet, name, "q", false, "no progress on standard error")
-	},
-	"sim": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.BoolVar(&o.sim, name, false, "use a simulated GPU")
-	},
-	"timeout": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.DurationVar(&o.timeout, name, 0, "stop after TIME, such as 30s, and report what was found so far")
-		named(flags, name, "TIME")
-	},
-	"verbose": func(o *options, flags *pflag.FlagSet, name string) {
-		flags.BoolVar(&o.verbose, name, false, "show samples, notes, passed checks and the library search")
-	},
+// A sharedFlag is one of these flags.
+type sharedFlag struct {
+	kind   string   // of its value in the help; empty for that of its type
+	values []string // that the shell offers; nil for files
+	add    func(o *options, flags *pflag.FlagSet, name string)
+}
+
+var sharedFlags = map[string]sharedFlag{
+	"device": {"", []string{"all"}, func(o *options, f *pflag.FlagSet, name string) {
+		f.Var(&o.devices, name, "GPUs by number, UUID or PCI address (default: all)")
+	}},
+	"expect-bandwidth": {"GBPS", []string{}, func(o *options, f *pflag.FlagSet, name string) {
+		f.Float64Var(&o.expectRate, name, 0, "rate that pinned copies should reach each way (default: the reference for this type of machine)")
+	}},
+	"expect-gpus": {"N", []string{}, func(o *options, f *pflag.FlagSet, name string) {
+		f.IntVar(&o.expectGPUs, name, 0, "number of GPUs that should be present (default: those on the PCI bus)")
+	}},
+	"fail-on": {"SEVERITY", texts(doctor.Severities()), func(o *options, f *pflag.FlagSet, name string) {
+		f.StringVar(&o.failAt, name, string(doctor.Warning), "lowest severity that changes the exit status: problem, warning or note")
+	}},
+	"format": {"FORMAT", texts(report.Formats()), func(o *options, f *pflag.FlagSet, name string) {
+		f.StringVar(&o.format, name, string(report.Text), "text, json, jsonl, prometheus, csv or html")
+	}},
+	"ignore": {"ID", checkIDs(), func(o *options, f *pflag.FlagSet, name string) {
+		f.StringSliceVar(&o.ignore, name, nil, "leave out this finding; repeatable")
+	}},
+	"library": {"PATH", nil, func(o *options, f *pflag.FlagSet, name string) {
+		f.StringVar(&o.library, name, "", "libcudart or libcuda to load (default: PINNED_CUDART, or found by search)")
+	}},
+	"no-host-name": {add: func(o *options, f *pflag.FlagSet, name string) {
+		f.BoolVar(&o.noHostName, name, false, "leave out the host name")
+	}},
+	"output": {"FILE", nil, func(o *options, f *pflag.FlagSet, name string) {
+		f.StringVarP(&o.output, name, "o", "", "write to FILE, atomically (default: standard output)")
+	}},
+	"quiet": {add: func(o *options, f *pflag.FlagSet, name string) {
+		f.BoolVarP(&o.quiet, name, "q", false, "no progress on standard error")
+	}},
+	"sim": {add: func(o *options, f *pflag.FlagSet, name string) {
+		f.BoolVar(&o.sim, name, false, "use a simulated GPU")
+	}},
+	"timeout": {"TIME", []string{}, func(o *options, f *pflag.FlagSet, name string) {
+		f.DurationVar(&o.timeout, name, 0, "stop after TIME, such as 30s, and report what was found so far")
+	}},
+	"verbose": {add: func(o *options, f *pflag.FlagSet, name string) {
+		f.BoolVar(&o.verbose, name, false, "show samples, notes, passed checks and the library search")
+	}},
 }
 
 // share gives a command shared flags.
 func (o *options) share(cmd *cobra.Command, groups ...[]string) {
 	for _, name := range slices.Concat(groups...) {
-		sharedFlags[name](o, cmd.Flags(), name)
-		switch name {
-		case "device":
-			complete(cmd, name, "all")
-		case "fail-on":
-			complete(cmd, name, string(doctor.Problem), string(doctor.Warning), string(doctor.Note))
-		case "format":
-			complete(cmd, name, report.Formats()...)
-		case "ignore":
-			complete(cmd, name, checkIDs()...)
-		case "timeout", "expect-gpus", "expect-bandwidth":
-			complete[string](cmd, name)
+		f := sharedFlags[name]
+		f.add(o, cmd.Flags(), name)
+		if f.kind != "" {
+			named(cmd.Flags(), name, f.kind)
+		}
+		if f.values != nil {
+			complete(cmd, name, f.values...)
 		}
 	}
 }
 
 // formats gives a command --format with some formats alone.
 func (o *options) formats(cmd *cobra.Command, can ...report.Format) {
-	sharedFlags["format"](o, cmd.Flags(), "format")
+	f := sharedFlags["format"]
+	f.add(o, cmd.Flags(), "format")
+	named(cmd.Flags(), "format", f.kind)
 	list, _ := choice(can)
 	cmd.Flags().Lookup("format").Usage = list
 	complete(cmd, "format", can...)
@@ -101,11 +96,14 @@ func (o *options) formats(cmd *cobra.Command, can ...report.Format) {
 // complete offers the values of a flag to the shell. It fails only for a flag that does
 // not exist, which a test would notice.
 func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
-	var texts []string
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(texts(values), cobra.ShellCompDirectiveNoFileComp))
+}
+
+func texts[T ~string](values []T) (out []string) {
 	for _, v := range values {
-		texts = append(texts, string(v))
+		out = append(out, string(v))
 	}
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(texts, cobra.ShellCompDirectiveNoFileComp))
+	return out
 }
 
 // A flagText is a flag with a name for the kind of its values, such as TIME, which pflag lacks. The
@@ -212,12 +210,10 @@ func wrongValue[T ~string](flag, value string, want []T) error {
 }
 
 // choice returns values as a list in words, and as texts.
-func choice[T ~string](values []T) (list string, texts []string) {
-	for _, v := range values {
-		texts = append(texts, string(v))
-	}
-	last := len(texts) - 1
-	return strings.Join(texts[:last], ", ") + " or " + texts[last], texts
+func choice[T ~string](values []T) (list string, all []string) {
+	all = texts(values)
+	last := len(all) - 1
+	return strings.Join(all[:last], ", ") + " or " + all[last], all
 }
 
 // nearest returns the name with the lowest edit distance, if that is below 3 and at most half of the
@@ -254,7 +250,7 @@ func distance(a, b string) int {
 }
 
 // isShared reports whether a flag is one that commands share.
-func isShared(f *pflag.Flag) bool { return sharedFlags[f.Name] != nil }
+func isShared(f *pflag.Flag) bool { return sharedFlags[f.Name].add != nil }
 
 // flagList returns the help of the flags that fit, 80 columns wide, with --help last.
 func flagList(cmd *cobra.Command, fits func(*pflag.Flag) bool) string {

@@ -33,11 +33,6 @@ const (
 	measureExit = "Exit status: 0 measured, 1 something failed, 3 no usable GPU."
 )
 
-// newExitStatus is the help topic of exit codes: a command that does nothing but to show its help.
-func newExitStatus() *cobra.Command {
-	return &cobra.Command{Use: "exit-status", Short: "What the exit status means"}
-}
-
 // writeHelp writes the help of a command.
 func writeHelp(w io.Writer, cmd *cobra.Command) error {
 	var b strings.Builder
@@ -132,10 +127,7 @@ func strict(root *cobra.Command) {
 			for _, shell := range c.Commands() {
 				write := shell.RunE
 				shell.RunE = func(cmd *cobra.Command, args []string) error {
-					if err := write(cmd, args); err != nil {
-						return outputError{err}
-					}
-					return nil
+					return afterWriting(write(cmd, args))
 				}
 			}
 		}
@@ -151,10 +143,7 @@ func help(cmd *cobra.Command, args []string) error {
 		return usageError{err}
 	}
 	c.InitDefaultHelpFlag()
-	if err := writeHelp(cmd.OutOrStdout(), c); err != nil {
-		return outputError{err}
-	}
-	return nil
+	return afterWriting(writeHelp(cmd.OutOrStdout(), c))
 }
 
 // noArgs refuses arguments, and suggests a command where the first of them may be meant as one.
