@@ -133,7 +133,7 @@ func isCopy(s *result.Series) bool {
 // with fewer lanes, too.
 func (f *File) nearTo(m Machine) (c choice, ok bool) {
 	c = choice{file: f, scale: 1}
-	if named(f.Machine.GPU, m.GPU) && f.Machine.Link == m.Link {
+	if f.Machine.Link == m.Link && named(f.Machine.GPU, m.GPU) {
 		switch {
 		case f.Kind == Cited:
 			c.rank = citedGPU
