@@ -22,7 +22,10 @@ import (
 // threads.
 func TestEveryCallRunsOnItsDevice(t *testing.T) {
 	t.Parallel()
-	const goroutines, rounds = 300, 12
+	goroutines, rounds := 300, 12
+	if testing.Short() {
+		goroutines, rounds = 100, 4 // threads that change hands are slow under the race detector and an emulator
+	}
 	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4)})
 	ctx := context.Background()
 

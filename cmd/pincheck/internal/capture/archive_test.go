@@ -153,11 +153,11 @@ func TestHostileArchives(t *testing.T) {
 		"a second archive":    {append(bytes.Clone(whole), whole...), "there is more behind its end"},
 		"text behind it":      {append(bytes.Clone(whole), "x"...), "there is more behind its end"},
 		"a large file":        {append(bytes.Clone(whole), make([]byte, 10<<20)...), "more behind its end"},
-		"incompressible":      {pack(t, good, file("facts.json", noise(10<<20))), "facts.json: more than 2 MiB"},
-		"a large tar file":    {zip(t, append(tarOf(t, good), make([]byte, 10<<20)...)), "(4.12 MiB), decompressed"},
+		"incompressible":      {pack(t, good, file("facts.json", noise(3<<20))), "facts.json: more than 2 MiB"},
+		"a large tar file":    {zip(t, append(tarOf(t, good), make([]byte, 5<<20)...)), "(4.12 MiB), decompressed"},
 		"a size that lies":    {zip(t, tarOf(t, file("host.txt", "-- a --\n"+strings.Repeat("0", 1<<20)))[:1<<20]), "unexpected EOF"},
-		"much, well packed":   {pack(t, file("host.txt", "-- a --\n"+strings.Repeat("0", 65<<20))), "host.txt: more than 2 MiB"},
-		"much, in the README": {pack(t, file("README.txt", strings.Repeat("0", 65<<20))), "README.txt: more than 64 KiB"},
+		"much, well packed":   {pack(t, file("host.txt", "-- a --\n"+strings.Repeat("0", 5<<20))), "host.txt: more than 2 MiB"},
+		"much, in the README": {pack(t, file("README.txt", strings.Repeat("0", 5<<20))), "README.txt: more than 64 KiB"},
 	} {
 		_, err := capture.Read(bytes.NewReader(c.data))
 		require.ErrorContains(t, err, c.says, what)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 const page = "# slow\n\nWarning: it is slow.\n\n## What it means\n\nText: more.\n\n## Causes\n\n### heat\n\n- Why: it is\n  too hot\n- Cost: all takes *several times* as long\n- Do: see `a*b*c -i <N>` on *N*\n\n" +
@@ -138,7 +139,7 @@ func TestEveryRemedyIsOfThePlace(t *testing.T) {
 		return found
 	}
 	kernelLog := regexp.MustCompile("(.{0,40})`(?:sudo )?dmesg")
-	for _, id := range IDs() {
+	for _, id := range hosttest.Sample(IDs()) {
 		p, _ := Get(id)
 		for _, c := range p.Causes {
 			for _, place := range places() {
