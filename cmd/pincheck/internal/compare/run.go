@@ -36,9 +36,12 @@ type series struct {
 
 // key identifies what was measured: series of two runs with one key are compared.
 func (s *series) key() string {
-	labels := slices.Clone(s.Labels)
-	slices.SortFunc(labels, func(a, b result.Label) int { return cmp.Compare(a.Key, b.Key) })
-	return fmt.Sprintf("%q %q %q %q", s.bench, s.Name, s.Unit, labels)
+	labels := slices.SortedFunc(slices.Values(s.Labels), func(a, b result.Label) int { return cmp.Compare(a.Key, b.Key) })
+	var key []byte
+	for _, part := range append(result.Labels{{Key: s.bench, Value: s.Name}, {Key: string(s.Unit)}}, labels...) {
+		key = strconv.AppendQuote(strconv.AppendQuote(key, part.Key), part.Value)
+	}
+	return string(key)
 }
 
 // A Document is what one run of a tool wrote.
