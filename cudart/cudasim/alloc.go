@@ -27,24 +27,26 @@ func (c *call) reserve(d *device, size int) cudart.Code {
 
 func (c *call) malloc() cudart.Code { return c.reserve(c.dev, c.num(1)) }
 
-// free waits for the device.
-func (c *call) free() cudart.Code {
-	if c.ptr(0) == 0 {
+// freeing returns a function that frees memory of one of two kinds, when the device is done with it.
+func freeing(what string, kind, or blockKind) func(*call) cudart.Code {
+	return func(c *call) cudart.Code {
+		if c.ptr(0) == 0 {
+			return success
+		}
+		b, code := c.exact(c.ptr(0), kind, or)
+		if code != success {
+			return code
+		}
+		c.on(b.dev, what, b.addr)
+		if code := c.drain(b.dev); code != success {
+			return code
+		}
+		if b.gone {
+			return cudart.ErrInvalidValue // freed by another thread meanwhile
+		}
+		c.blocks.release(b)
 		return success
 	}
-	b, code := c.exact(c.ptr(0), deviceBlock, managedBlock)
-	if code != success {
-		return code
-	}
-	c.on(b.dev, "memory", b.addr)
-	if code := c.drain(b.dev); code != success {
-		return code
-	}
-	if b.gone {
-		return cudart.ErrInvalidValue // freed by another thread meanwhile
-	}
-	c.blocks.release(b)
-	return success
 }
 
 // exact returns the block of one of two kinds that starts at addr.
@@ -126,26 +128,6 @@ func (c *call) hostAlloc() cudart.Code {
 
 // hostJunk fills new memory of cudaHostAlloc.
 const hostJunk = 0xa5
-
-// freeHost waits for the device.
-func (c *call) freeHost() cudart.Code {
-	if c.ptr(0) == 0 {
-		return success
-	}
-	b, code := c.exact(c.ptr(0), hostBlock, hostBlock)
-	if code != success {
-		return code
-	}
-	c.on(b.dev, "host memory", b.addr)
-	if code := c.drain(b.dev); code != success {
-		return code
-	}
-	if b.gone {
-		return cudart.ErrInvalidValue
-	}
-	c.blocks.release(b)
-	return success
-}
 
 func (c *call) hostGetFlags() cudart.Code {
 	b := c.pinned(c.ptr(1))

@@ -288,6 +288,16 @@ func (c *call) memcpyAsync() cudart.Code {
 	return c.copy(c.ptr(0), c.ptr(1), c.num(2), c.i32(3), c.ptr(4), true)
 }
 
+// copies returns a function of libcuda that copies in a direction, which its name has; libcudart's takes it.
+func copies(kind int) func(*call) cudart.Code {
+	return func(c *call) cudart.Code { return c.copy(c.ptr(0), c.ptr(1), c.num(2), kind, 0, false) }
+}
+
+// copiesAsync is copies for a function that takes a stream.
+func copiesAsync(kind int) func(*call) cudart.Code {
+	return func(c *call) cudart.Code { return c.copy(c.ptr(0), c.ptr(1), c.num(2), kind, c.ptr(3), true) }
+}
+
 // fill is memset in both forms.
 func (c *call) fill(at uintptr, value byte, n int, stream uintptr, async bool) cudart.Code {
 	st, code := c.stream(stream)

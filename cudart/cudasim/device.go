@@ -80,11 +80,7 @@ func (c *call) driverGetVersion() cudart.Code { return put(c, 0, int32(c.cfg.Dri
 func (c *call) getDeviceCount() cudart.Code { return put(c, 0, int32(len(c.devices))) }
 
 // setDevice makes a context from 12.0 on.
-func (c *call) setDevice() cudart.Code {
-	d := c.device(c.i32(0))
-	if d == nil {
-		return cudart.ErrInvalidDevice
-	}
+func (c *call) setDevice(d *device) cudart.Code {
 	if c.cfg.Version.Major() >= 12 {
 		if code := d.makeContext(); code != success {
 			return code
@@ -126,11 +122,8 @@ func (s *Sim) structSize(fn string) int {
 	return 0
 }
 
-func (c *call) getDeviceProperties() cudart.Code   { return c.properties("cudaGetDeviceProperties") }
-func (c *call) getDevicePropertiesV2() cudart.Code { return c.properties("cudaGetDeviceProperties_v2") }
-
-// properties fills in name, UUID and memory, and zeros for the rest.
-func (c *call) properties(fn string) cudart.Code {
+// getDeviceProperties fills in name, UUID and memory, and zeros for the rest.
+func (c *call) getDeviceProperties() cudart.Code {
 	d := c.device(c.i32(1))
 	switch {
 	case c.ptr(0) == 0:
@@ -138,7 +131,7 @@ func (c *call) properties(fn string) cudart.Code {
 	case d == nil:
 		return cudart.ErrInvalidDevice
 	}
-	b := make([]byte, c.structSize(fn))
+	b := make([]byte, c.structSize(c.name))
 	copy(b[:propertiesUUID-1], d.cfg.Name)
 	copy(b[propertiesUUID:], d.cfg.UUID[:])
 	binary.NativeEndian.PutUint64(b[propertiesMemory:], uint64(d.cfg.Memory))
@@ -146,23 +139,16 @@ func (c *call) properties(fn string) cudart.Code {
 	return success
 }
 
-func (c *call) deviceGetAttribute() cudart.Code {
-	d, attr := c.device(c.i32(2)), c.i32(1)
-	switch {
-	case d == nil:
-		return cudart.ErrInvalidDevice
-	case attr < 1 || attr > maxAttribute:
+func (c *call) deviceGetAttribute(d *device) cudart.Code {
+	attr := c.i32(1)
+	if attr < 1 || attr > maxAttribute {
 		return cudart.ErrInvalidValue
 	}
 	return put(c, 0, int32(d.cfg.Attributes[cudart.Attr(attr)]))
 }
 
-func (c *call) deviceGetPCIBusID() cudart.Code {
-	d := c.device(c.i32(2))
-	switch {
-	case d == nil:
-		return cudart.ErrInvalidDevice
-	case c.ptr(0) == 0 || c.i32(1) <= len(d.cfg.PCIBusID):
+func (c *call) deviceGetPCIBusID(d *device) cudart.Code {
+	if c.ptr(0) == 0 || c.i32(1) <= len(d.cfg.PCIBusID) {
 		return cudart.ErrInvalidValue
 	}
 	copy(bytesAt(c.ptr(0), c.i32(1)), append([]byte(d.cfg.PCIBusID), 0))

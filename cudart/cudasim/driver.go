@@ -93,19 +93,21 @@ func cStringAt(address uintptr) string {
 	return string(s)
 }
 
-func (c *call) deviceGet() cudart.Code {
-	if c.device(c.i32(1)) == nil {
-		return cudart.ErrInvalidDevice
+// ofDevice returns a function for a device, whose ordinal is an argument.
+func ofDevice(argument int, do func(*call, *device) cudart.Code) func(*call) cudart.Code {
+	return func(c *call) cudart.Code {
+		d := c.device(c.i32(argument))
+		if d == nil {
+			return cudart.ErrInvalidDevice
+		}
+		return do(c, d)
 	}
-	return put(c, 0, int32(c.i32(1)))
 }
 
-func (c *call) deviceGetName() cudart.Code {
-	d := c.device(c.i32(2))
-	switch {
-	case d == nil:
-		return cudart.ErrInvalidDevice
-	case c.ptr(0) == 0 || c.i32(1) < 1:
+func (c *call) deviceGet(d *device) cudart.Code { return put(c, 0, int32(d.ordinal)) }
+
+func (c *call) deviceGetName(d *device) cudart.Code {
+	if c.ptr(0) == 0 || c.i32(1) < 1 {
 		return cudart.ErrInvalidValue
 	}
 	to := bytesAt(c.ptr(0), c.i32(1))
@@ -113,20 +115,10 @@ func (c *call) deviceGetName() cudart.Code {
 	return success
 }
 
-func (c *call) deviceGetUUID() cudart.Code {
-	d := c.device(c.i32(1))
-	if d == nil {
-		return cudart.ErrInvalidDevice
-	}
-	return put(c, 0, d.cfg.UUID)
-}
+func (c *call) deviceGetUUID(d *device) cudart.Code { return put(c, 0, d.cfg.UUID) }
 
 // primaryContextRetain makes the context unless there is one.
-func (c *call) primaryContextRetain() cudart.Code {
-	d := c.device(c.i32(1))
-	if d == nil {
-		return cudart.ErrInvalidDevice
-	}
+func (c *call) primaryContextRetain(d *device) cudart.Code {
 	if code := d.makeContext(); code != success {
 		return code
 	}
@@ -137,12 +129,8 @@ func (c *call) primaryContextRetain() cudart.Code {
 	return put(c, 0, d.primary)
 }
 
-func (c *call) primaryContextRelease() cudart.Code {
-	d := c.device(c.i32(0))
-	switch {
-	case d == nil:
-		return cudart.ErrInvalidDevice
-	case d.retained == 0:
+func (c *call) primaryContextRelease(d *device) cudart.Code {
+	if d.retained == 0 {
 		return cudart.Code(201)
 	}
 	if d.retained--; d.retained == 0 {
@@ -151,20 +139,12 @@ func (c *call) primaryContextRelease() cudart.Code {
 	return success
 }
 
-func (c *call) primaryContextReset() cudart.Code {
-	d := c.device(c.i32(0))
-	if d == nil {
-		return cudart.ErrInvalidDevice
-	}
+func (c *call) primaryContextReset(d *device) cudart.Code {
 	c.reset(d)
 	return success
 }
 
-func (c *call) primaryContextGetState() cudart.Code {
-	d := c.device(c.i32(0))
-	if d == nil {
-		return cudart.ErrInvalidDevice
-	}
+func (c *call) primaryContextGetState(d *device) cudart.Code {
 	active := int32(0)
 	if d.context {
 		active = 1
@@ -216,24 +196,17 @@ func (c *call) peerOf(i int) cudart.Code {
 	return success
 }
 
-func (c *call) contextEnablePeerAccess() cudart.Code {
-	if c.ptr(0) == c.dev.primary {
-		return cudart.Code(201)
+// withPeer returns a function of libcuda that takes the context of another device, for one that takes its ordinal.
+func withPeer(do func(*call) cudart.Code) func(*call) cudart.Code {
+	return func(c *call) cudart.Code {
+		if c.ptr(0) == c.dev.primary {
+			return cudart.Code(201)
+		}
+		if code := c.peerOf(0); code != success {
+			return code
+		}
+		return do(c)
 	}
-	if code := c.peerOf(0); code != success {
-		return code
-	}
-	return c.deviceEnablePeerAccess()
-}
-
-func (c *call) contextDisablePeerAccess() cudart.Code {
-	if c.ptr(0) == c.dev.primary {
-		return cudart.Code(201)
-	}
-	if code := c.peerOf(0); code != success {
-		return code
-	}
-	return c.deviceDisablePeerAccess()
 }
 
 func (c *call) memcpyContextsAsync() cudart.Code {
@@ -244,24 +217,6 @@ func (c *call) memcpyContextsAsync() cudart.Code {
 	}
 	return c.memcpyPeerAsync()
 }
-
-// copyOf makes a copy in a direction, as cudaMemcpy does. libcuda's functions take none.
-func (c *call) copyOf(kind int, async bool) cudart.Code {
-	stream := uintptr(0)
-	if async {
-		stream = c.ptr(3)
-	}
-	return c.copy(c.ptr(0), c.ptr(1), c.num(2), kind, stream, async)
-}
-
-func (c *call) memcpyAny() cudart.Code           { return c.copyOf(anyDirection, false) }
-func (c *call) memcpyToDevice() cudart.Code      { return c.copyOf(hostToDevice, false) }
-func (c *call) memcpyToHost() cudart.Code        { return c.copyOf(deviceToHost, false) }
-func (c *call) memcpyOnDevice() cudart.Code      { return c.copyOf(deviceToDevice, false) }
-func (c *call) memcpyAnyAsync() cudart.Code      { return c.copyOf(anyDirection, true) }
-func (c *call) memcpyToDeviceAsync() cudart.Code { return c.copyOf(hostToDevice, true) }
-func (c *call) memcpyToHostAsync() cudart.Code   { return c.copyOf(deviceToHost, true) }
-func (c *call) memcpyOnDeviceAsync() cudart.Code { return c.copyOf(deviceToDevice, true) }
 
 // Values of CUpointer_attribute.
 const (
