@@ -62,11 +62,7 @@ func (c *call) exact(addr uintptr, kind, or blockKind) (*block, cudart.Code) {
 	return b, success
 }
 
-func (c *call) mallocAsync() cudart.Code {
-	st, code := c.stream(c.ptr(2))
-	if code != success {
-		return code
-	}
+func (c *call) mallocAsync(st *stream) cudart.Code {
 	if st.dev.cfg.Attributes[cudart.AttrMemoryPoolsSupported] == 0 {
 		return cudart.ErrNotSupported
 	}
@@ -79,11 +75,7 @@ func (c *call) mallocAsync() cudart.Code {
 	return c.enqueue(st, &operation{})
 }
 
-func (c *call) freeAsync() cudart.Code {
-	st, code := c.stream(c.ptr(1))
-	if code != success {
-		return code
-	}
+func (c *call) freeAsync(st *stream) cudart.Code {
 	if c.ptr(0) == 0 {
 		return success
 	}

@@ -66,11 +66,7 @@ func (c *call) eventDestroy() cudart.Code {
 }
 
 // eventRecord refuses a stream of another device than the event's.
-func (c *call) eventRecord() cudart.Code {
-	st, code := c.stream(c.ptr(1))
-	if code != success {
-		return code
-	}
+func (c *call) eventRecord(st *stream) cudart.Code {
 	e, code := c.event(c.ptr(0))
 	switch {
 	case code != success:
@@ -130,11 +126,7 @@ func (c *call) eventElapsedTime() cudart.Code {
 }
 
 // streamWaitEvent accepts events of any device.
-func (c *call) streamWaitEvent() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	if code != success {
-		return code
-	}
+func (c *call) streamWaitEvent(st *stream) cudart.Code {
 	e, code := c.event(c.ptr(1))
 	switch {
 	case code != success:

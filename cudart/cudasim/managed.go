@@ -207,19 +207,16 @@ func (c *call) migration(s span, location int, st *stream) (*operation, cudart.C
 const discardJunk = 0xd5
 
 // discardBatch takes the contents of ranges away.
-func (c *call) discardBatch() cudart.Code {
+func (c *call) discardBatch(st *stream) cudart.Code {
 	count := c.num(2)
-	st, code := c.stream(c.ptr(4))
 	switch {
-	case code != success:
-		return code
 	case c.ptr(4) <= streamLegacy, count <= 0, c.ptr(3) != 0, c.ptr(0) == 0 || c.ptr(1) == 0:
 		return cudart.ErrInvalidValue
 	case !st.dev.concurrent():
 		return cudart.ErrInvalidDevice
 	}
 	ptrs, sizes := array[uintptr](c.ptr(0), count), array[int](c.ptr(1), count)
-	spans := make([]span, count)
+	spans, code := make([]span, count), success
 	for i := range spans {
 		if spans[i], code = c.managedRange(ptrs[i], sizes[i]); code != success {
 			return code

@@ -531,11 +531,18 @@ func (c *call) streamDestroy() cudart.Code {
 	return success
 }
 
-func (c *call) streamQuery() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	if code != success {
-		return code
+// onStream returns a function for the stream of an argument.
+func onStream(argument int, do func(*call, *stream) cudart.Code) func(*call) cudart.Code {
+	return func(c *call) cudart.Code {
+		st, code := c.stream(c.ptr(argument))
+		if code != success {
+			return code
+		}
+		return do(c, st)
 	}
+}
+
+func (c *call) streamQuery(st *stream) cudart.Code {
 	for _, m := range st.marks() {
 		if m.stream.waiting(m.seq) {
 			return cudart.ErrNotReady
@@ -544,46 +551,16 @@ func (c *call) streamQuery() cudart.Code {
 	return c.report(st.marks()...)
 }
 
-func (c *call) streamSynchronize() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	if code != success {
-		return code
-	}
-	return c.report(st.marks()...)
-}
-
-func (c *call) streamGetPriority() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	if code != success {
-		return code
-	}
-	return put(c, 1, int32(st.priority))
-}
-
-func (c *call) streamGetFlags() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	if code != success {
-		return code
-	}
-	return put(c, 1, st.flags)
-}
+func (c *call) streamSynchronize(st *stream) cudart.Code { return c.report(st.marks()...) }
+func (c *call) streamGetPriority(st *stream) cudart.Code { return put(c, 1, int32(st.priority)) }
+func (c *call) streamGetFlags(st *stream) cudart.Code    { return put(c, 1, st.flags) }
 
 // streamGetID returns a number that no other stream has, also not one that gets the
 // handle later.
-func (c *call) streamGetID() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	if code != success {
-		return code
-	}
-	return put(c, 1, st.number)
-}
+func (c *call) streamGetID(st *stream) cudart.Code { return put(c, 1, st.number) }
 
-func (c *call) launchHostFunc() cudart.Code {
-	st, code := c.stream(c.ptr(0))
-	switch {
-	case code != success:
-		return code
-	case c.ptr(1) == 0:
+func (c *call) launchHostFunc(st *stream) cudart.Code {
+	if c.ptr(1) == 0 {
 		return cudart.ErrInvalidValue
 	}
 	return c.enqueue(st, &operation{host: hostCall{c.ptr(1), c.ptr(2)}})
