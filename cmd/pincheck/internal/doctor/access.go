@@ -50,7 +50,7 @@ var accessChecks = []Check{
 // be used, it does not.
 func unlessUsable(check func(*Facts) []Finding) func(*Facts) []Finding {
 	return func(f *Facts) []Finding {
-		if len(f.Devices) > 0 && !f.partial() || f.Host == nil {
+		if len(f.Devices) > 0 && !f.partial() || f.Host == unread {
 			return nil
 		}
 		return check(f)
@@ -89,9 +89,6 @@ func noGPU(f *Facts) []Finding {
 
 // offBus leaves out GPUs that sleep: they answer nothing either. Others go on beside one that is lost.
 func offBus(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	var out []Finding
 	for _, g := range f.Host.GPUs {
 		if g.OffBus {

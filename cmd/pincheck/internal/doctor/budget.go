@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -26,26 +25,15 @@ var budgetChecks = []Check{
 	{ID: "memlock_rdma", Host: memlockRDMA},
 }
 
-// hostMemory returns the memory of the host, zero if it is unknown.
-func (f *Facts) hostMemory() hostinfo.Memory {
-	if f.Host == nil {
-		return hostinfo.Memory{}
-	}
-	return f.Host.Memory
-}
-
 // sharedHolds reports whether shared memory holds much of what is used: pools in /dev/shm outlive their programs.
 func (f *Facts) sharedHolds() (evidence string, ok bool) {
-	m := f.hostMemory()
+	m := f.Host.Memory
 	shared, known := m.Shared.Finite()
 	return fmt.Sprintf("/proc/meminfo: Shmem is %s of %s", units.Bytes(shared), units.Bytes(m.Total)), known && m.Total > 0 && shared > m.Total/3
 }
 
 // headroom returns how much can be pinned, and the file that says so.
 func (f *Facts) headroom() (left int, source string, ok bool) {
-	if f.Host == nil {
-		return 0, "", false
-	}
 	if available := f.Host.Memory.Usable(); available > 0 {
 		left, source, ok = available, "/proc/meminfo MemAvailable", true
 	}
@@ -115,7 +103,7 @@ const maxPinners = 3
 // pool by the host's memory does not find it. What shows are mappings, of which a part may
 // not be resident: it cannot be more than what is in use.
 func pinnedByOthers(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.Available == 0 {
+	if f.Host.Memory.Available == 0 {
 		return nil
 	}
 	m := f.Host.Memory
@@ -134,7 +122,7 @@ func pinnedByOthers(f *Facts) []Finding {
 // limitsExceedMemory sums the limits of the control groups in which programs use GPUs.
 // Others do not pin, and what they use can be reclaimed or swapped out.
 func limitsExceedMemory(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.Total == 0 {
+	if f.Host.Memory.Total == 0 {
 		return nil
 	}
 	total := f.Host.Memory.Total
@@ -179,7 +167,7 @@ func limitsExceedMemory(f *Facts) []Finding {
 }
 
 func memoryHigh(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Cgroup.LimitFile != "memory.high" {
+	if f.Host.Cgroup.LimitFile != "memory.high" {
 		return nil
 	}
 	g := f.Host.Cgroup
@@ -195,9 +183,6 @@ func memoryHigh(f *Facts) []Finding {
 }
 
 func hugetlbUnused(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	m := f.Host.Memory
 	free := 0
 	for _, n := range f.Host.NUMA {
@@ -219,7 +204,7 @@ func hugetlbUnused(f *Facts) []Finding {
 }
 
 func strictOvercommit(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.Overcommit == nil || *f.Host.Memory.Overcommit != 2 {
+	if f.Host.Memory.Overcommit == nil || *f.Host.Memory.Overcommit != 2 {
 		return nil
 	}
 	limit, limited := f.Host.Memory.CommitLimit.Finite()
@@ -234,9 +219,6 @@ func strictOvercommit(f *Facts) []Finding {
 }
 
 func swapping(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	m := f.Host.Memory
 	free, ok := m.SwapFree.Finite()
 	if !ok || m.Swap == 0 || free > m.Swap/2 || m.Usable() > m.Total/10 || m.Available == 0 {
@@ -249,9 +231,6 @@ func swapping(f *Facts) []Finding {
 }
 
 func cgroupBelowHost(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	left, limited := f.Host.Cgroup.Headroom.Finite()
 	if !limited || f.Host.Memory.Available == 0 || left >= f.Host.Memory.Available/2 {
 		return nil
@@ -266,7 +245,7 @@ func cgroupBelowHost(f *Facts) []Finding {
 const plentyOfMemlock = 1 << 30
 
 func memlockRDMA(f *Facts) []Finding {
-	if f.Host == nil || f.Host.InfiniBand == 0 {
+	if f.Host.InfiniBand == 0 {
 		return nil
 	}
 	limit, finite := f.Host.MemLock.Finite()

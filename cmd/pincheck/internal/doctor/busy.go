@@ -47,14 +47,12 @@ func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 		present = true
 		seen = append(seen, units.Bytes(used)+" of GPU memory is in use")
 	}
-	if d.OtherCPUs != nil && f.Host != nil && f.Host.CPU.Threads > 0 {
+	if d.OtherCPUs != nil && f.Host.CPU.Threads > 0 {
 		all := float64(f.Host.CPU.Threads)
 		note(*d.OtherCPUs >= max(1, busyCPUs*all), fmt.Sprintf("Other programs kept %s of %d CPUs busy (/proc/stat)", units.Number(*d.OtherCPUs, 2), f.Host.CPU.Threads))
 	}
-	if f.Host != nil {
-		if text, ok := throttledText(f.Host.Cgroup); ok {
-			seen = append(seen, text) // since the group was made: it may be over
-		}
+	if text, ok := throttledText(f.Host.Cgroup); ok {
+		seen = append(seen, text) // since the group was made: it may be over
 	}
 	for _, s := range d.copies() {
 		if s.Spread > unsteady {

@@ -67,7 +67,7 @@ func lostBetweenGPUs(f *Facts) []Finding {
 	}
 	switch {
 	case out.because != "":
-	case f.Host != nil && f.Host.Virt.VM:
+	case f.Host.Virt.VM:
 		out.because = "guest"
 	default:
 		out.because = "acs"

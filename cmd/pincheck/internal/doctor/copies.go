@@ -62,15 +62,13 @@ func slowSmallCopies(f *Facts, d *Device) []Finding {
 		Summary:  fmt.Sprintf("a copy of a few bytes takes %s", units.Seconds(s.Median)),
 		Evidence: []string{fmt.Sprintf("Median of %d; usual are 5 to 15 µs", len(s.Samples))},
 	}
-	if f.Host != nil {
-		switch source := f.Host.Kernel.ClockSource; {
-		case f.blocking():
-			out.because = "blocking"
-			out.Evidence = append(out.Evidence, launchBlocking+"="+f.Host.Env[launchBlocking])
-		case slices.Contains(slowClocks, source):
-			out.because, out.values = "clock_source", findings.Values{"clock": source}
-			out.Evidence = append(out.Evidence, "/sys/devices/system/clocksource/clocksource0/current_clocksource is "+source)
-		}
+	switch source := f.Host.Kernel.ClockSource; {
+	case f.blocking():
+		out.because = "blocking"
+		out.Evidence = append(out.Evidence, launchBlocking+"="+f.Host.Env[launchBlocking])
+	case slices.Contains(slowClocks, source):
+		out.because, out.values = "clock_source", findings.Values{"clock": source}
+		out.Evidence = append(out.Evidence, "/sys/devices/system/clocksource/clocksource0/current_clocksource is "+source)
 	}
 	return finding(out)
 }

@@ -317,8 +317,8 @@ func gpuFull(f *Facts, d *Device) []Finding {
 // cacheOn returns how much memory of a GPU without a memory of its own, or with one that the kernel uses too, the page
 // cache holds: what is available and not free.
 func (f *Facts) cacheOn(d *Device) (evidence string, much bool) {
-	unified := isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated || f.Host != nil && f.Host.Virt.Tegra
-	if !unified || f.Host == nil || f.Host.Memory.Available == 0 {
+	unified := isTrue(d.pageTables()) || d.Attributes != nil && d.Attributes.Integrated || f.Host.Virt.Tegra
+	if !unified || f.Host.Memory.Available == 0 {
 		return "", false
 	}
 	free := 0
@@ -400,7 +400,7 @@ func (f *Facts) besideMPS(out Finding) Finding {
 		} else {
 			out.Evidence = append(out.Evidence, "NVML: "+f.holders(known[slices.IndexFunc(known, served)]))
 		}
-	case f.Host != nil && f.Host.NVIDIA.MPS != "":
+	case f.Host.NVIDIA.MPS != "":
 		out.Evidence = append(out.Evidence, f.Host.NVIDIA.MPS+" exists")
 	default:
 		return out

@@ -103,9 +103,16 @@ func Passed(f *Facts, found []Finding) []string {
 	return passed
 }
 
+// unread is the host of facts that have none: nothing is known of it, as where no file can be read.
+var unread = &hostinfo.Host{}
+
 // Evaluate runs all checks. It returns the verdict, and the findings by severity, without
 // suppressed and ignored ones.
 func Evaluate(f *Facts, ignore ...string) (Verdict, []Finding) {
+	if f.Host == nil {
+		known := *f
+		known.Host, f = unread, &known
+	}
 	found := leaveOut(compete(f, findAll(f)), ignore, len(f.Devices) > 0)
 	return verdict(f, found, ignore), found
 }

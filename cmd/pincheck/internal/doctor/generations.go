@@ -164,7 +164,7 @@ func unsupported(h *hostinfo.Host, g hostinfo.PCIDevice) (because string, values
 // tooOld finds GPUs that the driver does not support. Where CUDA shows no GPU each has to be: one that is supported
 // works. Others work beside those that are not.
 func tooOld(f *Facts) []Finding {
-	if f.Host == nil || len(f.Devices) == 0 && f.NVML != nil && f.NVML.Count > 0 {
+	if len(f.Devices) == 0 && f.NVML != nil && f.NVML.Count > 0 {
 		return nil
 	}
 	var out Finding

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/units"
@@ -38,10 +37,7 @@ func (f *Facts) confidential() bool {
 // byDesign reports whether calls are slower here, or fewer are offered, than on a card of its own in a host: the
 // platform is made so, and that is no trouble.
 func (f *Facts) byDesign(d *Device) bool {
-	v := hostinfo.Virt{}
-	if f.Host != nil {
-		v = f.Host.Virt
-	}
+	v := f.Host.Virt
 	return v.WSL || v.Tegra || v.Sandbox != "" || v.Confidential != "" || f.confidential() || vgpuName.MatchString(d.Name) ||
 		d.Attributes != nil && d.Attributes.Integrated
 }
@@ -165,7 +161,7 @@ func slowUnlicensed(f *Facts, d *Device) []Finding {
 	if due := f.due(d); due > 0 {
 		most = unlicensedShare * due
 	}
-	if !vgpuName.MatchString(d.Name) || f.Host == nil || !d.measured() || f.ExpectedRate > 0 || d.Slowest() <= 0 || d.Slowest() > most {
+	if !vgpuName.MatchString(d.Name) || !d.measured() || f.ExpectedRate > 0 || d.Slowest() <= 0 || d.Slowest() > most {
 		return nil
 	}
 	evidence := []string{"The GPU is " + d.Name}

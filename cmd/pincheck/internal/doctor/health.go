@@ -131,7 +131,7 @@ func persistenceOff(f *Facts) []Finding {
 			off = append(off, fmt.Sprintf("GPU %d", d.Ordinal))
 		}
 	}
-	if len(off) == 0 || f.Host != nil && f.Host.Virt.WSL {
+	if len(off) == 0 || f.Host.Virt.WSL {
 		return nil
 	}
 	return finding(Finding{

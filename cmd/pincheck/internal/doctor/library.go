@@ -161,9 +161,6 @@ func unusableLibrary(f *Facts) []Finding {
 }
 
 func stubsInPath(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	for dir := range strings.SplitSeq(f.Host.Env["LD_LIBRARY_PATH"], ":") {
 		if strings.HasSuffix(strings.TrimRight(dir, "/"), "/stubs") {
 			return finding(Finding{

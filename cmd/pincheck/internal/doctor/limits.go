@@ -66,9 +66,6 @@ const (
 )
 
 func fewFiles(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	_, full := f.denied(emfile)
 	limit, finite := f.Host.OpenFiles.Finite()
 	failed := f.failures(shortOf, emfile)
@@ -97,9 +94,6 @@ const (
 var noTask = []string{"resource temporarily unavailable", "pthread_create"}
 
 func fewTasks(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	failed := f.failures(shortOf, noTask...)
 	most, finite := f.Host.Cgroup.TasksMax.Finite()
 	tasks, _ := f.Host.Cgroup.Tasks.Finite()
@@ -139,9 +133,6 @@ var memoryLimits = []struct {
 }
 
 func addressSpace(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	failed := f.failures([]cudart.Code{cudart.ErrMemoryAllocation, cudart.ErrOperatingSystem, cudart.ErrInitializationError, cudart.ErrUnknown}, "cannot allocate memory")
 	if len(failed) == 0 {
 		return nil

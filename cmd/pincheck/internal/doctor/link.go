@@ -284,9 +284,6 @@ func slowLink(f *Facts, d *Device) []Finding {
 		because:  f.chassis(d),
 		values:   findings.Values{"rate": units.Rate(l.Rate), "full rate": units.Rate(hostinfo.PCIe{Speed: made.Speed, Width: l.Width}.Rate())},
 	}
-	if f.Host == nil {
-		return finding(out)
-	}
 	if f.Host.Power.ASPM != "" && f.Host.Power.ASPM != "default" {
 		out.Evidence = append(out.Evidence, "/sys/module/pcie_aspm/parameters/policy is "+f.Host.Power.ASPM)
 	}
@@ -322,10 +319,10 @@ func (f *Facts) heldTo(d *Device, made hostinfo.PCIe) (address string, speed flo
 // empty for cards.
 func (f *Facts) chassis(d *Device) string {
 	switch {
-	case f.Host != nil && f.Host.Power.Laptop, strings.Contains(d.Name, "Laptop GPU"), strings.Contains(d.Name, "Max-Q"):
+	case f.Host.Power.Laptop, strings.Contains(d.Name, "Laptop GPU"), strings.Contains(d.Name, "Max-Q"):
 		return "laptop"
-	case f.Host != nil && f.Host.Virt.VM: // whose virtual slot is not that of the GPU
-	case strings.Contains(d.Name, "SXM"), f.Host != nil && (f.Host.NVIDIA.NVSwitches > 0 || f.Host.NVIDIA.HasNode("/dev/nvidia-nvswitchctl")):
+	case f.Host.Virt.VM: // whose virtual slot is not that of the GPU
+	case strings.Contains(d.Name, "SXM"), f.Host.NVIDIA.NVSwitches > 0, f.Host.NVIDIA.HasNode("/dev/nvidia-nvswitchctl"):
 		return "board"
 	}
 	return ""
@@ -428,15 +425,13 @@ func linkErrors(f *Facts, d *Device) []Finding {
 	out := Finding{
 		Summary: "the PCIe link has errors",
 	}
-	if f.Host != nil {
-		if pci, ok := f.pci(d); ok && pci.Errors != nil {
-			e := pci.Errors
-			if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > maxCorrectable {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("Since boot: %d correctable, %d non-fatal, %d fatal (aer_dev_*)", e.Correctable, e.NonFatal, e.Fatal))
-			}
-			if e.Fatal > 0 {
-				out.Severity = Problem
-			}
+	if pci, ok := f.pci(d); ok && pci.Errors != nil {
+		e := pci.Errors
+		if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > maxCorrectable {
+			out.Evidence = append(out.Evidence, fmt.Sprintf("Since boot: %d correctable, %d non-fatal, %d fatal (aer_dev_*)", e.Correctable, e.NonFatal, e.Fatal))
+		}
+		if e.Fatal > 0 {
+			out.Severity = Problem
 		}
 	}
 	if h := d.Health; h != nil && h.PCIeReplays != nil && *h.PCIeReplays > maxReplays {

@@ -34,9 +34,6 @@ func (f *Facts) onNetwork(path string) bool {
 
 // mappedWeights lists the files of weights of at least 1 GiB that processes have mapped.
 func (f *Facts) mappedWeights(network bool) (list []string) {
-	if f.Host == nil {
-		return nil
-	}
 	for _, p := range f.Processes {
 		for _, w := range p.Weights {
 			if w.Size >= 1<<30 && f.onNetwork(w.Path) == network {
@@ -74,9 +71,6 @@ const minReadAhead = 1 << 20
 
 // smallReadAhead judges mounts of other machines, and those that hold weights in use.
 func smallReadAhead(f *Facts) []Finding {
-	if f.Host == nil {
-		return nil
-	}
 	var list []string
 	for _, m := range f.Host.Mounts {
 		ahead, ok := m.ReadAhead.Finite()

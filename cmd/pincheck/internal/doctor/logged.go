@@ -29,9 +29,6 @@ func either(checks ...func(*Facts) []Finding) func(*Facts) []Finding {
 
 // logged returns the messages of a kind; of any GPU for an empty address.
 func (f *Facts) logged(kind kernellog.Kind, address string) (events []kernellog.Event) {
-	if f.Host == nil {
-		return nil
-	}
 	for _, e := range f.Host.KernelLog.Events {
 		if e.Kind == kind && (address == "" || hostinfo.SamePCI(e.Address, address)) {
 			events = append(events, e)

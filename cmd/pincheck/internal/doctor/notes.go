@@ -16,7 +16,7 @@ func (f *Facts) blocking() bool {
 }
 
 func launchesBlock(f *Facts) []Finding {
-	if f.Host == nil || len(f.Devices) == 0 || !f.blocking() {
+	if len(f.Devices) == 0 || !f.blocking() {
 		return nil
 	}
 	return finding(Finding{
@@ -32,7 +32,7 @@ const (
 )
 
 func smallDevShm(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Virt.Container == "" || f.Host.CPU.Usable() < manyCPUs {
+	if f.Host.Virt.Container == "" || f.Host.CPU.Usable() < manyCPUs {
 		return nil
 	}
 	for _, m := range f.Host.Mounts {
@@ -84,7 +84,7 @@ const firstWithFault = 590
 const hugeOf64K = 512 << 20
 
 func largePagesFault(f *Facts) []Finding {
-	if f.Host == nil || branchOf(f.Host.NVIDIA.DriverVersion) < firstWithFault || !strings.HasPrefix(f.Host.CPU.Model, "arm64") {
+	if branchOf(f.Host.NVIDIA.DriverVersion) < firstWithFault || !strings.HasPrefix(f.Host.CPU.Model, "arm64") {
 		return nil
 	}
 	if f.Host.Memory.THP.PageSize != hugeOf64K && !strings.Contains(f.Host.Kernel.Release, "64k") {

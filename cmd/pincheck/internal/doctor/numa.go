@@ -51,7 +51,7 @@ func oneCPU(f *Facts) []Finding {
 // home returns the NUMA node of a GPU on a host that has several with memory. A process without a GPU's
 // device node copies nothing, wherever its CPUs are.
 func (f *Facts) home(d *Device) (node hostinfo.NUMANode, ok bool) {
-	if f.Host == nil || d.NUMANode == nil || len(f.memoryNodes()) < 2 || f.CUDADevices == nil && !f.Host.NVIDIA.HasGPUNode() {
+	if d.NUMANode == nil || len(f.memoryNodes()) < 2 || f.CUDADevices == nil && !f.Host.NVIDIA.HasGPUNode() {
 		return hostinfo.NUMANode{}, false
 	}
 	i := slices.IndexFunc(f.Host.NUMA, func(n hostinfo.NUMANode) bool { return n.ID == *d.NUMANode })
@@ -64,9 +64,6 @@ func (f *Facts) home(d *Device) (node hostinfo.NUMANode, ok bool) {
 // memoryNodes returns the nodes that have memory and CPUs: others are memory of GPUs, or
 // of expanders.
 func (f *Facts) memoryNodes() (nodes []hostinfo.NUMANode) {
-	if f.Host == nil {
-		return nil
-	}
 	for _, n := range f.Host.NUMA {
 		if n.Total > 0 && n.CPUs != "" {
 			nodes = append(nodes, n)

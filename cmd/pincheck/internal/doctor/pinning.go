@@ -49,14 +49,12 @@ func slowPinning(f *Facts, d *Device) []Finding {
 	switch {
 	case cuda.Median < minCUDARate:
 		out.Severity = noteIf(f.byDesign(d))
-		if f.Host != nil {
-			if text, often := throttledText(f.Host.Cgroup); often {
-				out.because = "quota"
-				out.Evidence = append(out.Evidence, text)
-			}
-			if share, ok := hugeShare(f); ok {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of free memory is in blocks of 2 MiB and more", units.Share(share)))
-			}
+		if text, often := throttledText(f.Host.Cgroup); often {
+			out.because = "quota"
+			out.Evidence = append(out.Evidence, text)
+		}
+		if share, ok := hugeShare(f); ok {
+			out.Evidence = append(out.Evidence, fmt.Sprintf("%s of free memory is in blocks of 2 MiB and more", units.Share(share)))
 		}
 	case ours != nil && ours.Median >= muchFaster*cuda.Median:
 		out.Severity = Note
@@ -92,7 +90,7 @@ const (
 // fragmented asks for both: little is free in huge blocks, and faults went without. Free
 // memory alone is small on every host that caches files.
 func fragmented(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.Stalls == nil {
+	if f.Host.Memory.Stalls == nil {
 		return nil
 	}
 	share, ok := hugeShare(f)
@@ -111,7 +109,7 @@ func fragmented(f *Facts) []Finding {
 }
 
 func thpOff(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.THP.Enabled != "never" {
+	if f.Host.Memory.THP.Enabled != "never" {
 		return nil
 	}
 	// It costs something if pinning is slow.
@@ -127,7 +125,7 @@ func thpOff(f *Facts) []Finding {
 }
 
 func thpDefrag(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.THP.Defrag != "always" || f.Host.Memory.THP.Enabled == "never" {
+	if f.Host.Memory.THP.Defrag != "always" || f.Host.Memory.THP.Enabled == "never" {
 		return nil
 	}
 	return finding(Finding{

@@ -32,7 +32,7 @@ func confidentialComputing(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	return finding(Finding{
-		Severity: noteIf(f.confidential() || f.Host != nil && f.Host.Virt.Confidential != ""), // as it is made
+		Severity: noteIf(f.confidential() || f.Host.Virt.Confidential != ""), // as it is made
 		Summary:  "cudaHostRegister is not supported, as with confidential computing",
 		Evidence: texts[:min(len(texts), 2)],
 	})
@@ -44,14 +44,14 @@ func pinRefused(f *Facts, d *Device) []Finding {
 		return nil
 	}
 	out := Finding{Summary: "the driver refused to pin memory", Evidence: texts[:min(len(texts), 2)]}
-	switch m := f.hostMemory(); {
-	case f.Host != nil && f.Host.Virt.WSL:
+	switch m := f.Host.Memory; {
+	case f.Host.Virt.WSL:
 		out.because = "wsl"
 		out.Evidence = append(out.Evidence, "Kernel "+f.Host.Kernel.Release+", under WSL")
 	case m.Total > 0 && m.Movable+m.CMA > m.Total/2:
 		out.because = "movable"
 		out.Evidence = append(out.Evidence, fmt.Sprintf("/proc/zoneinfo and /proc/meminfo: %s of %s is in movable zones or CMA", units.Bytes(m.Movable+m.CMA), units.Bytes(m.Total)))
-	case f.Host != nil && slices.Contains(f.Host.Kernel.Parameters, "mem_encrypt=on"):
+	case slices.Contains(f.Host.Kernel.Parameters, "mem_encrypt=on"):
 		out.because = "encrypted"
 		out.Evidence = append(out.Evidence, "/proc/cmdline contains mem_encrypt=on")
 	default:
@@ -75,7 +75,7 @@ func (f *Facts) leaky() bool {
 }
 
 func pinOver2GiB(f *Facts) []Finding {
-	if f.Host == nil || !f.leaky() || f.Host.NVIDIA.DriverVersion == "" {
+	if !f.leaky() || f.Host.NVIDIA.DriverVersion == "" {
 		return nil
 	}
 	severity := Severity("") // the page's
@@ -90,7 +90,7 @@ func pinOver2GiB(f *Facts) []Finding {
 }
 
 func leakedPins(f *Facts) []Finding {
-	if f.Host == nil || !f.leaky() {
+	if !f.leaky() {
 		return nil
 	}
 	m := f.Host.Memory
@@ -127,9 +127,6 @@ func noHostRegister(f *Facts, d *Device) []Finding {
 const defaultMappings = 65530
 
 func fewMappings(f *Facts) (out []Finding) {
-	if f.Host == nil {
-		return nil
-	}
 	limit, ok := f.Host.Memory.MaxMappings.Finite()
 	if !ok {
 		return nil
@@ -154,7 +151,7 @@ func fewMappings(f *Facts) (out []Finding) {
 }
 
 func wslPinLimit(f *Facts) []Finding {
-	if f.Host == nil || !f.Host.Virt.WSL {
+	if !f.Host.Virt.WSL {
 		return nil
 	}
 	return finding(Finding{
@@ -181,7 +178,7 @@ func integratedGPU(_ *Facts, d *Device) []Finding {
 }
 
 func pin512GiB(f *Facts) []Finding {
-	if f.Host == nil || f.Host.Memory.Total <= 512<<30 {
+	if f.Host.Memory.Total <= 512<<30 {
 		return nil
 	}
 	major, _, _ := strings.Cut(f.Host.NVIDIA.DriverVersion, ".")

@@ -47,7 +47,7 @@ const (
 // services returns all GPUs on the PCI bus with their services. Where no bus shows, the GPUs are those that the
 // kernel module lists, or else the device nodes. WSL's and simulated GPUs are on no bus.
 func (f *Facts) services() []busGPU {
-	if f.Host == nil || f.Host.Virt.WSL || f.Simulated {
+	if f.Host.Virt.WSL || f.Simulated {
 		return nil
 	}
 	gpus := onBus(f.Host)

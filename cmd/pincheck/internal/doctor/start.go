@@ -206,10 +206,8 @@ func (f *Facts) names() (names []string) {
 	for _, g := range f.managed() {
 		names = append(names, g.Name)
 	}
-	if f.Host != nil {
-		for _, b := range f.Host.NVIDIA.Boards {
-			names = append(names, b.Model)
-		}
+	for _, b := range f.Host.NVIDIA.Boards {
+		names = append(names, b.Model)
 	}
 	for _, d := range f.Devices {
 		names = append(names, d.Name)

@@ -55,7 +55,7 @@ func ordinals(gpus []*Device) string {
 // uplinks returns the links above several GPUs: of those above the same ones the narrowest, and
 // of equal ones the nearest.
 func (f *Facts) uplinks() (shared []*uplink) {
-	if f.Host == nil || f.Simulated {
+	if f.Simulated {
 		return nil
 	}
 	var all []*uplink
@@ -173,7 +173,7 @@ const (
 // shown reports whether the host shows the links above a GPU as they are: virtual machines
 // have none, or made-up ones, and NVLink-C2C is no link of that kind.
 func (f *Facts) shown(d *Device) bool {
-	if f.Host == nil || f.Host.Virt.VM || reference.Coherent(d.Name) {
+	if f.Host.Virt.VM || reference.Coherent(d.Name) {
 		return false
 	}
 	pci, ok := f.pci(d)

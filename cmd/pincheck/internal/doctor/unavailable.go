@@ -64,7 +64,7 @@ func (f *Facts) holders(g *nvml.GPU) string {
 
 // whyUnavailable returns the meaning of error 46 on one GPU, and its evidence.
 func (f *Facts) whyUnavailable(d *Device) (means meaning, evidence []string) {
-	if d.Health == nil || f.Host == nil {
+	if d.Health == nil {
 		return meaning{}, nil
 	}
 	out := f.holds(Finding{}, []*nvml.GPU{d.Health})

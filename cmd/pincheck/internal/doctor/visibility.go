@@ -112,7 +112,7 @@ func hidesDevices(v string) bool {
 }
 
 func visibleDevicesUnknown(f *Facts) []Finding {
-	if f.Host == nil || f.Simulated {
+	if f.Simulated {
 		return nil
 	}
 	value, set := f.Host.Env[visibleDevices]
@@ -235,7 +235,7 @@ func (f *Facts) fewerThanExpected() []Finding {
 		return nil // the run ended before it looked
 	}
 	have := f.countShown()
-	if f.CUDADevices == nil && f.Opening == nil && f.Host != nil { // it was not asked
+	if f.CUDADevices == nil && f.Opening == nil { // it was not asked
 		have = max(have, reachable(f.Host))
 	}
 	missing := f.ExpectedGPUs - have
@@ -294,7 +294,7 @@ func (f *Facts) mig() bool {
 }
 
 func deviceOrder(f *Facts) []Finding {
-	if len(f.Devices) < 2 || f.Simulated || f.Host == nil || f.Host.Env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" {
+	if len(f.Devices) < 2 || f.Simulated || f.Host.Env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" {
 		return nil
 	}
 	var order []string
@@ -315,7 +315,7 @@ func deviceOrder(f *Facts) []Finding {
 
 // migWithoutInstance needs NVML: CUDA shows no such GPU. One GPU without MIG would be shown.
 func migWithoutInstance(f *Facts) []Finding {
-	if len(f.Devices) > 0 || f.Host == nil {
+	if len(f.Devices) > 0 {
 		return migBeside(f)
 	}
 	known := f.managed()
