@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +54,9 @@ type cachedFile struct {
 
 	// Set if the file system does not support RWF_NOWAIT: then mincore reports what is cached.
 	mapping []byte
-	skip    int // bytes of the mapping before base
+
+	memory *memoryFile // if set, it has the bytes too
+	skip   int         // bytes of the mappings before base
 }
 
 // A fileSystem is the type of a file system as statfs returns it; 0 is not known.
@@ -90,7 +93,7 @@ func (s fileSystem) isRemote() bool { return slices.Contains(remote, s) }
 // openCached returns n bytes at off of a file. ok is false if the file is not regular or too
 // short, or if the kernel does not report what is in the page cache.
 func openCached(f *os.File, in fileSystem, off int64, n int) (c *cachedFile, ok bool) {
-	c = &cachedFile{file: f, base: off, flags: unix.RWF_NOWAIT}
+	c = &cachedFile{file: f, base: off, flags: unix.RWF_NOWAIT, skip: int(off % int64(os.Getpagesize()))}
 	err := control(f, func(fd int) (err error) {
 		var s unix.Stat_t
 		if err := unix.Fstat(fd, &s); err != nil {
@@ -101,6 +104,7 @@ func openCached(f *os.File, in fileSystem, off int64, n int) (c *cachedFile, ok 
 		}
 		if in == unix.TMPFS_MAGIC {
 			c.flags = 0
+			c.memory = mapMemoryFile(fd, &s, off, n)
 			return nil
 		}
 		var one [1]byte
@@ -119,14 +123,24 @@ func openCached(f *os.File, in fileSystem, off int64, n int) (c *cachedFile, ok 
 
 // mapForMincore maps the file, so that the kernel reports which of its pages are resident.
 func (c *cachedFile) mapForMincore(fd, n int) (err error) {
-	c.flags, c.skip = 0, int(c.base%int64(os.Getpagesize()))
-	c.mapping, err = unix.Mmap(fd, c.base-int64(c.skip), c.skip+n, unix.PROT_READ, unix.MAP_SHARED)
-	return os.NewSyscallError("mmap", err)
+	c.flags = 0
+	c.mapping, err = mapFile(fd, c.base, n)
+	return err
+}
+
+// mapFile maps n bytes at off of a file for reading, from the start of a page on.
+func mapFile(fd int, off int64, n int) ([]byte, error) {
+	skip := int(off % int64(os.Getpagesize()))
+	mapping, err := unix.Mmap(fd, off-int64(skip), skip+n, unix.PROT_READ, unix.MAP_SHARED)
+	return mapping, os.NewSyscallError("mmap", err)
 }
 
 func (c *cachedFile) close() {
 	if c.mapping != nil {
 		_ = unix.Munmap(c.mapping)
+	}
+	if c.memory != nil {
+		c.memory.close()
 	}
 }
 
@@ -138,6 +152,12 @@ func (c *cachedFile) readNow(to []byte, off int) (got int, err error) {
 		if cached, err := areResident(c.mapping[c.skip+off:][:len(to)]); !cached || err != nil {
 			return 0, stage.ErrNotReady
 		}
+	}
+	if c.memory != nil {
+		if c.memory.prefersMapping(c.skip+off, len(to)) && c.memory.read(to, c.skip+off) {
+			return len(to), nil
+		}
+		defer func(began time.Time) { c.memory.pread.add(time.Since(began), len(to)) }(time.Now())
 	}
 	err = control(c.file, func(fd int) error {
 		for got < len(to) {

@@ -161,6 +161,61 @@ func TestFilesInMemory(t *testing.T) {
 	require.True(t, bytes.Equal(want, got[:n]))
 }
 
+// A file in memory arrives by pread and from its mapping; one with holes is not mapped, and keeps them; one that is
+// truncated has no bytes past its end.
+func TestReadsOfFilesInMemory(t *testing.T) {
+	t.Parallel()
+	r := newFixture(t, Options{Workers: 2})
+	const n, off = minMapped + 5, 777
+	f := memfd(t, 0)
+	want := bytesOf(4, off+n+10)
+	_, err := f.Write(want)
+	require.NoError(t, err)
+	got := make([]byte, n)
+	for _, faster := range []string{"pread", "mapping", "either"} {
+		c, ok := openCached(f, unix.TMPFS_MAGIC, off, n)
+		require.True(t, ok)
+		require.NotNil(t, c.memory)
+		clear(got)
+		for at := 0; at < n; at += 512 * kib {
+			if faster != "either" {
+				c.memory.pread.Store(int64(map[string]int{"pread": 1, "mapping": 1e9}[faster]))
+				c.memory.copying.Store(1e6)
+			}
+			to := got[at:min(at+512*kib, n)]
+			had, err := c.readNow(to, at)
+			require.NoError(t, err)
+			require.Len(t, to, had)
+		}
+		require.True(t, bytes.Equal(want[off:off+n], got), faster)
+		c.close()
+	}
+	mem := r.device(n)
+	done, err := r.c.UploadFrom(t.Context(), mem, f, off, n)
+	require.NoError(t, err)
+	require.Equal(t, n, done)
+	require.True(t, bytes.Equal(want[off:off+n], r.onDevice(mem, n)))
+
+	require.NoError(t, f.Truncate(off+n-1))
+	require.NoError(t, f.Truncate(off+2*n))
+	holes, ok := openCached(f, unix.TMPFS_MAGIC, off, n)
+	require.True(t, ok)
+	require.Nil(t, holes.memory)
+	require.NoError(t, f.Truncate(off+n-1))
+	if os.Getenv("PINNED_TEST_EXEC") != "" {
+		t.Skip("user-mode emulation does not report the address of a bus error")
+	}
+	c, ok := openCached(f, unix.TMPFS_MAGIC, off, n-1)
+	require.True(t, ok)
+	defer c.close()
+	c.memory.pread.Store(1e9)
+	c.memory.copying.Store(1)
+	require.NoError(t, f.Truncate(off+5*mib))
+	had, err := c.readNow(got[:512*kib], 5*mib-256*kib)
+	require.NoError(t, err)
+	require.Equal(t, 256*kib, had)
+}
+
 // A large new file in memory, for which pages are made ahead of the copies, arrives wherever it begins, also if it has
 // its size already; a download that fails leaves what has arrived.
 func TestLargeNewFilesInMemory(t *testing.T) {

@@ -162,9 +162,9 @@ func (p target) downloadMapped(ctx context.Context, f *os.File, off int64, n int
 
 const (
 	// aheadBytes is the number of bytes whose pages one call makes: MADV_COLLAPSE begins with work of all cores.
-	aheadBytes = 4 * hostos.HugePage
-	// aheadMakers is the number of goroutines that make pages.
-	aheadMakers = 8
+	aheadBytes = 2 * hostos.HugePage
+	// maxMakers is the number of goroutines that make pages, if there are as many cores besides those that copy.
+	maxMakers = 12
 )
 
 // A pagesAhead is a [stage.Host] of a file's mapping whose pages are made ahead of the copies, so that these hold no
@@ -186,7 +186,7 @@ type pagesAhead struct {
 
 func (a *pagesAhead) Start(j *stage.Job) {
 	a.job = j
-	for range min(aheadMakers, runtime.GOMAXPROCS(0)) {
+	for range min(maxMakers, (3*runtime.GOMAXPROCS(0)+3)/4) {
 		a.makers.Go(a.make)
 	}
 }
