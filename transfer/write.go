@@ -20,7 +20,8 @@ import (
 // The kernel lets only one thread at a time write to a file. So a file that is open for
 // reading and writing is mapped if it is in memory: one of tmpfs (such as /dev/shm) or a
 // memfd, which is extended, or one that has all n bytes in the page cache. After an error
-// the file is extended only by bytes that were written.
+// the file is extended only by bytes that were written. A new file in memory of 16 MiB or more
+// gets huge pages (MADV_COLLAPSE, since Linux 6.1) where memory has some.
 func (c *Copier) DownloadTo(ctx context.Context, w io.WriterAt, off int64, src cudart.DevPtr, n int) (int, error) {
 	p := c.get().at(n, src)
 	done, err := p.doWith(ctx, w, off, n, func() (int, error) { return p.downloadAt(ctx, w, off, n) })

@@ -25,6 +25,7 @@ var _ = func() bool {
 			row{name: folder + "/download/2GiB", cpu: true, prepare: downloadFile(folder, n)})
 	}
 	return add("Files",
+		row{name: "shm/download-new/2GiB", cpu: true, prepare: downloadNewFile(n)},
 		row{name: "cached/upload-opaque-reader/256MiB", prepare: uploadFile(cached, 256*mib, opaqueReader)},
 		row{name: "on-disk/upload/256MiB", prepare: uploadFromDisk(256 * mib)})
 }()
@@ -118,5 +119,22 @@ func downloadFile(folder string, n int) func(*fixture) task {
 				_, err := file.ReadAt(got, 0)
 				return got, err
 			})}
+	}
+}
+
+// downloadNewFile copies into a file in memory that has no pages yet.
+func downloadNewFile(n int) func(*fixture) task {
+	return func(f *fixture) task {
+		n := f.size(n)
+		file := f.ownFile(shm, n)
+		dev, src, c := f.memoryAndCopier()
+		before := func() error { return file.Truncate(0) }
+		verify := f.downloaded(dev, src, n, func() ([]byte, error) {
+			got := f.target()[:n]
+			_, err := file.ReadAt(got, 0)
+			return got, err
+		})
+		return task{bytes: n, before: before, op: func() error { _, err := c.DownloadTo(ctx, file, 0, src, n); return err },
+			verify: func(op func() error) error { return errors.Join(before(), verify(op)) }}
 	}
 }
