@@ -2,19 +2,10 @@
 
 package hostos
 
-import (
-	"errors"
-	"fmt"
-)
-
 func MapHuge(n int) ([]byte, func() error, error) { return Map(n, 0) }
 
-// A FileMapping is a shared mapping of a range of a file.
+// A FileMapping is of Linux alone.
 type FileMapping struct{ Bytes []byte }
-
-func MapFile(int, int64, int) (*FileMapping, error) {
-	return nil, fmt.Errorf("map a file: %w", errors.ErrUnsupported)
-}
 
 func (*FileMapping) Unmap() error { return nil }
 
