@@ -222,7 +222,7 @@ func TestServersWithoutChecksums(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret")
 	fsys, _ = plain.fs(t, Options{})
 	require.ErrorContains(t, fsys.Verify(t.Context(), "file"), "Options.Checksums")
-	require.ErrorContains(t, fsys.Verify(nil, "file"), "context") //nolint:staticcheck // that is the test
+	require.ErrorContains(t, fsys.Verify(context.Context(nil), "file"), "context")
 	ended, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("enough")
 	cancel(cause)
