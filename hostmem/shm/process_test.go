@@ -43,8 +43,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// userBytes is the size of the memory of a world.
-const userBytes = 256 << 10
+// userBytes returns the size of the memory of a world: in a soak it has a huge page.
+func userBytes() int {
+	if os.Getenv("PINNED_SOAK") != "" {
+		return 4 << 20
+	}
+	return 256 << 10
+}
 
 // user opens, fills, reads and closes memory at random, for ever or a number of times. It returns what is wrong.
 func user(dir string) error {
@@ -64,7 +69,7 @@ func user(dir string) error {
 		o := Options{Dir: dir, Keep: random.IntN(8) == 0}
 		m, err := Open(ctx, "x", o)
 		if errors.Is(err, fs.ErrNotExist) {
-			if m, err = Create(ctx, "x", userBytes, o); errors.Is(err, fs.ErrExist) {
+			if m, err = Create(ctx, "x", userBytes(), o); errors.Is(err, fs.ErrExist) {
 				continue
 			}
 		}

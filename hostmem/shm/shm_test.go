@@ -4,6 +4,7 @@ package shm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +24,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -73,6 +76,31 @@ func TestMemoryIsSharedExactly(t *testing.T) {
 		require.NoError(t, b.Close())
 		_, err := Open(t.Context(), "x", Options{Dir: dir})
 		require.ErrorIs(t, err, fs.ErrNotExist, "the last one has removed it")
+	}
+}
+
+// BenchmarkCreate makes memory and removes it; 16 GiB with PINNED_BENCH_SHM_MIB=16384.
+func BenchmarkCreate(b *testing.B) {
+	size := 1024
+	if text := os.Getenv("PINNED_BENCH_SHM_MIB"); text != "" {
+		var err error
+		size, err = strconv.Atoi(text)
+		require.NoError(b, err)
+	}
+	for _, name := range []string{"memory", ""} {
+		b.Run(cmp.Or(name, "unnamed"), func(b *testing.B) {
+			o := Options{Dir: tmpfs(b)}
+			b.SetBytes(int64(size) * mib)
+			began := hostos.CPUTime()
+			for b.Loop() {
+				m, err := Create(b.Context(), name, size*mib, o)
+				require.NoError(b, err)
+				b.StopTimer()
+				require.NoError(b, m.Close())
+				b.StartTimer()
+			}
+			b.ReportMetric((hostos.CPUTime()-began).Seconds()*1e3/float64(size*b.N)/1.048576, "cpu-s/GB")
+		})
 	}
 }
 

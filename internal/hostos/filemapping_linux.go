@@ -22,27 +22,35 @@ type FileMapping struct {
 // MapFile maps n bytes at an offset of a file.
 func MapFile(fd int, off int64, n int) (*FileMapping, error) {
 	skip := int(off & int64(os.Getpagesize()-1))
-	off -= int64(skip)
 	m := &FileMapping{size: uintptr(skip + n)}
-	room := m.size + HugePage
-	start, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
+	var err error
+	if m.base, err = MapAligned(fd, off-int64(skip), m.size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	before := (uintptr(off) - uintptr(start)) & (HugePage - 1)
-	m.base = unsafe.Add(start, before)
-	_, err = unix.MmapPtr(fd, off, m.base, m.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	m.Bytes = unsafe.Slice((*byte)(unsafe.Add(m.base, skip)), n)
+	return m, nil
+}
+
+// MapAligned maps size bytes of a file from a page on, shared, where the offset in the file and the address have the same
+// remainder by HugePage.
+func MapAligned(fd int, off int64, size uintptr, access int) (unsafe.Pointer, error) {
+	room := size + HugePage
+	start, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, errors.Join(os.NewSyscallError("mmap", err), os.NewSyscallError("munmap", unix.MunmapPtr(start, room)))
+		return nil, err
+	}
+	before := (uintptr(off) - uintptr(start)) & (HugePage - 1)
+	base := unsafe.Add(start, before)
+	if _, err := unix.MmapPtr(fd, off, base, size, access, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return nil, errors.Join(err, unix.MunmapPtr(start, room))
 	}
 	if before > 0 {
 		_ = unix.MunmapPtr(start, before)
 	}
-	if used := m.size + uintptr(-int(m.size)&(os.Getpagesize()-1)); before+used < room {
-		_ = unix.MunmapPtr(unsafe.Add(m.base, used), room-before-used)
+	if used := size + uintptr(-int(size)&(os.Getpagesize()-1)); before+used < room {
+		_ = unix.MunmapPtr(unsafe.Add(base, used), room-before-used)
 	}
-	m.Bytes = unsafe.Slice((*byte)(unsafe.Add(m.base, skip)), n)
-	return m, nil
+	return base, nil
 }
 
 // Unmap unmaps the file. Bytes must not be used any more.
@@ -57,8 +65,11 @@ func (m *FileMapping) MakePages(off, n int) {
 	first := -int(uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes)))) & (HugePage - 1)
 	end := first + (len(m.Bytes)-first)&^(HugePage-1)
 	from, to := first+(off-first)&^(HugePage-1), first+(off+n-first+HugePage-1)&^(HugePage-1)
-	if from, to = max(from, first), min(to, end); from < to && !m.small.Load() && !collapse(m.Bytes[from:to]) {
-		m.small.Store(true)
+	if from, to = max(from, first), min(to, end); from < to && !m.small.Load() {
+		began := time.Now()
+		if Collapse(m.Bytes[from:to]) != nil || time.Since(began) > maxHugePage*time.Duration((to-from)/HugePage) {
+			m.small.Store(true)
+		}
 	}
 	switch {
 	case m.small.Load():
@@ -72,16 +83,15 @@ func (m *FileMapping) MakePages(off, n int) {
 // maxHugePage is the time for a huge page after which no more are made: memory has none without moving others.
 const maxHugePage = 3 * time.Millisecond
 
-// collapse makes mem huge pages (MADV_COLLAPSE, since Linux 6.1); each needs a small page first. It returns false
-// where that cannot be done, or takes too long.
-func collapse(mem []byte) bool {
+// Collapse makes mem, whole huge pages of a mapping, resident as huge pages (MADV_COLLAPSE, since Linux 6.1); each needs a
+// small page first.
+func Collapse(mem []byte) error {
 	for at := 0; at < len(mem); at += HugePage {
-		if unix.Madvise(mem[at:at+os.Getpagesize()], unix.MADV_POPULATE_WRITE) != nil {
-			return false
+		if err := unix.Madvise(mem[at:at+os.Getpagesize()], unix.MADV_POPULATE_WRITE); err != nil {
+			return err
 		}
 	}
-	began := time.Now()
-	return unix.Madvise(mem, unix.MADV_COLLAPSE) == nil && time.Since(began) < maxHugePage*time.Duration(len(mem)/HugePage)
+	return unix.Madvise(mem, unix.MADV_COLLAPSE)
 }
 
 // Populate makes the whole pages of mem resident for writing (MADV_POPULATE_WRITE, since Linux 5.14). If it fails,

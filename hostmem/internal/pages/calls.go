@@ -16,6 +16,7 @@ const (
 	AdviseDontDump
 	AdvisePopulate
 	AdvisePopulateRead
+	AdviseCollapse // of whole huge pages, after a small page of each
 )
 
 // Calls are the system calls that a region makes, as a table so that tests can
@@ -24,7 +25,8 @@ type Calls struct {
 	// Map maps n bytes of private, anonymous, readable and writable memory, from
 	// the hugetlb pool with pages of hugetlb bytes unless that is 0.
 	Map func(n, hugetlb int) (unsafe.Pointer, error)
-	// MapFile maps n bytes of a file from off on, shared, for reading and if requested for writing.
+	// MapFile maps n bytes of a file from off on, shared, for reading and if requested for writing, where the file's huge
+	// pages can be mapped as such.
 	MapFile func(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error)
 	// Unmap unmaps.
 	Unmap func(p unsafe.Pointer, n int) error
@@ -81,5 +83,6 @@ func (a Advice) String() string {
 	return [...]string{
 		AdviseHuge: "huge", AdviseNoHuge: "nohuge", AdviseDontFork: "dontfork", AdviseDontDump: "dontdump",
 		AdvisePopulate: "populate", AdvisePopulateRead: "populate read",
+		AdviseCollapse: "collapse",
 	}[a]
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -44,20 +45,27 @@ func mapFile(f *os.File, off int64, n int, write bool) (unsafe.Pointer, error) {
 	if write {
 		access |= unix.PROT_WRITE
 	}
-	p, err := unix.MmapPtr(int(f.Fd()), off, nil, uintptr(n), access, unix.MAP_SHARED)
-	runtime.KeepAlive(f)
-	return p, err
+	defer runtime.KeepAlive(f)
+	p, err := hostos.MapAligned(int(f.Fd()), off, uintptr(n), access)
+	if err != nil { // pages of a hugetlbfs may be larger
+		return unix.MmapPtr(int(f.Fd()), off, nil, uintptr(n), access, unix.MAP_SHARED)
+	}
+	return p, nil
 }
 
 func unmap(p unsafe.Pointer, n int) error { return unix.MunmapPtr(p, uintptr(n)) }
 
 func advise(p unsafe.Pointer, n int, a Advice) error {
+	mem := unsafe.Slice((*byte)(p), n)
+	if a == AdviseCollapse {
+		return hostos.Collapse(mem)
+	}
 	how := [...]int{
 		AdviseHuge: unix.MADV_HUGEPAGE, AdviseNoHuge: unix.MADV_NOHUGEPAGE,
 		AdviseDontFork: unix.MADV_DONTFORK, AdviseDontDump: unix.MADV_DONTDUMP,
 		AdvisePopulate: unix.MADV_POPULATE_WRITE, AdvisePopulateRead: unix.MADV_POPULATE_READ,
 	}[a]
-	return unix.Madvise(unsafe.Slice((*byte)(p), n), how)
+	return unix.Madvise(mem, how)
 }
 
 func name(p unsafe.Pointer, n int, name string) error {

@@ -50,6 +50,7 @@ func MapFile(s *System, f *os.File, off int64, n int, write bool) (*Region, erro
 	mapping := unsafe.Slice((*byte)(whole), size)
 	r := s.external(Memory{Bytes: mapping[skip:][:n], Backing: on.Backing(), ReadOnly: !write, Shared: true}, page)
 	r.whole = mapping
+	r.thp = write && on.Memory && on.Page == 0 && s.HugePage > 0
 	return r, nil
 }
 
@@ -61,7 +62,8 @@ func (s *System) external(m Memory, page int) *Region {
 	}
 }
 
-// faultExternal makes the pages of a block resident that are within the region. It gives
+// faultExternal makes the pages of a block resident that are within the region: as a huge page if it is one of a file in
+// memory, whose single pages are made at a tenth of the speed. It gives
 // advice only: the memory may be a device's, where a touch has effects. On kernels
 // that do not know the advice (before 5.14) pages become resident later, one by one.
 func (r *Region) faultExternal(p unsafe.Pointer, n int) error {
@@ -69,6 +71,12 @@ func (r *Region) faultExternal(p unsafe.Pointer, n int) error {
 	n = min(n, r.mapped-int(uintptr(p)-uintptr(r.base)))
 	if n <= 0 {
 		return nil
+	}
+	if r.thp && n == r.sys.HugePage && !r.small.Load() {
+		if r.sys.Calls.Advise(p, n, AdviseCollapse) == nil {
+			return nil
+		}
+		r.small.Store(true) // the kernel has no such advice, or no space or memory for huge pages
 	}
 	// The kernel wants the start of a page; it rounds the end itself.
 	skip := int(uintptr(p) & uintptr(r.sys.Page-1))

@@ -56,7 +56,7 @@ type plan struct {
 	page      int // page size in bytes, of which mapped is a multiple
 	align     int
 	hugetlb   bool
-	thp       bool // advise huge pages
+	thp       bool // has transparent huge pages, on advice
 }
 
 var (

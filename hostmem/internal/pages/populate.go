@@ -19,13 +19,17 @@ func (r *Region) Populate(ctx context.Context, p Populate) error {
 		return errUnmapped
 	}
 	defer r.life.End()
-	threads, size := defaultThreads(p.Threads), p.Item
+	threads, size, before := defaultThreads(p.Threads), p.Item, 0
 	if size <= 0 {
-		// Enough items for all threads, also in a small region.
+		// Enough items for all threads, also in a small region, which end where huge pages do.
 		size = min(maxItem, r.mapped/(4*threads))
+		before = int(uintptr(r.base) & uintptr(r.block()-1))
 	}
 	size = roundUp(max(size, 1), r.block())
-	err := forEach(ctx, roundUp(r.mapped, r.page), size, threads, func(ctx context.Context, off, n int) error {
+	err := forEach(ctx, roundUp(before+r.mapped, r.page), size, threads, func(ctx context.Context, off, n int) error {
+		end := off + n - before
+		off = max(off-before, 0)
+		n = end - off
 		if err := r.fill(ctx, off, n); err != nil {
 			return err
 		}
@@ -63,7 +67,7 @@ func (r *Region) fill(ctx context.Context, off, n int) error {
 		if err := r.fault(p, size); err != nil {
 			return fmt.Errorf("%d bytes at offset %d: %w", size, off, err)
 		}
-		if r.thp && size == r.sys.HugePage {
+		if r.thp && size == r.sys.HugePage && !r.small.Load() {
 			r.watch(size, time.Since(start))
 		}
 		off += size

@@ -3,10 +3,12 @@
 package pages
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -208,6 +210,56 @@ func TestSlowHugePagesAreReplacedByBasePages(t *testing.T) {
 				require.NoError(t, r.Unmap())
 			})
 		})
+	}
+}
+
+// Files in memory get huge pages wherever they are mapped, and small ones where the kernel refuses them or has none left.
+func TestFilesInMemoryGetHugePages(t *testing.T) {
+	requireAccount(t)
+	fd, err := unix.MemfdCreate(t.Name(), unix.MFD_CLOEXEC)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), t.Name())
+	defer f.Close()
+	const size = 17 * mib
+	for _, part := range [][2]int{{0, size}, {4096, size - 4096}, {777, size - 778}, {2*mib + 4096, 5*mib + 1}, {2 * mib, 4 * mib}, {mib, mib + 5}} {
+		for _, works := range []int{0, 1, 1000} { // calls that make huge pages
+			for _, threads := range []int{1, 3} {
+				what := fmt.Sprint(part, works, threads)
+				require.NoError(t, f.Truncate(0), what)
+				require.NoError(t, f.Truncate(size), what)
+				sys := hostSystem()
+				sys.HugePage = 2 * mib
+				var calls, failed atomic.Int32
+				sys.Calls = sys.Calls.Before(func(call string) error {
+					if call == "Advise collapse" && int(calls.Add(1)) > works {
+						failed.Add(1)
+						return unix.EINVAL // as before Linux 6.1
+					}
+					return nil
+				})
+				r, err := MapFile(sys, f, int64(part[0]), part[1], true)
+				require.NoError(t, err, what)
+				assert.EqualValues(t, part[0]%(2*mib), uintptr(r.base)%(2*mib), what)
+				r.Bytes()[part[1]/2] = 42
+				require.NoError(t, r.Populate(t.Context(), Populate{Threads: threads}), what)
+				assert.LessOrEqual(t, int(failed.Load()), threads, "%s: one refusal is enough for a thread", what)
+				first, end := roundUp(part[0], 2*mib), (part[0]+part[1])&^(2*mib-1)
+				if huge := max(0, end-first) / (2 * mib); works == 1000 {
+					assert.EqualValues(t, huge, calls.Load(), what)
+				} else {
+					assert.GreaterOrEqual(t, int(calls.Load()), min(huge, 1), what)
+				}
+				page := os.Getpagesize()
+				var s unix.Stat_t
+				require.NoError(t, unix.Fstat(fd, &s), what)
+				assert.EqualValues(t, roundUp(part[0]+part[1], page)-part[0]&^(page-1), s.Blocks*512, "%s: its pages and no others", what)
+				want := make([]byte, part[1])
+				want[part[1]/2] = 42
+				assert.True(t, bytes.Equal(want, r.Bytes()), what)
+				assert.Empty(t, r.Notes(), what)
+				require.NoError(t, r.Unmap(), what)
+			}
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/internal/bounded"
@@ -28,7 +29,8 @@ type Region struct {
 	external *Memory           // nil for memory that Map mapped
 	life     lifetime.Lifetime // of the mapping; it is used while pages are populated or examined
 
-	slow   sync.Once // noted
+	slow   sync.Once   // noted
+	small  atomic.Bool // a file in memory gets no more huge pages
 	mu     sync.Mutex
 	notes  []string
 	stalls stalls
