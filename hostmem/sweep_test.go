@@ -71,7 +71,7 @@ func TestEveryCallFailsAtEveryPositionOnHostsThatRefuse(t *testing.T) {
 		copyingToDevice("copy to device", chunks),
 		copyingFromDevice("copy from device", chunks),
 	}, theLedger, 80, 100)
-	hostmemtest.Sweep(t, "hostmem: ", map[string]cudasim.Config{"shared page tables": cudasim.SharedPageTables()}, foreignOperations(), theLedger, 15, 10)
+	hostmemtest.Sweep(t, "hostmem: ", map[string]cudasim.Config{"shared page tables": cudasim.SharedPageTables()}, foreignOperations(), theLedger, 15, 8)
 }
 
 func operations() []hostmemtest.Operation {
