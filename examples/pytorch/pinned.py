@@ -42,6 +42,7 @@ import gc
 import importlib.util
 import itertools
 import mmap
+import operator
 import os
 import stat
 import struct
@@ -156,18 +157,20 @@ class TorchRuntime:
 class Block:
     """Memory that is mapped and registered.
 
-    All that refers to a use of the memory (views, their slices, tensors) refers to its exporter, an object of
-    the block's array type, which is made for each use. The block is used until that is gone.
+    All that refers to a use of the memory (views, their slices, tensors) refers to its exporter, an array that
+    export makes for each use. The block is used until that ends, which its __del__ tells the owner: a weak reference
+    with a callback takes twice as long.
     """
 
-    __slots__ = ("map", "address", "size", "array", "reference", "requested", "marks", "used", "gone")
+    __slots__ = ("map", "address", "size", "export", "requested", "marks", "used", "number")
 
     def __init__(self, owner: "Allocator", mapped: mmap.mmap, address: int, size: int) -> None:
-        self.map, self.address, self.size = mapped, address, size
-        self.array = ctypes.c_ubyte * size  # it is made anew, which is slow, if nothing refers to it
-        self.reference: Any = None  # to the exporter, weak
-        self.requested = 0
-        self.gone: Any = functools.partial(owner._put_back, self)
+        self.map: Optional[mmap.mmap] = mapped
+        self.address, self.size = address, size
+        gone = functools.partial(owner._put_back, self)
+        self.export: Any = type("Exporter", (ctypes.c_ubyte * size,), {"__slots__": (), "__del__": gone}).from_address
+        self.requested = 0  # bytes; 0 if the block is not used
+        self.number = 0  # of its last return, in the order of all returns
         self.marks: Optional[List[Any]] = []  # events that the memory's next use waits for; None: not recorded yet
         self.used: List[Any] = []  # streams of record_stream
 
@@ -196,11 +199,11 @@ class Allocator:
 
     A block is in one of these states; _lock guards all but the last, which may be entered inside of it:
 
-        used       _live
-        cached     _cache, by size, and _order: its marks may not be reached yet, or not be recorded
-        returned   _returned and _live: its exporter is gone
+        used       requested is set
+        cached     _cache, by size: its marks may not be reached yet, or not be recorded
+        returned   requested is set, and _returned: its exporter is gone
 
-    At all times one of them, or _kept, refers to a block that is registered: it would be unmapped otherwise.
+    _blocks, or _kept, refers to every block that is registered: it would be unmapped otherwise.
     """
 
     def __init__(self, runtime: Any = None, cache_bytes: int = 1 << 30) -> None:
@@ -208,11 +211,10 @@ class Allocator:
         self._streams = self._runtime.streams
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
-        self._live: Dict[int, Block] = {}  # by address
+        self._blocks: Dict[int, Block] = {}  # registered, by address
+        self._registered = 0  # bytes of _blocks: those that are not allocated are cached
         self._returned: Deque[Block] = collections.deque()
-        self._cache: Dict[int, Deque[Block]] = collections.defaultdict(collections.deque)
-        self._order: Dict[int, Block] = {}  # cached, by address, oldest first
-        self._cached = 0
+        self._cache: Dict[int, Deque[Block]] = collections.defaultdict(collections.deque)  # the oldest is the first
         self._closed = ""  # why there is no memory any more: what is mapped stays so until the process ends
         self._counts = {name: Count() for name in ("allocation", "allocated_bytes", "requested_bytes", "segment", "reserved_bytes")}
         self._allocations, self._allocated, self._requested, self._segments, self._reserved = self._counts.values()
@@ -237,17 +239,18 @@ class Allocator:
             blocks = self._cache.get(whole)
             if blocks:
                 # A block that nothing waits for is mostly there: a call for each step would take longer than the step.
-                block = blocks.popleft() if blocks[0].marks == NONE else self._reusable(blocks)
+                block = blocks.popleft() if blocks[0].marks is NONE else self._reusable(blocks)
                 if block is not None:
-                    self._cached -= whole
-                    del self._order[block.address]
                     return self._begin(block, size)
         block = self._make(whole)
         with self._lock:
+            self._blocks[block.address] = block
+            self._registered += whole
+            self._reserved.add(whole)
+            self._segments.add(1)
             return self._begin(block, size)
 
     def _begin(self, block: Block, size: int) -> Any:
-        self._live[block.address] = block
         allocations, allocated, requested = self._allocations, self._allocated, self._requested
         allocations.allocated += 1  # Count.add three times takes twice as long
         allocated.allocated += block.size
@@ -261,15 +264,14 @@ class Allocator:
             allocated.peak = allocated.current
         if requested.current > requested.peak:
             requested.peak = requested.current
-        exporter = block.array.from_address(block.address)
-        block.requested, block.reference = size, weakref.ref(exporter, block.gone)
-        return exporter
+        block.requested = size
+        return block.export(block.address)
 
     def record_stream(self, address: int, stream: Any) -> None:
         """The memory is used again after what is queued on a stream when it is freed, though nobody else knows the stream."""
         with self._lock:
-            block = self._live.get(address)
-            if block is None:
+            block = self._blocks.get(address)
+            if block is None or block.requested == 0:
                 raise PinnedError("the tensor does not begin in memory of this allocator, or is freed")
             block.used.append(stream)
 
@@ -292,7 +294,7 @@ class Allocator:
             for count in self._counts.values():
                 count.peak = count.current
 
-    def _put_back(self, block: Block, _: weakref.ref) -> None:
+    def _put_back(self, block: Block) -> None:
         """Is called at any time in any thread, also in one that holds the lock: then the next call takes the memory back."""
         if self._closed:
             return
@@ -304,19 +306,18 @@ class Allocator:
                 self._lock.release()
 
     def _take_back(self) -> None:
+        allocations, allocated, requested = self._allocations, self._allocated, self._requested
         while self._returned:
             block = self._returned.popleft()
-            size, address = block.size, block.address
             block.marks = None
+            size = block.size
             self._cache[size].append(block)
-            self._order[address] = block
-            self._cached += size
-            del self._live[address]
-            self._allocations.current -= 1
-            self._allocated.current -= size
-            self._requested.current -= block.requested
+            allocations.current -= 1
+            allocated.current -= size
+            requested.current -= block.requested
+            block.requested, block.number = 0, allocations.allocated - allocations.current
             self._mark(block)
-        if self._cached > self._cache_bytes:
+        if self._registered - allocated.current > self._cache_bytes:
             self._evict(self._cache_bytes)
 
     def _mark(self, block: Block) -> bool:
@@ -343,26 +344,29 @@ class Allocator:
         return None
 
     def _evict(self, limit: int) -> None:
-        while self._cached > limit:
-            block = next(iter(self._order.values()))
+        while self._registered - self._allocated.current > limit:
+            oldest = [blocks[0] for blocks in self._cache.values() if blocks]
+            if not oldest:
+                return  # the rest is being allocated
+            block = min(oldest, key=operator.attrgetter("number"))
             if block.marks is None and not self._mark(block):
                 return  # it stays until CUDA says what is queued
             for mark in block.marks or ():
                 mark.synchronize()
-            block.marks = []
+            block.marks = NONE
             code = self._runtime.cudaHostUnregister(block.address)
             if code != 0:  # the GPU may use it still: it stays mapped, and nobody gets it
                 _kept.append(block)
-            block.gone = None  # which refers to the block
-            del self._order[block.address]
+            del self._blocks[block.address]
             blocks = self._cache[block.size]
             blocks.remove(block)
             if not blocks:
                 del self._cache[block.size]
-            self._cached -= block.size
+            self._registered -= block.size
             if code != 0:
                 self._failures += 1
                 continue
+            block.map = None  # unmaps it: the type of its exporters refers to the block until a garbage collection
             self._reserved.current -= block.size
             self._segments.current -= 1
 
@@ -386,9 +390,6 @@ class Allocator:
         code = self._runtime.cudaHostRegister(address, size, 0)
         if code != 0:
             raise PinnedError(f"cudaHostRegister refused {size} bytes: CUDA's error {code}")
-        with self._lock:
-            self._reserved.add(size)
-            self._segments.add(1)
         return Block(self, mapped, address, size)
 
 
@@ -401,7 +402,7 @@ def _after_fork() -> None:
     for allocator in _allocators:
         allocator._lock = threading.Lock()
         allocator._closed = "CUDA does not work in a child by fork: use spawn, or pin in the parent alone"
-        _kept.extend((allocator._live, allocator._order))
+        _kept.append(allocator._blocks)
 
 
 def _at_exit() -> None:
