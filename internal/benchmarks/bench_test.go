@@ -240,6 +240,10 @@ func sizeName(n int) string {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(serverEnv) != "" {
+		fmt.Fprintln(os.Stderr, "benchmarks: serve a file:", serveFile())
+		os.Exit(1)
+	}
 	code := m.Run()
 	if err := process.close(); err != nil {
 		fmt.Fprintln(os.Stderr, "benchmarks:", err)

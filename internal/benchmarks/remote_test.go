@@ -3,12 +3,18 @@
 package benchmarks
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,8 +22,8 @@ import (
 	"github.com/gopinned/pinned/weights/httpfs"
 )
 
-// BenchmarkRemote is a file behind an HTTP server of this process, which takes a time for each request and sends at a
-// rate, to a GPU; and as many plain readers of the same ranges, which drop the bytes. CPU time is that of both ends.
+// BenchmarkRemote is a file behind an HTTP server of another process, which takes a time for each request and sends at a
+// rate, to a GPU; and as many plain readers of the same ranges, which drop the bytes. CPU time is that of the readers.
 func BenchmarkRemote(b *testing.B) { bench(b, "Remote") }
 
 var _ = func() bool {
@@ -43,13 +49,46 @@ type remote struct {
 	next time.Time // when the next bytes may be sent
 }
 
-// serve returns the URL of a file with the first n bytes of the source.
+// serverEnv makes a process the server of a file, until its standard input ends: bytes, rate, delay.
+const serverEnv = "PINNED_BENCH_SERVER"
+
+// serve returns the URL of a file with the first n bytes of the source, which another process serves.
 func (f *fixture) serve(n, rate int, delay time.Duration) string {
-	listener := must(net.Listen("tcp", "127.0.0.1:0"))(f)
-	server := &http.Server{Handler: &remote{content: f.source()[:n], rate: rate, delay: delay}}
-	go func() { _ = server.Serve(listener) }() // ends with Close
-	f.later(server.Close)
-	return "http://" + listener.Addr().String() + "/file"
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d", serverEnv, n, rate, delay))
+	cmd.Stderr = os.Stderr
+	in := must(cmd.StdinPipe())(f)
+	out := must(cmd.StdoutPipe())(f)
+	err := cmd.Start()
+	if errors.Is(err, syscall.ENOEXEC) {
+		f.Skip("an emulator starts no child processes")
+	}
+	f.check(err)
+	f.later(func() error { return errors.Join(in.Close(), cmd.Wait()) })
+	address, err := bufio.NewReader(out).ReadString('\n')
+	f.check(err)
+	return strings.TrimSpace(address)
+}
+
+// serveFile is the process that serve starts.
+func serveFile() error {
+	r := &remote{}
+	n := 0
+	if _, err := fmt.Sscanf(os.Getenv(serverEnv), "%d %d %d", &n, &r.rate, &r.delay); err != nil {
+		return fmt.Errorf("%s: %w", serverEnv, err)
+	}
+	r.content = make([]byte, n)
+	pattern(0).fill(r.content)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	fmt.Printf("http://%v/file\n", listener.Addr())
+	return http.Serve(listener, r)
 }
 
 func (r *remote) ServeHTTP(w http.ResponseWriter, request *http.Request) {
