@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -38,8 +37,8 @@ type SaveOptions struct {
 	// Snapshot is a pool of pinned memory. The tensors are copied to it at the speed of the link, and written from
 	// there while the caller goes on. If it has less memory than the tensors, Save also waits for writes. Its MaxBytes
 	// bounds the memory, 32 MiB at least; the pool keeps it for the next save, until the caller trims or closes it.
-	// Without a pool the bytes go through the rings of Copiers, or through up to 128 MiB of leased memory, and Save
-	// waits for the file system.
+	// Without a pool the bytes of devices go through up to 128 MiB of pinned memory, those of host memory are written
+	// from where they are, and Save waits for the file system.
 	Snapshot *pool.Pool
 	// NoChecksums leaves the checksums out.
 	NoChecksums bool
@@ -61,8 +60,8 @@ type SaveOptions struct {
 //		err = s.Wait(ctx)
 //	}
 //
-// Bytes go from the devices to the files through the rings of pinned memory that Copiers share, from all devices at
-// once, or through memory of [SaveOptions.Snapshot]. Tensors with larger elements come first, others in the order
+// Bytes go from all devices at once to pinned memory, and from there to the files by several goroutines: see
+// [SaveOptions.Snapshot]. Tensors with larger elements come first, others in the order
 // given; neighbours there that are neighbours in device memory are one copy. The data starts at a multiple of 4096
 // bytes. The metadata has checksums of all bytes, as they were in pinned memory: [Verify] and [LoadOptions.Checksums]
 // compare them.
@@ -111,7 +110,7 @@ type Saving struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	copiers  map[*cudart.Device]*transfer.Copier
-	snapshot *snapshot // nil without SaveOptions.Snapshot
+	pipeline *pipeline // nil before the copies
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 	// abandoned is an error of a copy that may be under way.
@@ -194,13 +193,13 @@ func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 	return nil
 }
 
-// copy copies the tensors to the files, or to the memory of the snapshot.
+// copy copies the tensors to memory for the writers, and waits for these unless the memory is that of a snapshot.
 func (s *Saving) copy() (err error) {
 	s.copiers = map[*cudart.Device]*transfer.Copier{}
 	var retrying sync.WaitGroup
 	defer func() {
-		if s.snapshot != nil {
-			s.snapshot.begin() // not before: CUDA and writers that make pages wait for each other's locks
+		if s.pipeline != nil {
+			s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
 		}
 	}()
 	defer func() {
@@ -214,17 +213,18 @@ func (s *Saving) copy() (err error) {
 	if err := s.openCopiers(&retrying); err != nil {
 		return err
 	}
-	if s.o.Snapshot != nil || len(s.copiers) > 0 && (s.o.DirectIO || slices.ContainsFunc(s.files, (*savedFile).inMemory)) {
-		if s.snapshot, err = newSnapshot(s); err != nil {
-			return errors.Join(err, s.snapshot.release())
-		}
-		defer func() {
-			s.snapshot.complete()
-			err = errors.Join(err, s.snapshot.release())
-		}()
+	if s.pipeline, err = newPipeline(s); err != nil {
+		return errors.Join(err, s.pipeline.release())
 	}
+	defer func() {
+		s.pipeline.complete()
+		err = errors.Join(err, s.pipeline.release())
+		if err == nil && s.pipeline.through {
+			err = s.failure()
+		}
+	}()
 	for _, f := range s.files {
-		if err := s.copyFile(f); err != nil {
+		if err := s.pipeline.copyFile(f); err != nil {
 			return err
 		}
 	}
@@ -253,30 +253,6 @@ func (s *Saving) openCopiers(retrying *sync.WaitGroup) error {
 	return nil
 }
 
-// copyFile copies the tensors of a file, those of each device at once with those of the others.
-func (s *Saving) copyFile(f *savedFile) error {
-	if s.snapshot != nil {
-		return s.snapshot.copyFile(f)
-	}
-	of := map[*cudart.Device][]savedRun{}
-	for _, r := range f.runs {
-		of[r.device] = append(of[r.device], r)
-	}
-	var running sync.WaitGroup
-	for _, runs := range of {
-		running.Go(func() {
-			for group := range groups(runs) {
-				if n, err := s.copyGroup(f, group); err != nil {
-					s.fail(f, group[0].off+int64(n), err)
-					return
-				}
-			}
-		})
-	}
-	running.Wait()
-	return s.failure()
-}
-
 // fail ends the save because of an error at an offset of a file.
 func (s *Saving) fail(f *savedFile, off int64, err error) {
 	err = fmt.Errorf("tensor %s, at offset %d of %s: %w", quote(f.tensorAt(off)), off, f.temp.Name(), err)
@@ -298,86 +274,14 @@ func (s *Saving) failure() error {
 	return err
 }
 
-// copyGroup writes neighbours in the file, and returns how many bytes from the first on were written.
-func (s *Saving) copyGroup(f *savedFile, group []savedRun) (int, error) {
-	first, last := group[0], group[len(group)-1]
-	if len(group) > 1 {
-		gathered := make([]byte, int(last.end()-first.off))
-		if err := s.gather(gathered, first.off, group); err != nil {
-			return 0, err
-		}
-		return s.put(f, first.off, gathered)
-	}
-	if first.device == nil {
-		return s.put(f, first.off, first.host)
-	}
-	reported := 0
-	call := transfer.Call{DirectIO: s.o.DirectIO}
-	if s.reporter != nil {
-		call.Progress = func(now, _ int) {
-			s.report(now - reported)
-			reported = now
-		}
-	}
-	if f.sums != nil {
-		call.Inspect = func(off int, mem []byte) { f.sums.add(first.off+int64(off), mem) }
-	}
-	n, err := s.copiers[first.device].With(call).DownloadTo(s.ctx, f.temp, first.off, first.ptr, first.n)
-	if err != nil {
-		return n, cause(err)
-	}
-	s.report(n - reported)
-	return n, nil
-}
-
-// gather copies host memory and small runs that are within the range of a file from off on to memory for this range.
-func (s *Saving) gather(mem []byte, off int64, runs []savedRun) error {
-	parts := map[*cudart.Device][]transfer.Part{}
-	for _, r := range runs {
-		to := mem[r.off-off:][:r.n]
-		if r.device == nil {
-			copy(to, r.host)
-		} else {
-			parts[r.device] = append(parts[r.device], transfer.Part{Device: r.ptr, Host: to})
-		}
-	}
-	for dev, parts := range parts {
-		if err := s.copiers[dev].DownloadAll(s.ctx, parts); err != nil {
-			return cause(err)
-		}
-	}
-	return nil
-}
-
 // report adds bytes that were written to the progress.
 func (s *Saving) report(n int) { s.reporter.Set(int(s.done.Add(int64(n)))) }
-
-// putBytes is how much memory is written at a time: it is in a core's cache then, after its checksum was computed.
-const putBytes = 1 << 20
-
-// put writes memory to a file, and returns how many bytes from the first on were written.
-func (s *Saving) put(f *savedFile, off int64, mem []byte) (n int, err error) {
-	for n < len(mem) && err == nil {
-		if err := s.failure(); err != nil {
-			return n, err
-		}
-		piece, at := mem[n:min(n+putBytes, len(mem))], off+int64(n)
-		if f.sums != nil {
-			f.sums.add(at, piece)
-		}
-		var wrote int
-		wrote, err = f.writeAt(piece, at)
-		n += wrote
-		s.report(wrote)
-	}
-	return n, err
-}
 
 // finish waits for writers, seals the files and gives them their names, unless there is an error already, and ends the
 // save.
 func (s *Saving) finish(err error) {
-	if s.snapshot != nil {
-		s.snapshot.writing.Wait()
+	if s.pipeline != nil {
+		s.pipeline.writing.Wait()
 	}
 	if err == nil {
 		err = s.failure()

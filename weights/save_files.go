@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/ntcopy"
@@ -86,7 +87,15 @@ func (f *savedFile) writeAt(mem []byte, off int64) (n int, err error) {
 	return n + more, err
 }
 
-func (f *savedFile) inMemory() bool { return f.mapped != nil }
+// alignedMemory returns memory for O_DIRECT.
+func alignedMemory(n int) []byte {
+	mem := make([]byte, n+saveAlign)
+	return mem[-address(mem)&(saveAlign-1):][:n]
+}
+
+func isAligned(mem []byte) bool { return address(mem)&(saveAlign-1) == 0 }
+
+func address(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
 // named reports whether a file still has its name.
 func named(f *os.File) bool {

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"math"
 	"os"
@@ -30,8 +29,9 @@ type savedFile struct {
 	header  []byte // with its size before it
 	tensors []savedAt
 	runs    []savedRun
-	size    int64 // of the whole file
-	sums    *sums // nil without checksums
+	pieces  [][]savedRun // of the pipeline
+	size    int64        // of the whole file
+	sums    *sums        // nil without checksums
 	temp    *os.File
 	direct  *os.File            // temp, with O_DIRECT, or nil
 	mapped  *hostos.FileMapping // of a file of tmpfs, or nil
@@ -306,34 +306,7 @@ func (f *savedFile) add(t *savedAt) {
 	f.runs = append(f.runs, r)
 }
 
-// A group is small runs that are neighbours in the file, gathered in memory and written at once. 10,000 of 3 KB take
-// 0.2 s so, and 1.1 s one by one (a simulated GPU, 2026-11-28).
-const (
-	groupBytes   = 4 << 20
-	groupedBytes = 256 << 10 // of a run, at most
-)
-
-// groups groups the runs of one device.
-func groups(runs []savedRun) iter.Seq[[]savedRun] {
-	return func(yield func([]savedRun) bool) {
-		for first, next := 0, 0; first < len(runs); first = next {
-			next = first + 1
-			for end := runs[first].end(); next < len(runs) && runs[next].follows(runs[first], end); next++ {
-				end = runs[next].end()
-			}
-			if !yield(runs[first:next]) {
-				return
-			}
-		}
-	}
-}
-
 func (r savedRun) end() int64 { return r.off + int64(r.n) }
-
-// follows reports whether a run belongs to a group that ends at a place in the file.
-func (r savedRun) follows(first savedRun, end int64) bool {
-	return r.device != nil && r.off == end && r.n <= groupedBytes && first.n <= groupedBytes && r.end()-first.off <= groupBytes
-}
 
 // tensorAt returns the name of the tensor that has a byte of the file.
 func (f *savedFile) tensorAt(off int64) string {

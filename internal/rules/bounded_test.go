@@ -86,16 +86,15 @@ var started = map[string][]string{
 	},
 	"files are written while the caller goes on, who may wait for it": {
 		"weights.Saving.begin",
-		"weights.newSnapshot",
+		"weights.newPipeline",
 	},
 	"as many waits at once as there are streams or devices; each takes the context": {
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
 		"weights.Saving.openCopiers",
-		"weights.Saving.copyFile",
 		"weights.retryUnreleased",
-		"weights.snapshot.copyFile",
+		"weights.pipeline.copyFile",
 	},
 	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
 		"weights.Model.openAll",

@@ -22,42 +22,52 @@ const (
 	// snapshotCopies is the number of pieces of a device that are copied at once: while one waits for its end, the
 	// link has another.
 	snapshotCopies = 3
-	// snapshotWriters is the number of goroutines that write to a disk, and memoryWriters at most to memory.
-	snapshotWriters = 4
-	memoryWriters   = 16
 	// throughPiece and throughBytes are the size of pieces, and the memory for all of them, without a pool of the
 	// caller's.
 	throughPiece = 8 << 20
 	throughBytes = 128 << 20
+	// throughCopies is snapshotCopies for a file in memory whose pages are made before a piece is leased.
+	throughCopies = 12
+	// directWriters is the number of goroutines that write without the page cache, cacheWriters to a file in it, to
+	// which the kernel lets one at a time write, and memoryWriters at most to a file in memory.
+	directWriters = 4
+	cacheWriters  = 2
+	memoryWriters = 16
+	// putBytes is how much memory is written at a time: it is in a core's cache then, after its checksum was computed.
+	putBytes = 1 << 20
+	// groupedBytes is the size of runs of a device that are copied by one call for many, at most.
+	groupedBytes = 256 << 10
 )
 
-// A snapshot copies the pieces of files to leased memory, and writes them from there: when the copies are complete,
-// or the pool has no more memory. Copies to pinned memory have the host's memory to themselves before.
-type snapshot struct {
+// A pipeline copies pieces of files to leased memory, and writes them from there. With a pool of the caller's, writers
+// begin when the copies are complete, or the pool has no more memory: copies to pinned memory have the host's memory to
+// themselves before. Without one, host memory is written from where it is.
+type pipeline struct {
 	*Saving
-	pool    *pool.Pool
-	own     bool // the pool is of this save alone
-	piece   int64
-	streams map[*cudart.Device][]*cudart.Stream // snapshotCopies
+	pool    *pool.Pool // nil if nothing is to be copied
+	through bool       // the caller waits for the writers
+	size    int64      // of the pieces
+	streams map[*cudart.Device][]*cudart.Stream
 	filled  chan filledPiece
 	start   chan struct{} // closed: the writers may begin
 	once    sync.Once     // of start
 	writing sync.WaitGroup
 }
 
-// A filledPiece is a part of a file in leased memory.
+// A filledPiece is a part of a file in leased memory, or in the caller's.
 type filledPiece struct {
 	*savedFile
 	off   int64
-	lease pool.Lease
+	mem   []byte
+	lease *pool.Lease // nil for the caller's
 }
 
-func newSnapshot(s *Saving) (*snapshot, error) {
-	n := &snapshot{
-		Saving: s, pool: s.o.Snapshot, piece: snapshotPiece,
+func newPipeline(s *Saving) (*pipeline, error) {
+	n := &pipeline{
+		Saving: s, pool: s.o.Snapshot, through: s.o.Snapshot == nil, size: snapshotPiece,
 		start: make(chan struct{}), streams: map[*cudart.Device][]*cudart.Stream{},
 	}
-	if n.pool == nil {
+	if n.through {
 		if err := n.newPool(); err != nil {
 			return n, err
 		}
@@ -69,32 +79,42 @@ func newSnapshot(s *Saving) (*snapshot, error) {
 		}
 		n.streams[dev] = streams
 	}
-	pieces, writers := 0, snapshotWriters
+	pieces, writers := 0, 0
 	for _, f := range s.files {
-		pieces += int(f.size/n.piece) + 1
-		switch {
-		case f.mapped != nil:
-			writers = max(snapshotWriters, min(runtime.GOMAXPROCS(0), memoryWriters))
-		case s.o.DirectIO:
+		f.pieces = f.cut(n.size, n.through)
+		pieces += len(f.pieces)
+		if s.o.DirectIO && f.mapped == nil {
 			f.direct = openDirect(f.temp.Name())
 		}
+		writers = max(writers, f.writers())
 	}
 	n.filled = make(chan filledPiece, pieces)
-	for range writers {
+	for range min(writers, pieces) {
 		n.writing.Go(n.write)
 	}
 	return n, nil
 }
 
 // newPool makes a pool for a save whose caller waits for the writes.
-func (n *snapshot) newPool() (err error) {
+func (n *pipeline) newPool() (err error) {
+	n.size = throughPiece
+	n.begin()
 	for dev := range n.copiers {
-		n.own, n.piece = true, throughPiece
 		n.pool, err = pool.New(dev, pool.Options{MaxBytes: throughBytes, Buffer: hostmem.Options{Label: "weights save"}})
-		n.begin()
 		break
 	}
 	return err
+}
+
+// writers returns the number of goroutines that write to the file.
+func (f *savedFile) writers() int {
+	switch {
+	case f.mapped != nil:
+		return max(directWriters, min(runtime.GOMAXPROCS(0), memoryWriters))
+	case f.direct != nil:
+		return directWriters
+	}
+	return cacheWriters
 }
 
 // snapshots bound, for each device, the threads in calls of CUDA for snapshots.
@@ -147,17 +167,19 @@ func (s deviceStreams) CloseContext(ctx context.Context) error {
 }
 
 // begin lets the writers begin.
-func (n *snapshot) begin() { n.once.Do(func() { close(n.start) }) }
+func (n *pipeline) begin() { n.once.Do(func() { close(n.start) }) }
 
 // complete ends the writers when they have begun, and have written all pieces.
-func (n *snapshot) complete() { close(n.filled) }
+func (n *pipeline) complete() { close(n.filled) }
 
-// release closes the streams, and a pool of its own when the writers have ended.
-func (n *snapshot) release() (err error) {
-	if n.own && n.pool != nil {
+// release closes the streams, and the pool of a save whose caller waits, when the writers have ended.
+func (n *pipeline) release() (err error) {
+	if n.through {
 		n.writing.Wait()
 		for dev := range n.copiers {
-			err = release(n.caller, dev.Runtime(), n.pool)
+			if n.pool != nil {
+				err = release(n.caller, dev.Runtime(), n.pool)
+			}
 			break
 		}
 	}
@@ -168,14 +190,21 @@ func (n *snapshot) release() (err error) {
 }
 
 // write writes pieces. After an error it only returns their memory.
-func (n *snapshot) write() {
+func (n *pipeline) write() {
 	<-n.start
+	var aligned []byte
 	for p := range n.filled {
-		if p.mapped != nil {
-			p.mapped.MakePages(int(p.off), p.lease.Len())
+		if p.lease == nil || !n.through {
+			p.makePages(p.off, len(p.mem))
 		}
-		if done, err := n.put(p.savedFile, p.off, p.lease.Bytes()); err != nil {
+		if p.direct != nil && aligned == nil {
+			aligned = alignedMemory(putBytes)
+		}
+		if done, err := n.put(p, aligned); err != nil {
 			n.fail(p.savedFile, p.off+int64(done), err)
+		}
+		if p.lease == nil {
+			continue
 		}
 		if err := p.lease.Release(); err != nil {
 			n.cancel(err)
@@ -183,20 +212,58 @@ func (n *snapshot) write() {
 	}
 }
 
+// put writes a piece, and returns how many bytes from the first on were written. It copies bytes that are not aligned
+// to aligned memory first, if there is some.
+func (n *pipeline) put(p filledPiece, aligned []byte) (done int, err error) {
+	for done < len(p.mem) && err == nil {
+		if err := n.failure(); err != nil {
+			return done, err
+		}
+		off := p.off + int64(done)
+		part := p.mem[done:min(done+putBytes-int(off&(putBytes-1)), len(p.mem))]
+		if p.sums != nil {
+			p.sums.add(off, part)
+		}
+		if aligned != nil && !isAligned(part) {
+			part = aligned[:copy(aligned, part)]
+		}
+		var wrote int
+		wrote, err = p.writeAt(part, off)
+		done += wrote
+		n.report(wrote)
+	}
+	return done, err
+}
+
+// makePages makes the pages of a file in memory for bytes that will be written.
+func (f *savedFile) makePages(off int64, n int) {
+	if f.mapped != nil {
+		f.mapped.MakePages(int(off), n)
+	}
+}
+
 // copyFile copies the pieces of a file, those of each device at once with those of the others.
-func (n *snapshot) copyFile(f *savedFile) error {
+func (n *pipeline) copyFile(f *savedFile) error {
 	of := map[*cudart.Device][][]savedRun{} // pieces by the device of their first byte
-	for _, piece := range piecesOf(f.runs, n.piece) {
+	for _, piece := range f.pieces {
+		if first := piece[0]; n.through && first.device == nil {
+			n.filled <- filledPiece{savedFile: f, off: first.off, mem: first.host}
+			continue
+		}
 		of[piece[0].device] = append(of[piece[0].device], piece)
+	}
+	copies := snapshotCopies
+	if n.through && f.mapped != nil {
+		copies = min(throughCopies, max(snapshotCopies, runtime.GOMAXPROCS(0)))
 	}
 	var running sync.WaitGroup
 	for _, pieces := range of {
 		var next atomic.Int64
-		for worker := range snapshotCopies {
+		for worker := range min(copies, len(pieces)) {
 			running.Go(func() {
 				for i := next.Add(1) - 1; i < int64(len(pieces)) && n.ctx.Err() == nil; i = next.Add(1) - 1 {
 					off := pieces[i][0].off
-					if err := n.copyPiece(f, off, pieces[i], worker); err != nil {
+					if err := n.copyPiece(f, off, pieces[i], worker%snapshotCopies); err != nil {
 						n.fail(f, off, err)
 					}
 				}
@@ -207,10 +274,13 @@ func (n *snapshot) copyFile(f *savedFile) error {
 	return n.failure()
 }
 
-// copyPiece copies the piece of a file from off on to leased memory, and uses up runs. The pool takes the memory back
-// when its copies are done, also those that were abandoned.
-func (n *snapshot) copyPiece(f *savedFile, off int64, runs []savedRun, worker int) error {
+// copyPiece copies the piece of a file from off on to leased memory by one of each device's streams, and uses up runs.
+// The pool takes the memory back when its copies are done, also those that were abandoned.
+func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream int) error {
 	size := int(runs[len(runs)-1].end() - off)
+	if n.through {
+		f.makePages(off, size)
+	}
 	lease, err := n.pool.TryGet(n.ctx, size)
 	if errors.Is(err, hostmem.ErrLimit) {
 		n.begin()
@@ -228,18 +298,37 @@ func (n *snapshot) copyPiece(f *savedFile, off int64, runs []savedRun, worker in
 		return true
 	})
 	for dev, runs := range large {
-		err = errors.Join(err, queueRuns(n.ctx, lease, off, runs, n.streams[dev][worker]))
+		err = errors.Join(err, queueRuns(n.ctx, lease, off, runs, n.streams[dev][stream]))
 	}
 	if err == nil {
 		err = n.gather(lease.Bytes(), off, small)
 	}
 	for dev := range large {
-		err = errors.Join(err, n.await(n.streams[dev][worker]))
+		err = errors.Join(err, n.await(n.streams[dev][stream]))
 	}
 	if err != nil {
 		return errors.Join(err, lease.Release())
 	}
-	n.filled <- filledPiece{f, off, lease}
+	n.filled <- filledPiece{f, off, lease.Bytes(), &lease}
+	return nil
+}
+
+// gather copies host memory and small runs that are within the range of a file from off on to memory for this range.
+func (n *pipeline) gather(mem []byte, off int64, runs []savedRun) error {
+	parts := map[*cudart.Device][]transfer.Part{}
+	for _, r := range runs {
+		to := mem[r.off-off:][:r.n]
+		if r.device == nil {
+			copy(to, r.host)
+		} else {
+			parts[r.device] = append(parts[r.device], transfer.Part{Device: r.ptr, Host: to})
+		}
+	}
+	for dev, parts := range parts {
+		if err := n.copiers[dev].DownloadAll(n.ctx, parts); err != nil {
+			return cause(err)
+		}
+	}
 	return nil
 }
 
@@ -257,7 +346,7 @@ func queueRuns(ctx context.Context, lease pool.Lease, off int64, runs []savedRun
 }
 
 // await waits for the copies on a stream, which the end of the save leaves a second.
-func (n *snapshot) await(s *cudart.Stream) error {
+func (n *pipeline) await(s *cudart.Stream) error {
 	ctx, stop := bounded.Extend(n.ctx, bounded.Grace)
 	defer stop()
 	err := s.Synchronize(ctx)
@@ -267,19 +356,21 @@ func (n *snapshot) await(s *cudart.Stream) error {
 	return err
 }
 
-// piecesOf cuts runs at multiples of a size in the file.
-func piecesOf(runs []savedRun, size int64) (pieces [][]savedRun) {
-	at := int64(-1)
-	for _, r := range runs {
+// cut cuts the runs of the file into pieces, at multiples of a size in the file. If apart is set, each run of host memory
+// is a piece of its own.
+func (f *savedFile) cut(size int64, apart bool) (pieces [][]savedRun) {
+	at, host := int64(-1), false
+	for _, r := range f.runs {
 		for r.n > 0 {
 			part, of := r, r.off/size
 			part.n = int(min(int64(r.n), (of+1)*size-r.off))
 			if r.device == nil {
 				part.host, r.host = r.host[:part.n], r.host[part.n:]
 			}
-			if of != at {
+			if of != at || apart && (host || r.device == nil) {
 				at, pieces = of, append(pieces, nil)
 			}
+			host = r.device == nil
 			last := len(pieces) - 1
 			pieces[last] = append(pieces[last], part)
 			r.off, r.ptr, r.n = part.end(), r.ptr+cudart.DevPtr(part.n), r.n-part.n
