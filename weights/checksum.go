@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"iter"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/internal/crc"
 )
@@ -48,13 +50,20 @@ func blocksOf(blocks []span, off int64, size, block int) []span {
 	return blocks
 }
 
-// sums has the checksums of the blocks of one file, which any number of goroutines compute from pieces of the bytes, in
-// any order. If bytes of a complete block come again, its checksum is no longer known.
+// sums has the checksums of the blocks of one file. They are computed by any number of goroutines from pieces of the
+// bytes, in any order, and from several copies of the bytes: each copy's comes in pieces, or as a whole.
 type sums struct {
-	blocks []span // in order
+	blocks []span       // in order
+	added  atomic.Int64 // bytes of blocks that add has summed
 
-	mu     sync.Mutex
-	pieces [][]summed // by block: in order, without overlap
+	mu   sync.Mutex
+	have []blockSums // by block
+}
+
+// blockSums are the checksums of one block.
+type blockSums struct {
+	pieces []summed // of a copy that is not complete: in order, without overlap
+	whole  []uint32 // different ones of complete copies
 }
 
 // A summed is a piece of a block with its checksum.
@@ -64,7 +73,7 @@ type summed struct {
 }
 
 func newSums(blocks []span) *sums {
-	return &sums{blocks: blocks, pieces: make([][]summed, len(blocks))}
+	return &sums{blocks: blocks, have: make([]blockSums, len(blocks))}
 }
 
 // within returns the first block that ends behind an offset.
@@ -72,46 +81,62 @@ func (s *sums) within(off int64) int {
 	return sort.Search(len(s.blocks), func(i int) bool { return s.blocks[i].end() > off })
 }
 
-// add adds bytes of the file. Those that no block has do not count.
-func (s *sums) add(off int64, mem []byte) {
-	end := off + int64(len(mem))
-	for i := s.within(off); i < len(s.blocks) && s.blocks[i].off < end; i++ {
-		b := s.blocks[i]
-		from, to := max(b.off, off), min(b.end(), end)
-		s.put(i, summed{int(from - b.off), int(to - from), crc32.Checksum(mem[from-off:to-off], castagnoli)})
+// parts iterates over the pieces of blocks in n bytes of the file, by the indices of the blocks.
+func (s *sums) parts(off int64, n int) iter.Seq2[int, summed] {
+	return func(yield func(int, summed) bool) {
+		end := off + int64(n)
+		for i := s.within(off); i < len(s.blocks) && s.blocks[i].off < end; i++ {
+			b := s.blocks[i]
+			from, to := max(b.off, off), min(b.end(), end)
+			if !yield(i, summed{from: int(from - b.off), n: int(to - from)}) {
+				return
+			}
+		}
 	}
 }
 
-// put adds a piece of a block, and makes one of all of its pieces when they are complete.
+// add adds bytes of the file. Those that no block has do not count.
+func (s *sums) add(off int64, mem []byte) {
+	for i, p := range s.parts(off, len(mem)) {
+		at := s.blocks[i].off + int64(p.from) - off
+		p.sum = crc32.Checksum(mem[at:][:p.n], castagnoli)
+		s.added.Add(int64(p.n))
+		s.put(i, p)
+	}
+}
+
+// put adds a piece of a block, which replaces those that it overlaps.
 func (s *sums) put(i int, p summed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have := 0
-	pieces := slices.DeleteFunc(s.pieces[i], func(q summed) bool { return q.from < p.from+p.n && p.from < q.from+q.n })
-	at, _ := slices.BinarySearchFunc(pieces, p, func(q, p summed) int { return cmp.Compare(q.from, p.from) })
-	pieces = slices.Insert(pieces, at, p)
-	for _, q := range pieces {
-		have += q.n
-	}
-	if have == s.blocks[i].n {
-		all := summed{n: have}
-		for _, q := range pieces {
+	b, size := &s.have[i], s.blocks[i].n
+	if p.n < size {
+		b.pieces = slices.DeleteFunc(b.pieces, func(q summed) bool { return q.from < p.from+p.n && p.from < q.from+q.n })
+		at, _ := slices.BinarySearchFunc(b.pieces, p, func(q, p summed) int { return cmp.Compare(q.from, p.from) })
+		b.pieces = slices.Insert(b.pieces, at, p)
+		all := summed{}
+		for _, q := range b.pieces {
+			all.n += q.n
+		}
+		if all.n < size {
+			return
+		}
+		for _, q := range b.pieces {
 			all.sum = crc.Combine(crc32.Castagnoli, all.sum, q.sum, int64(q.n))
 		}
-		pieces = append(pieces[:0], all)
+		p, b.pieces = all, nil
 	}
-	s.pieces[i] = pieces
+	if !slices.Contains(b.whole, p.sum) {
+		b.whole = append(b.whole, p.sum)
+	}
 }
 
-// of returns the checksum of a block, known if all of its bytes were added.
-func (s *sums) of(i int) (sum uint32, known bool) {
+// of returns the different checksums of complete copies of a block, and whether no copy lacks bytes.
+func (s *sums) of(i int) (whole []uint32, complete bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.pieces[i]
-	if len(p) != 1 || p[0].n != s.blocks[i].n {
-		return 0, false
-	}
-	return p[0].sum, true
+	b := s.have[i]
+	return b.whole, len(b.pieces) == 0 && len(b.whole) > 0
 }
 
 // checksumText returns the value of checksumKey. It has the same length for the same number of blocks.

@@ -86,10 +86,11 @@
 //
 // # Checksums
 //
-// A file of Save has checksums (CRC-32C) of all of its bytes, as they were in pinned memory on their way to the file.
-// [Verify] compares the files with them, and [LoadOptions.Checksums] the bytes that a load reads. They do not detect
-// bytes that change on their way from the device to pinned memory: the link has checks of its own. The key
-// pinned.crc32c of __metadata__ has three fields with a space between them:
+// A file of Save has checksums (CRC-32C) of all of its bytes. A device computes those of its tensors before they are
+// copied, and Save compares them with those of the bytes that it writes. [Verify] compares the files with them, and
+// [LoadOptions.Checksums] the bytes that are on the devices after a load. A [ChecksumError] tells bytes that changed in
+// a copy from those that are wrong in a file. Where a device runs no kernels, the bytes in pinned memory are compared
+// instead. The key pinned.crc32c of __metadata__ has three fields with a space between them:
 //
 //		1048576 c1d4dd5f 8a9136aa113f7ee5...
 //

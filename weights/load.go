@@ -44,10 +44,11 @@ type LoadOptions struct {
 	// on disks and networks that no process has mapped; other systems remove none. A page
 	// that stays is no error.
 	DropCache bool
-	// Checksums compares the bytes with the checksums that [Save] has written, while they are in pinned
-	// memory. Blocks that are loaded in part are read again, whole. The Err of a LoadError is
-	// a *[ChecksumError] for each wrong block then; the bytes are in device memory nevertheless. A file
-	// without checksums is refused with [ErrNoChecksums].
+	// Checksums compares the bytes with the checksums that [Save] has written: on the devices after the
+	// copies, or in pinned memory if a device runs no kernels. The blocks of columns, and those that a device
+	// gets in part, are read again, whole. The Err of a LoadError is a *[ChecksumError] for each wrong block
+	// then; the bytes are in device memory nevertheless. A file without checksums is refused with
+	// [ErrNoChecksums].
 	Checksums bool
 	// NoPeers makes no copies from device to device: see [transfer.Options]. Without it, direct
 	// paths are proved once, and those that lose bytes are left out: [transfer.Fanout.Notes] of a
@@ -101,12 +102,15 @@ func place(ctx context.Context, files []*File, placements []Placement, owned boo
 			err = bounded.Ended(ctx)
 		}
 		if err == nil && o.Checksums {
-			err = l.readChecksums()
+			if err = l.readChecksums(); err == nil {
+				err = l.openSummers()
+			}
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
+	defer l.closeSummers()
 	return l.load()
 }
 
@@ -133,6 +137,7 @@ type loading struct {
 
 	failures []*failure // by read, nil without a failure
 	passed   map[*File]*passed
+	summers  []*summer // by device, nil if the CPU computes the checksums
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 }
@@ -217,7 +222,7 @@ func (l *loading) copy(q *queue, fanout *transfer.Fanout) (int, error) {
 			}
 		}
 	}
-	if l.passed != nil {
+	if l.passed != nil && l.summers == nil {
 		call.Inspect = func(off int, mem []byte) { q.inspect(l, off, mem) }
 	}
 	return fanout.With(call).UploadPieces(l.ctx, ranges, 0, q.n, q.pieces)

@@ -2,7 +2,12 @@ package weights
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
+
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // passed has the checksums of a file, and those of its bytes that a load has read.
@@ -23,6 +28,51 @@ func (l *loading) readChecksums() error {
 			return err
 		}
 		l.passed[r.File] = &passed{c, newSums(c.blocks)}
+	}
+	return nil
+}
+
+// openSummers opens a summer on each device. The CPU computes the checksums if there is a device without one.
+func (l *loading) openSummers() error {
+	for _, dev := range l.devices {
+		c, err := newSummer(l.caller, dev)
+		if err != nil {
+			l.closeSummers()
+			return bounded.Ended(l.caller)
+		}
+		l.summers = append(l.summers, c)
+	}
+	return nil
+}
+
+func (l *loading) closeSummers() {
+	for _, c := range l.summers {
+		_ = release(l.caller, c.stream.Device().Runtime(), c) // which was only read; the next load or save tries again
+	}
+	l.summers = nil
+}
+
+// sumOnDevices adds the checksums of what is on the devices now. Columns are apart in the file: their blocks are read
+// once more.
+func (l *loading) sumOnDevices() error {
+	errs := make([]error, len(l.summers))
+	var running sync.WaitGroup
+	for d, c := range l.summers {
+		running.Go(func() {
+			var list summing
+			for _, t := range l.placed {
+				if t.device == d && t.Row == 0 {
+					list.add(l.passed[t.Tensor.File].sums, t.Tensor.Offset+int64(t.From), t.Size, cudart.DevPtr(t.to))
+				}
+			}
+			if _, err := list.run(l.ctx, c); err != nil {
+				errs[d] = fmt.Errorf("checksums of what is on %v: %w", l.devices[d], err)
+			}
+		})
+	}
+	running.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return &LoadError{Err: err, Complete: l.tensors}
 	}
 	return nil
 }
@@ -48,6 +98,9 @@ func (q *queue) inspect(l *loading, off int, mem []byte) {
 func (l *loading) compareChecksums() error {
 	if l.passed == nil {
 		return nil
+	}
+	if err := l.sumOnDevices(); err != nil {
+		return err
 	}
 	wrong := map[*File][]*ChecksumError{}
 	var list []error
@@ -100,9 +153,9 @@ func (r *Read) blocks(list []int, p *passed) []int {
 func (l *loading) compareFile(f *File, blocks []int) (wrong []*ChecksumError, err error) {
 	p := l.passed[f]
 	slices.Sort(blocks)
-	again := slices.DeleteFunc(slices.Compact(blocks), func(i int) bool { // those that were right in pinned memory are
-		sum, known := p.of(i)
-		return known && sum == p.checksums.sums[i]
+	again := slices.DeleteFunc(slices.Compact(blocks), func(i int) bool { // those that were right on the devices, or in pinned memory, are
+		got, complete := p.of(i)
+		return complete && len(got) == 1 && got[0] == p.checksums.sums[i]
 	})
 	bad, err := f.wrongBlocks(l.caller, p.checksums, again)
 	if err != nil {
@@ -112,10 +165,12 @@ func (l *loading) compareFile(f *File, blocks []int) (wrong []*ChecksumError, er
 		again = bad
 	}
 	for _, i := range again {
-		_, known := p.of(i)
-		if inFile := slices.Contains(bad, i); inFile || known {
+		got, complete := p.of(i)
+		counts := l.summers != nil || complete && len(got) == 1 // or else bytes were read again
+		inCopy := counts && slices.ContainsFunc(got, func(sum uint32) bool { return sum != p.checksums.sums[i] })
+		if inFile := slices.Contains(bad, i); inFile || inCopy {
 			e := f.wrongBlock(p.checksums, i)
-			e.InMemory = !inFile
+			e.InCopy = !inFile
 			wrong = append(wrong, e)
 		}
 	}

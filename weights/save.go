@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -63,8 +64,9 @@ type SaveOptions struct {
 // Bytes go from all devices at once to pinned memory, and from there to the files by several goroutines: see
 // [SaveOptions.Snapshot]. Tensors with larger elements come first, others in the order
 // given; neighbours there that are neighbours in device memory are one copy. The data starts at a multiple of 4096
-// bytes. The metadata has checksums of all bytes, as they were in pinned memory: [Verify] and [LoadOptions.Checksums]
-// compare them.
+// bytes. The metadata has checksums of all bytes, which the devices compute before the copies where they run kernels,
+// and which are compared with those of the bytes that are written: a difference is a *[ChecksumError]. [Verify] and
+// [LoadOptions.Checksums] compare them later.
 //
 // The model at path is replaced as a whole. Files are written under other names, with the permissions that the umask
 // leaves, and flushed to storage (fsync) before they are renamed; of several files the index is renamed last, and the
@@ -104,7 +106,9 @@ type Saving struct {
 	files []*savedFile
 	total int // bytes of all tensors
 
-	changed func(change) error // called after each change: an error ends the save, as one of the change does
+	// changed is called after each change, by several goroutines after writes: an error ends the save, as one of the
+	// change does.
+	changed func(change) error
 
 	caller   context.Context
 	ctx      context.Context
@@ -196,21 +200,24 @@ func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 // copy copies the tensors to memory for the writers, and waits for these unless the memory is that of a snapshot.
 func (s *Saving) copy() (err error) {
 	s.copiers = map[*cudart.Device]*transfer.Copier{}
-	var retrying sync.WaitGroup
+	var beside sync.WaitGroup
 	defer func() {
 		if s.pipeline != nil {
 			s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
 		}
 	}()
 	defer func() {
-		retrying.Wait()
+		beside.Wait()
+		if err == nil {
+			err = s.failure()
+		}
 		for dev, c := range s.copiers {
 			if failed := release(s.caller, dev.Runtime(), c); failed != nil {
 				err = errors.Join(err, fmt.Errorf("after the copies: %w", cause(failed)))
 			}
 		}
 	}()
-	if err := s.openCopiers(&retrying); err != nil {
+	if err := s.openCopiers(&beside); err != nil {
 		return err
 	}
 	if s.pipeline, err = newPipeline(s); err != nil {
@@ -219,9 +226,6 @@ func (s *Saving) copy() (err error) {
 	defer func() {
 		s.pipeline.complete()
 		err = errors.Join(err, s.pipeline.release())
-		if err == nil && s.pipeline.through {
-			err = s.failure()
-		}
 	}()
 	for _, f := range s.files {
 		if err := s.pipeline.copyFile(f); err != nil {
@@ -231,8 +235,9 @@ func (s *Saving) copy() (err error) {
 	return nil
 }
 
-// openCopiers opens a Copier onto each device, beside which what earlier calls could not release is tried again.
-func (s *Saving) openCopiers(retrying *sync.WaitGroup) error {
+// openCopiers opens a Copier onto each device, beside which the device computes the checksums, and what earlier calls
+// could not release is tried again.
+func (s *Saving) openCopiers(beside *sync.WaitGroup) error {
 	runtimes := map[*cudart.Runtime]bool{}
 	for _, f := range s.files {
 		for _, r := range f.runs {
@@ -241,21 +246,52 @@ func (s *Saving) openCopiers(retrying *sync.WaitGroup) error {
 			}
 			if rt := r.device.Runtime(); !runtimes[rt] {
 				runtimes[rt] = true
-				retrying.Go(func() { retryUnreleased(s.caller, rt) })
+				beside.Go(func() { retryUnreleased(s.caller, rt) })
 			}
 			c, err := transfer.NewCopier(s.ctx, r.device, transfer.Options{})
 			if err != nil {
 				return cause(err)
 			}
 			s.copiers[r.device] = c
+			if !s.o.NoChecksums {
+				beside.Go(func() { s.sumOn(r.device) })
+			}
 		}
 	}
 	return nil
 }
 
+// sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough.
+func (s *Saving) sumOn(dev *cudart.Device) {
+	c, err := newSummer(s.ctx, dev)
+	if err != nil {
+		return
+	}
+	var list summing
+	for _, f := range s.files {
+		for _, r := range f.runs {
+			if r.device == dev {
+				list.add(f.sums, r.off, r.n, r.ptr)
+			}
+		}
+	}
+	if failed, err := list.run(s.ctx, c); err != nil {
+		at := slices.IndexFunc(s.files, func(f *savedFile) bool { return f.sums == failed.sums })
+		s.fail(s.files[at], failed.blocks[failed.block].off, fmt.Errorf("checksums on %v: %w", dev, err))
+	}
+	if err := release(s.caller, dev.Runtime(), c); err != nil {
+		s.end(fmt.Errorf("after the checksums on %v: %w", dev, err))
+	}
+}
+
 // fail ends the save because of an error at an offset of a file.
 func (s *Saving) fail(f *savedFile, off int64, err error) {
 	err = fmt.Errorf("tensor %s, at offset %d of %s: %w", quote(f.tensorAt(off)), off, f.temp.Name(), err)
+	s.end(err)
+}
+
+// end ends the save because of an error.
+func (s *Saving) end(err error) {
 	if errors.Is(err, transfer.ErrUnderWay) {
 		s.abandoned.Store(&err)
 	}

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,7 +57,7 @@ func saveAs(path string, tensors []SavedTensor, files int, changed func(change) 
 	for _, t := range tensors {
 		total += len(t.Host)
 	}
-	s := &Saving{path: path, o: SaveOptions{ShardBytes: (total + files - 1) / files}, changed: changed}
+	s := &Saving{path: path, o: SaveOptions{ShardBytes: (total + files - 1) / files}, changed: inTurn(changed)}
 	if err := s.begin(context.Background(), tensors); err != nil {
 		return err
 	}
@@ -64,6 +65,16 @@ func saveAs(path string, tensors []SavedTensor, files int, changed func(change) 
 }
 
 func nothing(change) error { return nil }
+
+// inTurn returns a function that makes one call at a time.
+func inTurn(changed func(change) error) func(change) error {
+	var mu sync.Mutex
+	return func(c change) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return changed(c)
+	}
+}
 
 // filesIn returns the files of a directory with their bytes.
 func filesIn(t *testing.T, dir string) map[string]string {

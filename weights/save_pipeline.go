@@ -120,8 +120,8 @@ func (f *savedFile) writers() int {
 // snapshots bound, for each device, the threads in calls of CUDA for snapshots.
 var snapshots bounded.Each[cudart.Device, bounded.Group]
 
-// onDevice makes calls of CUDA.
-func onDevice[T any](ctx context.Context, dev *cudart.Device, run func() (T, error)) (none T, _ error) {
+// onDevice makes calls of CUDA. late, unless it is nil, takes the outcome of calls that were abandoned.
+func onDevice[T any](ctx context.Context, dev *cudart.Device, run func() (T, error), late func(T, error)) (none T, _ error) {
 	group := snapshots.Of(dev)
 	if err := group.Begin(ctx); err != nil {
 		return none, err
@@ -129,7 +129,7 @@ func onDevice[T any](ctx context.Context, dev *cudart.Device, run func() (T, err
 	result, err := bounded.Do(ctx, bounded.Call[T]{Run: func() (T, error) {
 		defer group.End()
 		return run()
-	}})
+	}, Late: late})
 	if errors.Is(err, bounded.ErrStuck) {
 		err = fmt.Errorf("%w: %w", transfer.ErrUnderWay, err)
 	}
@@ -149,6 +149,10 @@ func newStreams(ctx context.Context, dev *cudart.Device) (deviceStreams, error) 
 			streams = append(streams, s)
 		}
 		return streams, nil
+	}, func(streams deviceStreams, err error) {
+		if err == nil {
+			_ = streams.close()
+		}
 	})
 }
 
@@ -162,7 +166,7 @@ func (s deviceStreams) close() error {
 
 // CloseContext closes the streams.
 func (s deviceStreams) CloseContext(ctx context.Context) error {
-	_, err := onDevice(ctx, s[0].Device(), func() (struct{}, error) { return struct{}{}, s.close() })
+	_, err := onDevice(ctx, s[0].Device(), func() (struct{}, error) { return struct{}{}, s.close() }, nil)
 	return err
 }
 
@@ -231,6 +235,9 @@ func (n *pipeline) put(p filledPiece, aligned []byte) (done int, err error) {
 		wrote, err = p.writeAt(part, off)
 		done += wrote
 		n.report(wrote)
+		if err == nil {
+			err = n.changed(change{call: "write", path: p.temp.Name()})
+		}
 	}
 	return done, err
 }
@@ -304,7 +311,7 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 		err = n.gather(lease.Bytes(), off, small)
 	}
 	for dev := range large {
-		err = errors.Join(err, n.await(n.streams[dev][stream]))
+		err = errors.Join(err, await(n.ctx, n.streams[dev][stream]))
 	}
 	if err != nil {
 		return errors.Join(err, lease.Release())
@@ -341,13 +348,13 @@ func queueRuns(ctx context.Context, lease pool.Lease, off int64, runs []savedRun
 			}
 		}
 		return none, nil
-	})
+	}, nil)
 	return err
 }
 
-// await waits for the copies on a stream, which the end of the save leaves a second.
-func (n *pipeline) await(s *cudart.Stream) error {
-	ctx, stop := bounded.Extend(n.ctx, bounded.Grace)
+// await waits for the work of a stream, which the end of ctx leaves a second.
+func await(ctx context.Context, s *cudart.Stream) error {
+	ctx, stop := bounded.Extend(ctx, bounded.Grace)
 	defer stop()
 	err := s.Synchronize(ctx)
 	if err != nil && ctx.Err() != nil {

@@ -23,8 +23,9 @@ type ChecksumError struct {
 	Tensor string // "" for the header of the file
 	Offset int64  // in the file, of the first byte of the block
 	Size   int    // bytes of the block: at least one of them is wrong
-	// InMemory is set if the bytes of the file are right: they changed in host memory, while they were loaded.
-	InMemory bool
+	// InCopy is set if the bytes of the file are right, for a load, or those of the device, for a save: they changed
+	// in the copy, in a host's memory or on the link. A save that other work of the device disturbs does so too.
+	InCopy bool
 }
 
 // Error names the file, the tensor and the bytes.
@@ -36,8 +37,8 @@ func (e *ChecksumError) Error() string {
 	if e.Tensor != "" {
 		what = "tensor " + quote(e.Tensor)
 	}
-	if e.InMemory {
-		where = " after they were read (those of the file are right)"
+	if e.InCopy {
+		where = ": they changed between the file and the device"
 	}
 	return fmt.Sprintf("%s: %s: wrong checksum of %d bytes from offset %d on%s", e.File, what, e.Size, e.Offset, where)
 }

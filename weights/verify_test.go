@@ -80,7 +80,7 @@ func TestFlippedBitsAreFound(t *testing.T) {
 			assert.Equal(t, tensor.Name, wrong.Tensor, what)
 			assert.Equal(t, tensor.File.Name(), wrong.File, what)
 			assert.True(t, wrong.Offset <= at && at < wrong.Offset+int64(wrong.Size) && wrong.Size <= mib, "%s: %d bytes at %d, the bit is at %d", what, wrong.Size, wrong.Offset, at)
-			assert.False(t, wrong.InMemory)
+			assert.False(t, wrong.InCopy)
 			require.ErrorContains(t, err, fmt.Sprintf("tensor %q: wrong checksum of %d bytes from offset %d", tensor.Name, wrong.Size, wrong.Offset))
 			var loading *weights.LoadError
 			if errors.As(err, &loading) {
@@ -158,8 +158,8 @@ func TestFlippedBitsInMemory(t *testing.T) {
 	_, err = plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
 	var wrong *weights.ChecksumError
 	require.ErrorAs(t, err, &wrong)
-	assert.Equal(t, weights.ChecksumError{File: path, Tensor: "large0", Offset: large.Offset + mib, Size: mib, InMemory: true}, *wrong)
-	require.ErrorContains(t, err, "those of the file are right")
+	assert.Equal(t, weights.ChecksumError{File: path, Tensor: "large0", Offset: large.Offset + mib, Size: mib, InCopy: true}, *wrong)
+	require.ErrorContains(t, err, "they changed between the file and the device")
 	l, err := plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
 	require.NoError(t, err)
 	require.NoError(t, l.Close())

@@ -92,6 +92,7 @@ var started = map[string][]string{
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
+		"weights.loading.sumOnDevices",
 		"weights.Saving.openCopiers",
 		"weights.retryUnreleased",
 		"weights.pipeline.copyFile",
