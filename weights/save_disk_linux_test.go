@@ -72,7 +72,7 @@ func ways(t *testing.T, fill byte, size int) map[string]func() ([]SavedTensor, S
 // saveWith saves with a function that is called after each change.
 func saveWith(t *testing.T, path string, tensors []SavedTensor, o SaveOptions, changed func(change) error) error {
 	t.Helper()
-	s := &Saving{path: path, o: o, changed: changed}
+	s := &Saving{path: path, o: o, changed: inTurn(changed)}
 	if err := s.begin(t.Context(), tensors); err != nil {
 		return err
 	}
@@ -128,6 +128,50 @@ func TestFullAndReadOnlyDisks(t *testing.T) {
 		tensors, o := way()
 		require.NoError(t, saveWith(t, path, tensors, o, nothing), name)
 		require.NoError(t, Verify(t.Context(), path), name)
+	}
+}
+
+// An error at any write of a tensor's bytes leaves the model before, and names the tensor, the place and the file.
+func TestInputOutputErrors(t *testing.T) {
+	t.Parallel()
+	for _, dir := range []string{t.TempDir(), smallDisk(t)} {
+		path := filepath.Join(dir, "model.safetensors")
+		require.NoError(t, saveAs(path, tensorsOf('a', 1000, 1000), 1, nothing))
+		old, err := contents(path)
+		require.NoError(t, err)
+		for name, way := range ways(t, 7, 3<<20+5) {
+			for _, direct := range []bool{false, true} {
+				for at := 1; ; at++ {
+					tensors, o := way()
+					o.DirectIO = direct
+					writes := 0
+					err := saveWith(t, path, tensors, o, func(c change) error {
+						if c.call == "write" {
+							writes++
+						}
+						if c.call == "write" && writes == at {
+							return &os.PathError{Op: "write", Path: c.path, Err: unix.EIO}
+						}
+						return nil
+					})
+					if writes < at {
+						require.NoError(t, err, name)
+						require.Greater(t, at, 4, name) // with the header
+						break
+					}
+					require.ErrorIs(t, err, unix.EIO, name)
+					require.ErrorContains(t, err, dir+"/.model.", name)
+					if at < writes || !strings.Contains(err.Error(), path+": "+dir) { // which is the header's
+						require.ErrorContains(t, err, `tensor "w", at offset `, name)
+					}
+					now, err := contents(path)
+					require.NoError(t, err, name)
+					require.Equal(t, old, now, name)
+					require.Len(t, filesIn(t, dir), 1, name)
+				}
+				require.NoError(t, saveAs(path, tensorsOf('a', 1000, 1000), 1, nothing))
+			}
+		}
 	}
 }
 
