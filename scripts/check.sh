@@ -11,7 +11,7 @@ all=(format tidy vet lint deploy ecosystem test race arm64 libcudart gpuscript)
 
 # Every target that must build and vet, with no C toolchain. The first two run, the others are
 # stubs that return errors.ErrUnsupported. docs/platforms.md lists the same targets.
-targets=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 freebsd/amd64)
+targets=(linux/amd64 linux/arm64 darwin/arm64 windows/amd64 darwin/amd64 freebsd/amd64)
 # Targets that must not build, with one error that says why.
 refused=(linux/386 linux/arm windows/386)
 why_refused=pinned_needs_a_64_bit_platform
@@ -71,17 +71,21 @@ files() {
 # others TARGET OTHER [CGO] prints the packages that have other files for OTHER (with cgo, if it is 1) than for TARGET.
 others() { comm -13 <(files "$1" 0) <(files "$2" "${3:-0}") | cut -d' ' -f1; }
 
-# go vet compiles what a package or its tests import, and checks the types of all; go build compiles the others and links.
-# On a system's second processor, and with cgo, the packages with other files are vetted; go build, and the step race,
-# compile the others.
+# Code is vetted and compiled once for each set of files: of a target, the packages whose files no earlier target has are
+# vetted, and everything is compiled if there is such a package. Of every target but the first, deadcode checks the types of
+# all packages and tests, from their sources, which compiles nothing; the step test compiles those of the first.
 check_vet() {
-	local target errors packages
+	local target errors packages deadcode seen=$out/files
+	deadcode=$(tool golang.org/x/tools/cmd/deadcode "$deadcode_version")
+	: >"$seen"
 	for target in "${targets[@]}"; do
-		packages=(./...)
-		[[ $target == */amd64 ]] || mapfile -t packages < <(others "${target%/*}/amd64" "$target")
+		mapfile -t packages < <(files "$target" 0 | grep -vxFf "$seen" | cut -d' ' -f1)
+		files "$target" 0 >>"$seen"
 		echo "$target: ${packages[*]#"$(go list -m)/"}"
-		((${#packages[@]} == 0)) || GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go vet "${packages[@]}"
-		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build '-ldflags=-s -w' ./...
+		export GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0
+		((${#packages[@]} == 0)) || { go vet "${packages[@]}" && go build '-ldflags=-s -w' ./...; }
+		[[ $target == "${targets[0]}" ]] || "$deadcode" -test ./... >/dev/null
+		unset GOOS GOARCH CGO_ENABLED
 	done
 	for target in "${refused[@]}"; do
 		echo "$target: refused"
@@ -150,22 +154,50 @@ check_test() { CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...;
 # The steps below take -short: tests that judge every host there is, one after the other, take one in eight
 # (hosttest.Sample); check_test takes all.
 
-# tested lists the packages of the steps below: all but those whose tests only read the sources, the same anywhere.
-tested() { go list ./... | grep -v /internal/rules$; }
+# Packages that compute, and share and start nothing: the race detector and another processor find nothing in them. Their
+# sources are looked at, so that what is listed here stays so.
+sequential=(cmd/pincheck/internal/{capture,compare,doctor,findings,measure,printable,procmem,reference,result,supportfile} internal/{hosttest,hosttext,ptx,sentinel,units})
+
+# tested lists the packages of the steps below: neither the sequential ones nor those whose tests only read the sources.
+tested() {
+	local package shared='^[[:space:]]+(go|select) |"(unsafe|syscall|sync/atomic|golang.org/x/sys/unix)"|[^a-z]chan |sync\.(Mutex|RWMutex|Map|Pool|Cond|WaitGroup)'
+	for package in "${sequential[@]}"; do
+		if grep -nE "$shared" "$package"/*.go; then
+			echo "$package is no longer sequential: take it from the list" >&2
+			return 1
+		fi
+	done
+	go list ./... | grep -vxF "$(printf "$(go list -m)/%s\n" internal/rules "${sequential[@]}")"
+}
 
 check_race() {
 	local packages
-	mapfile -t packages < <(tested)
+	packages=$(tested)
+	mapfile -t packages <<<"$packages"
 	# Each process, each that a test starts too, would sleep for a second before it exits, for what still races then.
 	GORACE=atexit_sleep_ms=100 CGO_ENABLED=1 gotest race -race -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
 }
 
-# -exec runs every package's test binary under qemu, in the package's own directory.
+# native lists the packages, of those on its input, whose code depends on the processor: with assembly, unsafe memory, system
+# calls, or files of some targets only.
+native() {
+	local package dir
+	while read -r package; do
+		dir=.${package#"$(go list -m)"}
+		if compgen -G "$dir/*.s" >/dev/null || grep -qE '"(unsafe|syscall|golang.org/x/sys/unix)"|^//go:build' $(find "$dir" -maxdepth 1 -name '*.go' ! -name '*_test.go'); then
+			echo "$package"
+		fi
+	done
+}
+
+# -exec runs a package's test binary under qemu, in the package's own directory: of those with native code. The others do the
+# same on every processor; the step vet compiles them for this one.
 # PINNED_TEST_EXEC is for tests that start a program which they have built.
 check_arm64() {
 	scripts/arm64-tools.sh
 	local packages run=$PWD/.build/arm64/run
-	mapfile -t packages < <(tested)
+	packages=$(tested | native)
+	mapfile -t packages <<<"$packages"
 	PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0 \
 		gotest arm64 -exec "$run" -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
 }

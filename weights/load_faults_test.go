@@ -21,6 +21,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
@@ -150,7 +151,7 @@ func TestFailureOfEachCallIsReported(t *testing.T) {
 func sweepOfFaults(t *testing.T, tr *trial, more int) {
 	tr.requireWorks(t, "before")
 	calls := tr.calls(t)
-	positions, failed, loads := 0, 0, 0
+	candidates, positions, failed, loads := 0, 0, 0, 0
 	for _, fn := range slices.Sorted(maps.Keys(calls)) {
 		times := calls[fn]
 		if strings.HasSuffix(fn, "Query") { // as often as the wait happens to ask
@@ -159,6 +160,9 @@ func sweepOfFaults(t *testing.T, tr *trial, more int) {
 		for nth := 1; nth <= min(times, 12); nth++ {
 			if !long() && nth > 3 && nth < min(times, 12) && nth%3 > 0 {
 				continue // all first calls, the last one, and some between
+			}
+			if candidates++; candidates%hosttest.Stride() != 0 {
+				continue
 			}
 			what := fmt.Sprintf("%s, call %d", fn, nth)
 			tr.forget(t)

@@ -22,6 +22,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/peers"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -80,7 +81,7 @@ func oneCPU(t *testing.T) system {
 func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	for _, c := range []struct {
+	for _, c := range hosttest.Sample([]struct {
 		args    []string
 		code    int
 		verdict doctor.Verdict
@@ -94,7 +95,7 @@ func TestWarningsHaveAnExitCodeOfTheirOwn(t *testing.T) {
 		{[]string{"--expect-gpus", "2"}, exitProblems, doctor.Problems, []string{"missing_gpus", "few_cpus"}},
 		{[]string{"--expect-bandwidth", "63", "--ignore", "few_cpus"}, exitProblems, doctor.Problems, []string{"slow_copies"}},
 		{[]string{"--expect-gpus", "2", "--ignore", "missing_gpus", "--ignore", "few_cpus"}, exitOK, doctor.Healthy, []string{}},
-	} {
+	}) {
 		got := call(t, oneCPU(t), append([]string{"--quiet", "--format", "json"}, c.args...)...)
 		assert.Equal(t, c.code, got.code, "%v", c.args)
 		var r report.Result

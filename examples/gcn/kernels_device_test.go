@@ -78,6 +78,9 @@ func TestKernelsAddEdges(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, width := range []int{1, 7, 32, 33, 128, 300} {
 		for _, rows := range []int{1, 100, 20_000} {
+			if rows > 1000 && !testgpu.Real() && testing.Short() {
+				continue
+			}
 			const nodes = 137
 			name := fmt.Sprintf("%d rows of %d", rows, width)
 			table, weight := randoms(r, nodes*width), randoms(r, rows)

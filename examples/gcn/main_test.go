@@ -337,6 +337,9 @@ func TestTrainsAsTheCPUDoes(t *testing.T) {
 	s := sizes{Nodes: 3000, EdgesPerNode: 6, Features: 48, Hidden: 70, Classes: 7, Seed: 3}
 	if !testgpu.Real() {
 		s.Nodes = 300
+		if testing.Short() {
+			s.Nodes = 60
+		}
 	}
 	want, err := train(t.Context(), options{graph: s, epochs: 5, rate: 1}, newGraph(s), &cpu{}, io.Discard)
 	require.NoError(t, err)

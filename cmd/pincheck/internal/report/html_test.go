@@ -104,7 +104,7 @@ func TestPagesOfEverything(t *testing.T) {
 		}
 		all = append(all, r)
 	}
-	for _, name := range []string{"report-two-h200-2026-11-22", "report-h200-2026-11-22", "bench-h200-2026-11-22", "h200-2026-11-21", "two-h200-2026-11-21"} {
+	for _, name := range hosttest.Sample([]string{"report-two-h200-2026-11-22", "report-h200-2026-11-22", "bench-h200-2026-11-22", "h200-2026-11-21", "two-h200-2026-11-21"}) {
 		page := renderPage(t, kept(t, name))
 		checkPage(t, page)
 		assert.Less(t, len(page), 150<<10, name)
@@ -128,7 +128,7 @@ const foreignMarkup = `<script>alert(1)</script><img src=x onerror="alert('2')">
 // What comes from results is text: it opens no element, and closes none, whatever shape the result has.
 func TestEverythingIsEscaped(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(100) {
+	for seed := range uint64(100 / hosttest.Stride()) {
 		r := oddities{rand.New(rand.NewPCG(seed, 3))}.result()
 		checkPage(t, renderPage(t, r))
 		checkPage(t, renderPage(t, r, r))
