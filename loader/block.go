@@ -1,10 +1,7 @@
 package loader
 
 import (
-	"cmp"
 	"fmt"
-	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -75,7 +72,7 @@ func (b *block) at(n int) claim {
 // of a slot makes a request.
 func (d *driver) publishAhead(e *epoch, p *loop) {
 	for !e.allPublished && e.ahead() < d.l.o.Workers {
-		d.sort()
+		d.collect()
 		if b := d.newBlock(e); b != nil || e.ends() {
 			d.publish(e, b)
 			continue
@@ -88,8 +85,10 @@ func (d *driver) publishAhead(e *epoch, p *loop) {
 		if released {
 			continue
 		}
-		if starving && len(d.free) > 0 {
-			d.afterCopy(p, d.free[d.oldest()].copied, e.next)
+		if starving {
+			if oldest := d.oldest(); oldest != nil {
+				d.afterCopy(p, oldest.copied, e.next)
+			}
 		}
 		return
 	}
@@ -178,20 +177,14 @@ func (d *driver) setStopped(e *epoch, stopped bool) {
 	}
 }
 
-// sort inserts the released slots into the free slots.
-func (d *driver) sort() {
+// collect adds the released slots to the free ones.
+func (d *driver) collect() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.released {
-		d.free = slices.Insert(d.free, d.index(s.off), s)
+		d.free.add(s)
 	}
 	d.released = d.released[:0]
-}
-
-// index returns the index of the first free slot at or after an offset.
-func (d *driver) index(off int) int {
-	at, _ := slices.BinarySearchFunc(d.free, off, func(s *slot, off int) int { return cmp.Compare(s.off, off) })
-	return at
 }
 
 // take removes a free slot to be filled. After the slots of a block that is the slot which
@@ -201,39 +194,44 @@ func (d *driver) index(off int) int {
 // with no slot, take chooses the slot whose copy was queued first. It returns nil if there is no
 // such slot, or its copy has not completed.
 func (d *driver) take(block []*slot) *slot {
-	if len(d.free) == 0 {
+	s := d.choose(block)
+	if s == nil || !s.copied.Completed() {
 		return nil
 	}
-	var at int
-	if n := len(block); n > 0 {
-		off := block[n-1].off + d.l.layout.bytes
-		if at = d.index(off); at == len(d.free) || d.free[at].off != off || !d.free[at].done() {
-			return nil
-		}
-	} else {
-		if !d.free[0].completed() {
-			d.free[d.oldest()].done() // queries
-		}
-		if at = slices.IndexFunc(d.free, (*slot).completed); at < 0 {
-			at = d.oldest()
-		}
-	}
-	s := d.free[at]
-	if !s.copied.Completed() {
-		return nil
-	}
-	d.free = slices.Delete(d.free, at, at+1)
+	d.free.remove(s)
 	return s
 }
 
-// oldest returns the index of the free slot with the oldest copy, of the slots that are not
-// known to be completed.
-func (d *driver) oldest() (at int) {
-	first := math.MaxInt
-	for i, s := range d.free {
-		if s.copyNumber < first && !s.completed() {
-			at, first = i, s.copyNumber
+func (d *driver) choose(block []*slot) *slot {
+	if n := len(block); n > 0 {
+		if s := d.free.after(block[n-1]); s != nil && s.done() {
+			return s
+		}
+		return nil
+	}
+	first := d.free.first(anySlot)
+	if first == nil || first.completed() {
+		return first
+	}
+	d.oldest().done() // queries
+	if s := d.free.first((*slot).completed); s != nil {
+		return s
+	}
+	return d.oldest()
+}
+
+// oldest returns the free slot with the oldest copy, of the slots that are not known to be
+// completed. If all are, it returns the first slot, and nil if there is none.
+func (d *driver) oldest() (oldest *slot) {
+	for s := range d.free.all {
+		if (oldest == nil || s.copyNumber < oldest.copyNumber) && !s.completed() {
+			oldest = s
 		}
 	}
-	return at
+	if oldest == nil {
+		return d.free.first(anySlot)
+	}
+	return oldest
 }
+
+func anySlot(*slot) bool { return true }

@@ -196,7 +196,7 @@ func TestBlocks(t *testing.T) {
 		require.Equal(t, want.numbers, numbers)
 		require.Equal(t, i > 0, f.e.allPublished)
 	}
-	require.Len(t, f.d.free, 8)
+	require.Len(t, slices.Collect(f.d.free.all), 8)
 	require.NoError(t, f.e.failedBefore(f.l.batches()))
 	c, again := f.d.wait(f.e, f.e.last)
 	require.False(t, again)
@@ -266,7 +266,7 @@ func TestABlockEndsAtMemoryInUse(t *testing.T) {
 	require.Equal(t, []int{10}, slots, "the copy waits for the stream, no worker does")
 	slots, _ = f.ahead()
 	require.Nil(t, slots)
-	require.Len(t, f.d.free, 1)
+	require.Len(t, slices.Collect(f.d.free.all), 1)
 	f.sim.Release()
 	require.NoError(t, copied.wait(t.Context()))
 	slots, _ = f.ahead()
@@ -326,7 +326,7 @@ func TestWaitingForABlock(t *testing.T) {
 		}
 		require.False(t, f.d.starving)
 		require.EqualValues(t, 3, f.d.requests.Load(), "the first that waits, and the first slot")
-		f.d.sort()
+		f.d.collect()
 		f.d.publish(f.e, f.d.newBlock(f.e))
 		seen := make(map[claim]bool)
 		for range 4 {

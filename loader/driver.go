@@ -35,7 +35,7 @@ type driver struct {
 	starving bool       // workers wait for a slot: release makes a request
 
 	epoch   *epoch
-	free    []*slot       // in memory order; the GPU may still use them
+	free    slotSet       // the GPU may still use them
 	held    []*slot       // filled, in the order of their batches' numbers
 	maxHold time.Duration // the longest that a batch is held
 	waited  bool          // the held batches are due when holding is false
@@ -92,7 +92,12 @@ func (d *driver) begin(e *epoch) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.epoch, d.held, d.released = e, nil, nil
-	d.free = slices.DeleteFunc(slices.Clone(d.l.slots), func(s *slot) bool { return s.lent.Load() })
+	d.free = newSlotSet(d.l.slots)
+	for _, s := range d.l.slots {
+		if !s.lent.Load() {
+			d.free.add(s)
+		}
+	}
 }
 
 // release takes back a slot from the consumer.
@@ -299,11 +304,11 @@ func (d *driver) onDevice(e *epoch, slots []*slot) []*slot {
 	return slots[:done]
 }
 
-// arrive sends slots to the loop.
+// arrive sends the slots of a copy to the loop.
 func (d *driver) arrive(e *epoch, slots []*slot) {
-	d.l.counters.samples.Add(int64(samples(slots)))
-	for _, s := range slots {
-		e.arrived <- s // never full
+	if len(slots) > 0 {
+		d.l.counters.samples.Add(int64(samples(slots)))
+		e.arrived <- slices.Clone(slots) // never full
 	}
 }
 

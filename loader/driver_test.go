@@ -47,7 +47,7 @@ func newDrivenOn(t *testing.T, link cudasim.Link, src Source, o Options, done ba
 
 // takeAll takes all slots.
 func (f *driven) takeAll() []*slot {
-	f.d.free = nil
+	clear(f.d.free.bits)
 	return f.l.slots
 }
 
@@ -81,6 +81,21 @@ func (f *driven) fill(slot, number int) *slot {
 	return one
 }
 
+// arrived returns the batches that have arrived.
+func (f *driven) arrived() []*slot {
+	for len(f.e.arrived) > 0 {
+		f.e.ready = append(f.e.ready, <-f.e.arrived...)
+	}
+	return f.e.ready
+}
+
+// next takes the first batch that has arrived.
+func (f *driven) next() *slot {
+	one := f.arrived()[0]
+	f.e.ready = f.e.ready[1:]
+	return one
+}
+
 // complete hands in batches, and drives.
 func (f *driven) complete(slots ...*slot) {
 	for _, one := range slots {
@@ -105,8 +120,8 @@ func (s *driven) copies() int { return s.sim.Calls("cudaMemcpyAsync") }
 func (s *driven) requireArrived(numbers ...int) {
 	s.Helper()
 	var got []int
-	for len(s.e.arrived) > 0 {
-		one := <-s.e.arrived
+	for len(s.arrived()) > 0 {
+		one := s.next()
 		got = append(got, one.number)
 		require.NoError(s, one.copied.Wait(s.Context()))
 		mem, err := download(s.l.dev, one.mem, len(one.indices)*300)
@@ -197,7 +212,7 @@ func TestNoCopyWaitsForTheNextOnesMemory(t *testing.T) {
 	s.sendTogether(s.fill(0, 0), s.fill(1, 1), s.fill(2, 2), s.fill(3, 3))
 	require.Equal(t, 2, s.copies())
 	for range 2 {
-		one := <-s.e.arrived
+		one := s.next()
 		require.NoError(t, one.copied.Wait(t.Context()), "the stream is busy, and the batch is there")
 	}
 	require.False(t, s.l.slots[2].copied.Done(t.Context()))
@@ -214,15 +229,15 @@ func TestBatchesWaitWhileTheLinkIsBusy(t *testing.T) {
 	for i := range 2 {
 		s.complete(s.fill(i, i))
 		require.Equal(t, i+1, s.copies(), "the link has room")
-		require.Len(t, s.e.arrived, i+1)
+		require.Len(t, s.arrived(), i+1)
 	}
 	for i := range 5 {
 		s.complete(s.fill(2+i, 2+i))
 	}
 	require.Equal(t, 2, s.copies())
-	require.Len(t, s.e.arrived, 2)
+	require.Len(t, s.arrived(), 2)
 	s.sim.Release()
-	require.Eventually(t, func() bool { return len(s.e.arrived) == 7 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(s.arrived()) == 7 }, time.Minute, time.Millisecond)
 	require.Equal(t, 3, s.copies())
 	s.requireArrived(0, 1, 2, 3, 4, 5, 6)
 }
@@ -284,7 +299,7 @@ func TestBatchesThatWaitWhenTheLoopEnds(t *testing.T) {
 			s.e.fail(3, errBad)
 		}
 		s.p.cancel(nil)
-		require.Eventually(t, func() bool { return len(s.e.arrived) == arrives && !s.d.holding.Load() && s.d.requests.Load() == 0 }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return len(s.arrived()) == arrives && !s.d.holding.Load() && s.d.requests.Load() == 0 }, time.Minute, time.Millisecond)
 		s.sim.Release()
 		s.requireArrived([]int{0, 1, 2, 3, 4}[:arrives]...)
 	}
@@ -392,8 +407,8 @@ func TestBatchesOfOneCopyShareCalls(t *testing.T) {
 			return n
 		}
 		before, work := calls(), 0
-		for len(s.e.arrived) > 0 {
-			s.p.deliver(<-s.e.arrived, func(b *Batch, _ error) bool {
+		for len(s.arrived()) > 0 {
+			s.p.deliver(s.next(), func(b *Batch, _ error) bool {
 				require.NoError(t, b.Use(user))
 				require.NoError(t, b.Use(user), "again")
 				if test.works {
@@ -430,8 +445,8 @@ func TestBatchesOfOneCopyAreWaitedFor(t *testing.T) {
 	s.sim.Hold()
 	s.sendTogether(s.fill(0, 0), s.fill(1, 1), s.fill(2, 2))
 	require.Equal(t, 1, s.copies())
-	for len(s.e.arrived) > 0 {
-		s.p.deliver(<-s.e.arrived, func(b *Batch, _ error) bool {
+	for len(s.arrived()) > 0 {
+		s.p.deliver(s.next(), func(b *Batch, _ error) bool {
 			all.add(b)
 			return true
 		})
@@ -451,7 +466,7 @@ func TestTheNextUseRecordsTheEndsOfABatch(t *testing.T) {
 	users := []*cudart.Stream{stream(t, s.l.dev), stream(t, s.l.dev)}
 	use := func(number int, then func()) {
 		s.sendTogether(s.fill(0, number))
-		s.p.deliver(<-s.e.arrived, func(b *Batch, _ error) bool {
+		s.p.deliver(s.next(), func(b *Batch, _ error) bool {
 			for _, user := range users {
 				require.NoError(t, b.Use(user))
 				require.NoError(t, user.Memset(b.Field(0), 0, 8))
@@ -476,7 +491,7 @@ func TestTheNextUseRecordsTheEndsOfABatch(t *testing.T) {
 
 // take takes slots while there is one to be filled, and returns which they are.
 func (f *driven) take() (order []int) {
-	f.d.sort()
+	f.d.collect()
 	for s := f.d.take(nil); s != nil; s = f.d.take(nil) {
 		order = append(order, slices.Index(f.l.slots, s))
 	}
@@ -517,7 +532,7 @@ func TestTakeChoosesTheFirstCompletedSlot(t *testing.T) {
 	use(f.l.slots[3])
 	f.release(0, 1, 2, 3, 4)
 	require.Equal(t, []int{4, 2}, f.take(), "2 was never copied")
-	require.Equal(t, f.l.slots[3], f.d.free[f.d.oldest()])
+	require.Equal(t, f.l.slots[3], f.d.oldest())
 	f.release(2, 4)
 	f.sim.Release()
 	for _, s := range f.l.slots {
@@ -553,11 +568,11 @@ func TestTakeChoosesTheNextSlotOfABlock(t *testing.T) {
 	f.l.slots[1].begin(0, 0, 4)
 	require.True(t, f.d.copy(f.p, f.l.slots[1:2]))
 	f.release(3, 1)
-	f.d.sort()
+	f.d.collect()
 	require.Nil(t, after(0), "it is being copied")
 	require.Same(t, f.l.slots[3], after(2))
 	f.sim.Release()
 	require.NoError(t, f.l.slots[1].wait(t.Context()))
 	require.Same(t, f.l.slots[1], after(0))
-	require.Empty(t, f.d.free)
+	require.Empty(t, slices.Collect(f.d.free.all))
 }

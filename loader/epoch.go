@@ -25,7 +25,7 @@ type epoch struct {
 	loop    atomic.Pointer[loop]  // the running loop, or the last one
 	current atomic.Pointer[block] // the block that workers claim from; block.next is the one after it
 	filled  chan *slot            // to the driver, which copies them
-	arrived chan *slot            // to the loop: their copies are queued
+	arrived chan []*slot          // to the loop: their copy is queued
 
 	handed chan claim // to workers that wait for a block
 
@@ -55,7 +55,8 @@ type publishing struct {
 // The delivery of an epoch's batches belongs to the loop.
 type delivery struct {
 	got       batchSet      // batches that are delivered or done
-	early     map[int]*slot // batches that arrived before their turn
+	ready     []*slot       // batches that have arrived
+	early     map[int]*slot // those that came before their turn
 	consuming bool          // the loop is in phase consuming: also between batches, unless it waits
 }
 
@@ -81,7 +82,7 @@ func newEpoch(l *Loader, number int, done batchSet) *epoch {
 	n := len(l.slots)
 	e := &epoch{
 		l: l, number: number, done: done, last: new(block),
-		filled: make(chan *slot, n), arrived: make(chan *slot, n), handed: make(chan claim, l.o.Workers),
+		filled: make(chan *slot, n), arrived: make(chan []*slot, n), handed: make(chan claim, l.o.Workers),
 		epochEnd: epochEnd{failed: make(chan struct{}, 1)},
 		delivery: delivery{got: slices.Clone(done), early: make(map[int]*slot)},
 	}
@@ -253,48 +254,47 @@ func (p *loop) nextSlot() (*slot, error) {
 		case s != nil:
 			delete(e.early, want)
 			return s, nil
+		case len(e.ready) > 0:
+			if s, e.ready = e.ready[0], e.ready[1:]; l.o.Unordered || s.number == want {
+				return s, nil
+			}
+			e.early[s.number] = s
+			continue
 		case want == l.batches() && !e.draining.Swap(true):
 			l.setPhase(ending)
 			l.driver.request()
 		}
-		s, err := p.receive(want)
-		switch {
+		switch err := p.receive(want); {
 		case err == errDrained:
 			return nil, nil
 		case err != nil:
 			return nil, err
-		case s == nil:
-		case l.o.Unordered || s.number == want:
-			return s, nil
-		default:
-			e.early[s.number] = s
 		}
 	}
 }
 
-// receive waits for a slot to arrive. It returns the error that ends the epoch before the wanted batch, if there is one, and
+// receive waits for slots to arrive. It returns the error that ends the epoch before the wanted batch, if there is one, and
 // nil after a change of it, and when the loop's context ends.
-func (p *loop) receive(want int) (*slot, error) {
+func (p *loop) receive(want int) error {
 	e, l := p.e, p.e.l
 	select {
-	case s := <-e.arrived:
-		return s, nil
+	case e.ready = <-e.arrived:
+		return nil
 	default:
 	}
 	if err := e.failedBefore(want); err != nil {
-		return nil, err
+		return err
 	}
 	if e.consuming && !p.allRetained() && !e.draining.Load() {
 		e.consuming = false
 		l.setPhase(waiting)
 	}
 	select {
-	case s := <-e.arrived:
-		return s, nil
+	case e.ready = <-e.arrived:
 	case <-e.failed:
 	case <-p.ctx.Done():
 	}
-	return nil, nil
+	return nil
 }
 
 // deliver passes a batch to the loop's body for a turn, or longer if it is retained. It returns

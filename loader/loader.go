@@ -273,7 +273,7 @@ func (l *Loader) divide(host []byte) {
 	for i := range l.o.slots() {
 		from, off := i*l.host.bytes, i*l.layout.bytes
 		l.slots = append(l.slots, &slot{
-			host: host[from : from+l.host.bytes], off: off, mem: l.mem + cudart.DevPtr(off),
+			at: i, host: host[from : from+l.host.bytes], off: off, mem: l.mem + cudart.DevPtr(off),
 			indices: make([]int, l.layout.samples), skipped: make([]bool, l.layout.samples),
 		})
 	}

@@ -3,6 +3,7 @@ package loader
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
@@ -21,6 +22,7 @@ import (
 // A slot may become free at any time, also after errors. Its memory may be used again when
 // copied and using are completed.
 type slot struct {
+	at   int // index of the slot in the loader's memory
 	host []byte
 	off  int // offset of host in the loader's buffer
 	mem  cudart.DevPtr
@@ -108,4 +110,45 @@ func (s *slot) wait(ctx context.Context) error {
 		return err
 	}
 	return s.using.Wait(ctx)
+}
+
+// A slotSet is a set of the loader's slots: a bit for each, in memory order.
+type slotSet struct {
+	slots []*slot // all of the loader's
+	bits  []uint64
+}
+
+func newSlotSet(slots []*slot) slotSet { return slotSet{slots, make([]uint64, (len(slots)+63)/64)} }
+
+func (x *slotSet) add(s *slot)      { x.bits[s.at/64] |= 1 << (s.at % 64) }
+func (x *slotSet) remove(s *slot)   { x.bits[s.at/64] &^= 1 << (s.at % 64) }
+func (x *slotSet) has(s *slot) bool { return x.bits[s.at/64]&(1<<(s.at%64)) != 0 }
+
+// after returns the slot that follows s in memory, or nil if it is not in the set.
+func (x *slotSet) after(s *slot) *slot {
+	if s.at+1 == len(x.slots) || !x.has(x.slots[s.at+1]) {
+		return nil
+	}
+	return x.slots[s.at+1]
+}
+
+// first returns the first slot for which found returns true, or nil.
+func (x *slotSet) first(found func(*slot) bool) *slot {
+	for s := range x.all {
+		if found(s) {
+			return s
+		}
+	}
+	return nil
+}
+
+// all calls yield with each slot, until it returns false.
+func (x *slotSet) all(yield func(*slot) bool) {
+	for i, word := range x.bits {
+		for ; word != 0; word &= word - 1 {
+			if !yield(x.slots[64*i+bits.TrailingZeros64(word)]) {
+				return
+			}
+		}
+	}
 }

@@ -261,7 +261,7 @@ func TestCopyWaits(t *testing.T) {
 			slot.using.Record()
 		}
 		require.True(t, f.d.copy(f.p, l.slots[:1]))
-		<-f.e.arrived
+		f.next()
 		sim.Release()
 		require.NoError(t, slot.wait(t.Context()))
 		f.d.meter.collect()
