@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +96,7 @@ func Save(ctx context.Context, path string, tensors []SavedTensor, o SaveOptions
 // be called from any goroutine.
 //
 //	field              set by                          | read by
-//	files, copiers     Save                            | all, after that
+//	files, devices     Save                            | all, after that
 //	filled             goroutines that copy            | writers, which end when it is closed
 //	ctx                ended by the first error, which | all
 //	                   is its cause, and by the caller |
@@ -113,7 +114,7 @@ type Saving struct {
 	caller   context.Context
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	copiers  map[*cudart.Device]*transfer.Copier
+	devices  []*cudart.Device
 	pipeline *pipeline // nil before the copies
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
@@ -197,68 +198,30 @@ func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 	return nil
 }
 
-// copy copies the tensors to memory for the writers, and waits for these unless the memory is that of a snapshot.
+// copy copies the tensors to memory for the writers, and waits for these unless the memory is that of a snapshot. Beside
+// it the devices compute the checksums, and what earlier calls could not release is tried again.
 func (s *Saving) copy() (err error) {
-	s.copiers = map[*cudart.Device]*transfer.Copier{}
 	var beside sync.WaitGroup
-	defer func() {
-		if s.pipeline != nil {
-			s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
-		}
-	}()
-	defer func() {
-		beside.Wait()
-		if err == nil {
-			err = s.failure()
-		}
-		for dev, c := range s.copiers {
-			if failed := release(s.caller, dev.Runtime(), c); failed != nil {
-				err = errors.Join(err, fmt.Errorf("after the copies: %w", cause(failed)))
-			}
-		}
-	}()
-	if err := s.openCopiers(&beside); err != nil {
-		return err
-	}
-	if s.pipeline, err = newPipeline(s); err != nil {
-		return errors.Join(err, s.pipeline.release())
-	}
-	defer func() {
-		s.pipeline.complete()
-		err = errors.Join(err, s.pipeline.release())
-	}()
-	for _, f := range s.files {
-		if err := s.pipeline.copyFile(f); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// openCopiers opens a Copier onto each device, beside which the device computes the checksums, and what earlier calls
-// could not release is tried again.
-func (s *Saving) openCopiers(beside *sync.WaitGroup) error {
-	runtimes := map[*cudart.Runtime]bool{}
-	for _, f := range s.files {
-		for _, r := range f.runs {
-			if r.device == nil || s.copiers[r.device] != nil {
-				continue
-			}
-			if rt := r.device.Runtime(); !runtimes[rt] {
-				runtimes[rt] = true
-				beside.Go(func() { retryUnreleased(s.caller, rt) })
-			}
-			c, err := transfer.NewCopier(s.ctx, r.device, transfer.Options{})
-			if err != nil {
-				return cause(err)
-			}
-			s.copiers[r.device] = c
+	for _, dev := range s.devices {
+		beside.Go(func() {
+			retryUnreleased(s.caller, dev.Runtime())
 			if !s.o.NoChecksums {
-				beside.Go(func() { s.sumOn(r.device) })
+				s.sumOn(dev)
+			}
+		})
+	}
+	if s.pipeline, err = newPipeline(s); err == nil {
+		for _, f := range s.files {
+			if err = s.pipeline.copyFile(f); err != nil {
+				break
 			}
 		}
+		s.pipeline.complete()
 	}
-	return nil
+	err = errors.Join(err, s.pipeline.release())
+	beside.Wait()
+	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
+	return cmp.Or(err, s.failure())
 }
 
 // sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough.

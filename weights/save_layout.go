@@ -90,6 +90,9 @@ func (s *Saving) layOut(tensors []SavedTensor) error {
 			return fmt.Errorf("the tensors have more than %d bytes", math.MaxInt)
 		}
 		s.total += t.size
+		if dev := t.Memory.Device; t.size > 0 && dev != nil && !slices.Contains(s.devices, dev) {
+			s.devices = append(s.devices, dev)
+		}
 		placed = append(placed, t)
 	}
 	slices.SortStableFunc(placed, func(t, u savedAt) int { return -cmp.Compare(t.align(), u.align()) })

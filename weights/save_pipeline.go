@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -35,8 +34,6 @@ const (
 	memoryWriters = 16
 	// putBytes is how much memory is written at a time: it is in a core's cache then, after its checksum was computed.
 	putBytes = 1 << 20
-	// groupedBytes is the size of runs of a device that are copied by one call for many, at most.
-	groupedBytes = 256 << 10
 )
 
 // A pipeline copies pieces of files to leased memory, and writes them from there. With a pool of the caller's, writers
@@ -72,7 +69,7 @@ func newPipeline(s *Saving) (*pipeline, error) {
 			return n, err
 		}
 	}
-	for dev := range s.copiers {
+	for _, dev := range s.devices {
 		streams, err := newStreams(s.ctx, dev)
 		if err != nil {
 			return n, err
@@ -99,9 +96,8 @@ func newPipeline(s *Saving) (*pipeline, error) {
 func (n *pipeline) newPool() (err error) {
 	n.size = throughPiece
 	n.begin()
-	for dev := range n.copiers {
-		n.pool, err = pool.New(dev, pool.Options{MaxBytes: throughBytes, Buffer: hostmem.Options{Label: "weights save"}})
-		break
+	if len(n.devices) > 0 {
+		n.pool, err = pool.New(n.devices[0], pool.Options{MaxBytes: throughBytes, Buffer: hostmem.Options{Label: "weights save"}})
 	}
 	return err
 }
@@ -180,11 +176,8 @@ func (n *pipeline) complete() { close(n.filled) }
 func (n *pipeline) release() (err error) {
 	if n.through {
 		n.writing.Wait()
-		for dev := range n.copiers {
-			if n.pool != nil {
-				err = release(n.caller, dev.Runtime(), n.pool)
-			}
-			break
+		if n.pool != nil {
+			err = release(n.caller, n.devices[0].Runtime(), n.pool)
 		}
 	}
 	for dev, streams := range n.streams {
@@ -281,8 +274,7 @@ func (n *pipeline) copyFile(f *savedFile) error {
 	return n.failure()
 }
 
-// copyPiece copies the piece of a file from off on to leased memory by one of each device's streams, and uses up runs.
-// The pool takes the memory back when its copies are done, also those that were abandoned.
+// copyPiece copies the piece of a file from off on to leased memory by one of each device's streams. The pool takes the memory back when its copies are done, also those that were abandoned.
 func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream int) error {
 	size := int(runs[len(runs)-1].end() - off)
 	if n.through {
@@ -296,46 +288,24 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 	if err != nil {
 		return err
 	}
-	large := map[*cudart.Device][]savedRun{}
-	small := slices.DeleteFunc(runs, func(r savedRun) bool {
-		if r.device == nil || r.n <= groupedBytes {
-			return false
+	of := map[*cudart.Device][]savedRun{}
+	for _, r := range runs {
+		if r.device == nil {
+			copy(lease.Bytes()[r.off-off:], r.host)
+		} else {
+			of[r.device] = append(of[r.device], r)
 		}
-		large[r.device] = append(large[r.device], r)
-		return true
-	})
-	for dev, runs := range large {
+	}
+	for dev, runs := range of {
 		err = errors.Join(err, queueRuns(n.ctx, lease, off, runs, n.streams[dev][stream]))
 	}
-	if err == nil {
-		err = n.gather(lease.Bytes(), off, small)
-	}
-	for dev := range large {
+	for dev := range of {
 		err = errors.Join(err, await(n.ctx, n.streams[dev][stream]))
 	}
 	if err != nil {
 		return errors.Join(err, lease.Release())
 	}
 	n.filled <- filledPiece{f, off, lease.Bytes(), &lease}
-	return nil
-}
-
-// gather copies host memory and small runs that are within the range of a file from off on to memory for this range.
-func (n *pipeline) gather(mem []byte, off int64, runs []savedRun) error {
-	parts := map[*cudart.Device][]transfer.Part{}
-	for _, r := range runs {
-		to := mem[r.off-off:][:r.n]
-		if r.device == nil {
-			copy(to, r.host)
-		} else {
-			parts[r.device] = append(parts[r.device], transfer.Part{Device: r.ptr, Host: to})
-		}
-	}
-	for dev, parts := range parts {
-		if err := n.copiers[dev].DownloadAll(n.ctx, parts); err != nil {
-			return cause(err)
-		}
-	}
 	return nil
 }
 

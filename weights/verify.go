@@ -145,20 +145,12 @@ func (f *File) wrongBlocks(caller context.Context, c *checksums, blocks []int) (
 			cancel(errEnough)
 		}
 	}
-	atOnce := 1
-	if _, ok := f.r.(transfer.RangeOpener); ok {
-		atOnce = rangeBlocks
-	}
-	for range min(runtime.GOMAXPROCS(0), (len(blocks)+atOnce-1)/atOnce) {
+	units := f.units(c, blocks)
+	for range min(runtime.GOMAXPROCS(0), len(units)) {
 		running.Go(func() {
-			r := blockReader{f: f, c: c}
-			defer r.close()
-			for ctx.Err() == nil {
-				i := int(next.Add(int64(atOnce))) - atOnce
-				if i >= len(blocks) {
-					return
-				}
-				if err := r.compare(ctx, blocks[i:min(i+atOnce, len(blocks))], report); err != nil {
+			var mem []byte
+			for i := next.Add(1) - 1; i < int64(len(units)) && ctx.Err() == nil; i = next.Add(1) - 1 {
+				if err := f.compare(ctx, c, units[i], &mem, report); err != nil {
 					cancel(err)
 				}
 			}
@@ -177,72 +169,53 @@ func (f *File) wrongBlocks(caller context.Context, c *checksums, blocks []int) (
 // rangeBlocks is the number of blocks that are read by one range of a file that opens ranges.
 const rangeBlocks = 64
 
-// A blockReader reads blocks of a file, one behind the other.
-type blockReader struct {
-	f   *File
-	c   *checksums
-	mem []byte
-	// Of a file that opens ranges: the one that is open, nil if none is, and the offset of its next byte.
-	open io.ReadCloser
-	at   int64
+// units returns blocks that are neighbours in the file, and are read by one range where the file opens ranges.
+func (f *File) units(c *checksums, blocks []int) (units [][]int) {
+	_, ranges := f.r.(transfer.RangeOpener)
+	for first, n := 0, 0; first < len(blocks); first = n {
+		for n = first + 1; ranges && n < len(blocks) && n-first < rangeBlocks && c.blocks[blocks[n]].off == c.blocks[blocks[n-1]].end(); {
+			n++
+		}
+		units = append(units, blocks[first:n])
+	}
+	return units
 }
 
-// compare reports the blocks that are wrong.
-func (r *blockReader) compare(ctx context.Context, blocks []int, report func(int)) error {
-	for i, block := range blocks {
+// compare reads the blocks of a unit, and reports those that are wrong.
+func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byte, report func(int)) error {
+	read := f.read
+	if opener, ok := f.r.(transfer.RangeOpener); ok {
+		first, last := c.blocks[unit[0]], c.blocks[unit[len(unit)-1]]
+		var r io.ReadCloser
+		err := bounded.Guard(func() (err error) {
+			r, err = opener.OpenRange(ctx, first.off, last.end()-first.off)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("weights: read %s: %w", f.name, err)
+		}
+		defer r.Close() // which was only read
+		read = func(p []byte, off int64) error { return source{r: inOrder{r}, size: f.size, name: f.name}.read(p, off) }
+	}
+	for _, i := range unit {
+		b := c.blocks[i]
+		if cap(*mem) < b.n {
+			*mem = make([]byte, b.n)
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		b := r.c.blocks[block]
-		if cap(r.mem) < b.n {
-			r.mem = make([]byte, b.n)
-		}
-		end := b.end()
-		for _, next := range blocks[i+1:] {
-			if r.c.blocks[next].off == end {
-				end = r.c.blocks[next].end()
-			}
-		}
-		if err := r.read(ctx, r.mem[:b.n], b.off, end); err != nil {
+		if err := read((*mem)[:b.n], b.off); err != nil {
 			return err
 		}
-		if crc32.Checksum(r.mem[:b.n], castagnoli) != r.c.sums[block] {
-			report(block)
+		if crc32.Checksum((*mem)[:b.n], castagnoli) != c.sums[i] {
+			report(i)
 		}
 	}
 	return nil
 }
 
-// read reads bytes at an offset, and has those up to end sent.
-func (r *blockReader) read(ctx context.Context, p []byte, off, end int64) error {
-	opener, ok := r.f.r.(transfer.RangeOpener)
-	if !ok {
-		return r.f.read(p, off)
-	}
-	err := bounded.Guard(func() (err error) {
-		if r.open == nil || r.at != off {
-			r.close()
-			if r.open, err = opener.OpenRange(ctx, off, end-off); err != nil {
-				return err
-			}
-			r.at = off
-		}
-		n, err := io.ReadFull(r.open, p)
-		r.at += int64(n)
-		return err
-	})
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	if err != nil {
-		return fmt.Errorf("weights: read %s: %w", r.f.name, err)
-	}
-	return nil
-}
+// inOrder is an [io.ReaderAt] of a reader whose bytes are read in order.
+type inOrder struct{ io.Reader }
 
-func (r *blockReader) close() {
-	if r.open != nil {
-		_ = r.open.Close() // its bytes are here, or it is read no further
-		r.open = nil
-	}
-}
+func (r inOrder) ReadAt(p []byte, _ int64) (int, error) { return io.ReadFull(r.Reader, p) }

@@ -93,7 +93,7 @@ var started = map[string][]string{
 		"managed.movers.start",
 		"weights.loading.load",
 		"weights.loading.sumOnDevices",
-		"weights.Saving.openCopiers",
+		"weights.Saving.copy",
 		"weights.retryUnreleased",
 		"weights.pipeline.copyFile",
 	},
