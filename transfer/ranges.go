@@ -313,7 +313,11 @@ func (p target) stageFiles(ctx context.Context, r *Ranges, files *rangeFiles, re
 		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), lanes, section, n), Kernel: true})
 	}
 	lanes, section := files.lanes(n, sectionOf(n, 2*readers), read)
-	return p.stage(ctx, stage.Copy{N: n, Host: newReadAhead(lanes, section, inOrder(n))})
+	c := stage.Copy{N: n, Host: newReadAhead(lanes, section, inOrder(n))}
+	if len(files.own) > 0 {
+		c.Piece = scratchBytes // a remote reader is slower than one worker
+	}
+	return p.stage(ctx, c)
 }
 
 // readMemory returns a rangeReader of readers that have their bytes in memory.

@@ -177,3 +177,32 @@ func TestWorkersDriveConcurrently(t *testing.T) {
 		return s.ring.inUse() == 0 && s.workers.copying.Load() == 0
 	}, 10*time.Second, time.Millisecond)
 }
+
+// Workers do not spin for a job that waits for its reader, but after one that has ended.
+func TestWorkersSleepWhileTheReaderIsSlow(t *testing.T) {
+	t.Parallel()
+	s, _ := simulated(t, cudasim.Config{})
+	p := newWorkerPool(4, cores{}, newConcurrency(4))
+	s.workers = p // of its own: others copy too
+	const n = 4 * mib
+	mem := device(t, s.dev, n)
+	assert.False(t, p.stalled())
+	feed := &halves{memory: memory{mem: random(n, 3)}}
+	feed.half.Store(n / 2)
+	jobs := make(chan *Job, 1)
+	over := make(chan error, 1)
+	go func() {
+		_, err := s.Run(context.Background(), Copy{N: n, Host: watched{feed, jobs}, Queue: queueUp(mem)})
+		over <- err
+	}()
+	<-jobs
+	require.Eventually(t, p.stalled, time.Minute, time.Millisecond, "it waits for the second half")
+	began := time.Now()
+	for range 1000 {
+		assert.False(t, p.spin(p.published.Load()))
+	}
+	assert.Less(t, time.Since(began), 1000*maxSpin)
+	feed.more()
+	require.NoError(t, <-over)
+	assert.False(t, p.stalled())
+}

@@ -153,8 +153,8 @@ func (j *Job) released() bool {
 func (j *Job) run() {
 	if !j.small {
 		j.register()
-		defer j.unregister()
 		defer j.setActive(false)
+		defer j.unregister() // first, so that no worker takes the job for one that waits
 	}
 	j.Host.Start(j)
 	defer j.Host.Stop()
@@ -398,7 +398,7 @@ func (d *driver) beginGrace() {
 }
 
 // minSpin is the time for which a job's own goroutine polls, if it does not wait for the GPU,
-// before it sleeps.
+// before it sleeps. If all jobs wait for readers or writers, it sleeps at once.
 const minSpin = 30 * time.Microsecond
 
 // pause waits until the job may have work to do.
@@ -412,7 +412,9 @@ func (j *Job) pause() {
 			relax()
 		}
 		if !j.tryDrive() {
-			spin = minSpin
+			if spin = minSpin; !j.small && j.pools[0].stalled() {
+				spin = 0
+			}
 		}
 		select {
 		case <-j.wake:

@@ -292,13 +292,14 @@ func (p *workerPool) yield() {
 // waits should yield its core to them.
 func (p *workerPool) saturated() bool { return p.copying.free() <= 0 }
 
-// spin polls for work for maxSpin, and reports whether there may be some.
+// spin polls for work for maxSpin, and reports whether there may be some. It does not while there are only jobs that wait
+// for their readers or writers: several workers would spin all the time then, at four times the cost of the copy.
 func (p *workerPool) spin(seen uint64) bool {
 	defer p.spinning.Add(-1)
 	if procs := int32(runtime.GOMAXPROCS(0)); p.spinning.Add(1) > procs/4 {
 		return false
 	}
-	for begin := time.Now(); time.Since(begin) < maxSpin; {
+	for begin := time.Now(); time.Since(begin) < maxSpin && !p.stalled(); {
 		for range 16 {
 			if p.published.Load() != seen {
 				return true
@@ -307,6 +308,11 @@ func (p *workerPool) spin(seen uint64) bool {
 		}
 	}
 	return false
+}
+
+// stalled reports whether there are jobs, and none of them is active.
+func (p *workerPool) stalled() bool {
+	return p.active[toDevice].Load()+p.active[toHost].Load() == 0 && len(*p.jobs.Load()) > 0
 }
 
 // sleep waits until the worker is woken. It returns false when the worker is to end.
