@@ -3,6 +3,7 @@ package hostos
 import (
 	"errors"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -59,29 +60,42 @@ func (m *FileMapping) Unmap() error {
 }
 
 // MakePages allocates the pages of n bytes from an offset on, before they are written: all huge pages that begin in
-// them, and one that holds the first byte, if they end in the mapping. Pages are small from the first one on that
-// cannot be made huge, or takes long. What the kernel refuses is left to the writes. Several goroutines may call it.
+// them, and one that holds the first byte, if they end in the mapping. Pages are small where others use those of the
+// range, and from the first huge page on that cannot be made, or costs much. What the kernel refuses is left to the
+// writes. Several goroutines may call it.
 func (m *FileMapping) MakePages(off, n int) {
 	first := -int(uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes)))) & (HugePage - 1)
 	end := first + (len(m.Bytes)-first)&^(HugePage-1)
 	from, to := first+(off-first)&^(HugePage-1), first+(off+n-first+HugePage-1)&^(HugePage-1)
 	if from, to = max(from, first), min(to, end); from < to && !m.small.Load() {
-		began := time.Now()
-		if Collapse(m.Bytes[from:to]) != nil || time.Since(began) > maxHugePage*time.Duration((to-from)/HugePage) {
+		cost, err := cpuTimeOf(func() error { return Collapse(m.Bytes[from:to]) })
+		busy := err == unix.EAGAIN || err == unix.EBUSY || err == unix.EINTR
+		if err != nil && !busy || cost > maxHugePage*time.Duration((to-from)/HugePage) {
 			m.small.Store(true)
 		}
+		if err == nil {
+			Populate(m.Bytes[off:max(off, min(off+n, first))])
+			Populate(m.Bytes[min(max(off, end), off+n) : off+n])
+			return
+		}
 	}
-	switch {
-	case m.small.Load():
-		Populate(m.Bytes[off : off+n])
-	default:
-		Populate(m.Bytes[off:max(off, min(off+n, first))])
-		Populate(m.Bytes[min(max(off, end), off+n) : off+n])
-	}
+	Populate(m.Bytes[off : off+n])
 }
 
-// maxHugePage is the time for a huge page after which no more are made: memory has none without moving others.
+// maxHugePage is the CPU time for a huge page after which no more are made: memory has none without moving others. The
+// others take 0.2 to 0.7 ms of it, and longer in time where many threads make some, which wait for work on each core.
 const maxHugePage = 3 * time.Millisecond
+
+// cpuTimeOf returns the CPU time of a call that stays on its thread, 0 if it is not known.
+func cpuTimeOf(call func() error) (time.Duration, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var began, ended unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &began)
+	err := call()
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ended)
+	return time.Duration(ended.Nano() - began.Nano()), err
+}
 
 // Collapse makes mem, whole huge pages of a mapping, resident as huge pages (MADV_COLLAPSE, since Linux 6.1); each needs a
 // small page first.

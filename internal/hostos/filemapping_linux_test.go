@@ -3,10 +3,13 @@
 package hostos
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -64,4 +67,21 @@ func TestFileMapping(t *testing.T) {
 	}
 	_, err = MapFile(-1, 0, 1)
 	require.ErrorIs(t, err, unix.EBADF)
+}
+
+// The CPU time of a call is not the time that it waits.
+func TestCPUTimeOf(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("failed")
+	waited, err := cpuTimeOf(func() error { return cmp.Or(unix.Nanosleep(&unix.Timespec{Nsec: 3e8}, nil), failed) })
+	require.ErrorIs(t, err, failed)
+	assert.Less(t, waited, 150*time.Millisecond)
+	worked, err := cpuTimeOf(func() error {
+		for began := CPUTime(); CPUTime()-began < 20*time.Millisecond; {
+			_ = os.Getpid()
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	assert.Positive(t, worked)
 }
