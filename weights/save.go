@@ -115,7 +115,8 @@ type Saving struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	devices  []*cudart.Device
-	pipeline *pipeline // nil before the copies
+	summers  []atomic.Pointer[summer] // by device: nil until it is made, or if it cannot be made
+	pipeline *pipeline                // nil before the copies
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 	// abandoned is an error of a copy that may be under way.
@@ -202,11 +203,12 @@ func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 // it the devices compute the checksums, and what earlier calls could not release is tried again.
 func (s *Saving) copy() (err error) {
 	var beside sync.WaitGroup
-	for _, dev := range s.devices {
+	s.summers = make([]atomic.Pointer[summer], len(s.devices))
+	for i, dev := range s.devices {
 		beside.Go(func() {
 			retryUnreleased(s.caller, dev.Runtime())
 			if !s.o.NoChecksums {
-				s.sumOn(dev)
+				s.sumOn(i, dev)
 			}
 		})
 	}
@@ -220,16 +222,22 @@ func (s *Saving) copy() (err error) {
 	}
 	err = errors.Join(err, s.pipeline.release())
 	beside.Wait()
+	for i, dev := range s.devices {
+		if c := s.summers[i].Load(); c != nil {
+			err = errors.Join(err, release(s.caller, dev.Runtime(), c))
+		}
+	}
 	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
 	return cmp.Or(err, s.failure())
 }
 
 // sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough.
-func (s *Saving) sumOn(dev *cudart.Device) {
+func (s *Saving) sumOn(device int, dev *cudart.Device) {
 	c, err := newSummer(s.ctx, dev)
 	if err != nil {
 		return
 	}
+	s.summers[device].Store(c)
 	var list summing
 	for _, f := range s.files {
 		for _, r := range f.runs {
@@ -241,9 +249,6 @@ func (s *Saving) sumOn(dev *cudart.Device) {
 	if failed, err := list.run(s.ctx, c); err != nil {
 		at := slices.IndexFunc(s.files, func(f *savedFile) bool { return f.sums == failed.sums })
 		s.fail(s.files[at], failed.blocks[failed.block].off, fmt.Errorf("checksums on %v: %w", dev, err))
-	}
-	if err := release(s.caller, dev.Runtime(), c); err != nil {
-		s.end(fmt.Errorf("after the checksums on %v: %w", dev, err))
 	}
 }
 

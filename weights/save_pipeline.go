@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -57,6 +58,8 @@ type filledPiece struct {
 	off   int64
 	mem   []byte
 	lease *pool.Lease // nil for the caller's
+	// summed is set if a device has computed the checksums of the bytes in the lease.
+	summed bool
 }
 
 func newPipeline(s *Saving) (*pipeline, error) {
@@ -218,7 +221,7 @@ func (n *pipeline) put(p filledPiece, aligned []byte) (done int, err error) {
 		}
 		off := p.off + int64(done)
 		part := p.mem[done:min(done+putBytes-int(off&(putBytes-1)), len(p.mem))]
-		if p.sums != nil {
+		if p.sums != nil && !p.summed {
 			p.sums.add(off, part)
 		}
 		if aligned != nil && !isAligned(part) {
@@ -302,11 +305,21 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 	for dev := range of {
 		err = errors.Join(err, await(n.ctx, n.streams[dev][stream]))
 	}
-	if err != nil {
-		return errors.Join(err, lease.Release())
+	var by *summer
+	if err == nil && n.through && f.sums != nil {
+		by = n.summers[slices.Index(n.devices, runs[0].device)].Load()
 	}
-	n.filled <- filledPiece{f, off, lease.Bytes(), &lease}
-	return nil
+	if by != nil {
+		err = by.sumLease(n.ctx, f.sums, off, lease)
+	}
+	switch {
+	case err == nil:
+		n.filled <- filledPiece{f, off, lease.Bytes(), &lease, by != nil}
+		return nil
+	case by != nil:
+		return errors.Join(err, lease.Release(by.streams...))
+	}
+	return errors.Join(err, lease.Release())
 }
 
 // queueRuns queues the copies of runs of a stream's device to leased memory for a file from off on.
