@@ -2,6 +2,7 @@ package loader
 
 import (
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -12,6 +13,7 @@ import (
 type block struct {
 	slots   []*slot      // one for each batch, neighbours in memory
 	size    int          // samples in a claim
+	whole   bool         // each claim is a batch, which a worker fills quickly
 	each    int          // claims in a full batch
 	claims  int          // claims in all batches
 	before  int          // claims in all earlier blocks
@@ -30,7 +32,7 @@ func (b *block) divide(l *Loader) {
 	pieces := func(n, size int) int { return (n + size - 1) / size }
 	last := len(b.slots) - 1
 	b.size = l.layout.claimSize(len(b.slots), l.o.Workers)
-	if !l.sharesBatches() {
+	if b.whole = !l.sharesBatches(); b.whole {
 		b.size = l.layout.samples
 	}
 	b.each = pieces(l.layout.samples, b.size)
@@ -116,6 +118,7 @@ func (d *driver) newBlock(e *epoch) *block {
 		return nil
 	}
 	b.divide(d.l)
+	d.apart.Store(b.whole && 2*d.l.o.Workers <= runtime.GOMAXPROCS(0))
 	return b
 }
 

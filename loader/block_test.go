@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -139,10 +140,33 @@ func TestWholeBatchesOfQuickSources(t *testing.T) {
 			f.l.counters.retained.Store(0)
 			require.Equal(t, test.want, f.e.last.size)
 			require.Equal(t, 256/test.want, f.e.last.claims)
+			require.Equal(t, test.want == 256 && runtime.GOMAXPROCS(0) >= 8, f.d.apart.Load())
 			if test.transform {
 				require.Len(t, f.l.workers[0].list, 256)
 			}
 		})
+	}
+}
+
+// A worker that fills a whole batch requests the next block if there is none.
+func TestNextBlockOfWholeBatches(t *testing.T) {
+	t.Parallel()
+	for _, whole := range []bool{false, true} {
+		f := newBlocks(t, 400, nil)
+		f.d.publish(f.e, f.d.newBlock(f.e))
+		f.e.last.whole = whole
+		w := f.worker()
+		_, first := w.next(t.Context())
+		require.True(t, first, "there is none")
+		f.d.publish(f.e, f.d.newBlock(f.e))
+		f.e.last.whole = whole
+		f.d.publish(f.e, f.d.newBlock(f.e))
+		for claims := 1; claims < f.e.current.Load().claims; claims++ {
+			_, first = w.next(t.Context())
+			require.False(t, first)
+		}
+		_, first = w.next(t.Context())
+		require.Equal(t, !whole, first, "there is one")
 	}
 }
 

@@ -17,18 +17,20 @@ import (
 // which copies and streams have completed, and publishes blocks on the slots. One goroutine
 // drives at a time, mostly a worker. The others count a request, which that goroutine serves, and
 // go on. So a call that does not return occupies one thread, and neither workers nor loops wait
-// for it.
+// for it. Workers that fill whole batches quickly would lose a quarter of their time to these calls, and leave them to
+// a goroutine of its own if there are processors for it.
 //
 //	fields                                  | used by                   | under
 //	released, starving; epoch.waiting,      | any goroutine             | mu
 //	stopped, allPublished; slot.lent = false|                           |
-//	requests, holding, awaiting             | any goroutine             | atomic
+//	requests, holding, awaiting, apart      | any goroutine             | atomic
 //	the others; epoch.last, next            | the goroutine that drives | –
 type driver struct {
 	l        *Loader
 	requests atomic.Int32 // requests that are not served
 	holding  atomic.Bool  // a goroutine waits until the held batches are due
 	awaiting atomic.Bool  // a goroutine waits for a copy
+	apart    atomic.Bool  // workers do not drive
 
 	mu       sync.Mutex // not held during calls into CUDA
 	released []*slot    // slots that are not in free yet

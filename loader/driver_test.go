@@ -135,6 +135,21 @@ func (s *driven) requireArrived(numbers ...int) {
 	require.Equal(s, numbers, got)
 }
 
+// Workers that do not drive go on during a call that does not return.
+func TestAGoroutineOfItsOwnDrives(t *testing.T) {
+	t.Parallel()
+	s := newSending(t, 3, 4)
+	s.d.apart.Store(true)
+	unblock := s.sim.Block("cudaMemcpyAsync", cudasim.Fault{})
+	for i := range 3 {
+		s.e.filled <- s.fill(i, i)
+		require.True(t, s.p.tryDrive())
+	}
+	unblock()
+	require.Eventually(t, func() bool { return len(s.arrived()) == 3 && s.d.requests.Load() == 0 }, time.Minute, time.Millisecond)
+	s.requireArrived(0, 1, 2)
+}
+
 // Neighbours that are filled at once are one copy, whichever was filled first.
 func TestNeighboursAreOneCopy(t *testing.T) {
 	t.Parallel()

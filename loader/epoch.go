@@ -196,15 +196,20 @@ func (l *Loader) begin(ctx context.Context) (*loop, error) {
 	return p, nil
 }
 
-// tryDrive drives on a worker's goroutine, unless another goroutine drives. Meanwhile the loop
+// tryDrive drives on a worker's goroutine, unless another goroutine drives or is to. Meanwhile the loop
 // does not wait for the goroutine. It returns false if the loop has ended: then the goroutine
 // must return.
 func (p *loop) tryDrive() (mine bool) {
-	if p.e.l.driver.requests.Add(1) > 1 {
+	d := &p.e.l.driver
+	if d.apart.Load() {
+		d.request()
+		return true
+	}
+	if d.requests.Add(1) > 1 {
 		return true
 	}
 	p.workers.End()
-	p.e.l.driver.drive()
+	d.drive()
 	return p.workers.Begin()
 }
 

@@ -99,14 +99,15 @@ func (w *worker) work(p *loop) {
 }
 
 // next takes a claim. It returns false if there is none, or the loop ends. first reports whether it
-// is the first claim of a block.
+// is the first claim of a block, and the worker has to make a request for the next one. A worker that fills a whole
+// batch makes one soon, so that it does not if there is a block already.
 func (w *worker) next(ctx context.Context) (ok, first bool) {
 	e := w.e
 	for ctx.Err() == nil {
 		b := e.current.Load()
 		var c claim
 		if n := int(b.claimed.Add(1)) - 1; n < b.claims {
-			c, first = b.at(n), n == 0
+			c, first = b.at(n), n == 0 && !(b.whole && b.next.Load() != nil)
 		} else if next := b.next.Load(); next != nil {
 			e.current.CompareAndSwap(b, next)
 			continue
