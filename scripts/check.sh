@@ -83,7 +83,10 @@ check_vet() {
 		files "$target" 0 >>"$seen"
 		echo "$target: ${packages[*]#"$(go list -m)/"}"
 		export GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0
-		((${#packages[@]} == 0)) || { go vet "${packages[@]}" && go build '-ldflags=-s -w' ./...; }
+		if ((${#packages[@]} > 0)); then # not "|| { a && b; }", whose a may fail without an end
+			go vet "${packages[@]}"
+			go build '-ldflags=-s -w' ./...
+		fi
 		[[ $target == "${targets[0]}" ]] || "$deadcode" -test ./... >/dev/null
 		unset GOOS GOARCH CGO_ENABLED
 	done
