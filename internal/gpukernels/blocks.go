@@ -42,9 +42,9 @@ const (
 const maxBlocks = 1 << 30
 
 // Copy queues copies of count blocks of size bytes on a stream, by processors blocks of 1024
-// threads: as many multiprocessors. A thread copies 16 bytes at a time if addresses, strides and the size are
-// multiples of 16, else 8, 4 or one. toHost is set if dst is on the other side of the link, and not if src is: it is
-// what lines are aligned to. No two blocks of dst may overlap,
+// threads: as many multiprocessors. Blocks may have any size and address. The words of 16 bytes that
+// have the first and the last byte of a block are read as a whole, and only the block's bytes are written. toHost is
+// set if dst is on the other side of the link, and not if src is. No two blocks of dst may overlap,
 // nor one of dst and one of src. The lists are read when the copies run. Copies of nothing are
 // ignored. Errors are those of [kernel.Kernel.Launch], and [cudart.ErrInvalidValue] for negative numbers.
 func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, processors int, toHost bool) error {

@@ -137,7 +137,7 @@ func BenchmarkBlocks(b *testing.B) {
 				}
 			}
 		}
-		for _, size := range []int{40, 4100} {
+		for _, size := range []int{40, 41, 508, 1026, 4097, 4098, 4100} {
 			for i, direction := range []string{"up", "down"} {
 				c := random(size, min(most, deviceBytes/size, poolBytes/size/2))
 				run(fmt.Sprintf("%s/Odd/%s/%dx%dB", w.name, direction, c.Count, size), c.Count*size, func() error {

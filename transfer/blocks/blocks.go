@@ -32,7 +32,7 @@ type Method int
 
 const (
 	// Quickest is ByEngine for one or two blocks, for blocks of 512 KiB and more, and for blocks that are one block on
-	// both sides, and else ByKernel: that took less time on an H200. Blocks whose size, strides and addresses are not all multiples of 4 are ByEngine from 8 KiB on.
+	// both sides, and else ByKernel: that took less time on an H200.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
@@ -58,8 +58,8 @@ func (m Method) String() string {
 
 // Options shape a [Copier].
 type Options struct {
-	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4, and 8 for blocks whose size,
-	// strides and addresses are not all multiples of 16.
+	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4, and 8 for blocks of less than
+	// 4 KiB whose size, strides and addresses are not all multiples of 16.
 	Processors int
 	// Method is the method of all copies.
 	Method Method
@@ -209,7 +209,7 @@ type Copy struct {
 
 	HostStride, DeviceStride int // bytes, 0 is Size
 
-	Size int // bytes of a block: copies by kernels are quick if all is a multiple of 16
+	Size int // bytes of a block
 	// Count is the number of blocks. 0 is the length of HostIndex or DeviceIndex, and without a list no block.
 	// Any other Count must be the length of these lists, which must have the same length. Beside a list in the
 	// device's memory alone it must be set.

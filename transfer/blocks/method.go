@@ -7,17 +7,11 @@ import "unsafe"
 const (
 	engineBlocks = 2         // at most
 	engineBytes  = 512 << 10 // of a block, at least
-	// engineSingleBytes is engineBytes for blocks that the kernel copies byte by byte: up at 4 and down at 8 GB/s.
-	engineSingleBytes = 8 << 10
 )
 
 // quickest returns the method that takes less time.
 func (c *Copy) quickest() Method {
-	least := engineBytes
-	if !c.aligned(4) {
-		least = engineSingleBytes
-	}
-	if c.Count <= engineBlocks || c.Size >= least || c.contiguous() {
+	if c.Count <= engineBlocks || c.Size >= engineBytes || c.contiguous() {
 		return ByEngine
 	}
 	return ByKernel
@@ -28,17 +22,19 @@ func (c *Copy) contiguous() bool {
 	return c.HostIndex == nil && c.DeviceIndex == nil && !c.listsOnDevice() && c.HostStride == c.Size && c.DeviceStride == c.Size
 }
 
-// aligned reports whether the kernel copies n bytes at a time or more, as in internal/gpukernels/src/blocks.cu.
+// aligned reports whether all blocks begin at multiples of n bytes and their size is one.
 func (c *Copy) aligned(n int) bool {
 	return (int(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host))))|int(c.Device)|c.HostStride|c.DeviceStride|c.Size)%n == 0
 }
 
-// The multiprocessors of a kernel by default. Four copy blocks of 4 KiB at 49 of 51 GB/s. Blocks of 4,100 bytes take eight:
-// 50 instead of 34 GB/s up (H200, 2026-11-29). Four of a C program's kernels slowed down work beside them about as
-// much as a copy engine does; these kernels were not measured so.
+// The multiprocessors of a kernel by default. Four copy blocks of 4 KiB at 50 and blocks of 4,098 bytes at 48 GB/s. Smaller
+// blocks that are not aligned to 16 bytes take eight: blocks of 1,026 bytes go up at 47 instead of 36 GB/s (H200,
+// 2026-11-29). Four of a C program's kernels slowed down work beside them about as much as a copy engine does; these
+// kernels were not measured so.
 const (
 	defaultProcessors   = 4
 	unalignedProcessors = 8
+	unalignedBytes      = 4 << 10 // of a block, below which it takes unalignedProcessors
 )
 
 // processorsOf returns the number of multiprocessors for a copy.
@@ -46,7 +42,7 @@ func (b *Copier) processorsOf(c *Copy) int {
 	switch {
 	case b.processors != 0:
 		return b.processors
-	case !c.aligned(16):
+	case c.Size < unalignedBytes && !c.aligned(16):
 		return unalignedProcessors
 	}
 	return defaultProcessors

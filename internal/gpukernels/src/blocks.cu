@@ -31,45 +31,71 @@ struct place {
 // Lists may be in the host's memory, so that reading a number takes as long as reading a block: numbers
 // are read while the blocks before are copied.
 
-// A row is 512 bytes that a warp copies at once, or as many of them as are of one block: n from lo on.
+// A row is 512 bytes that a warp copies at once, or as many of them as are of one block: n from lo on. The side on the
+// host begins at a multiple of 16 bytes.
 struct row {
 	u64 to, from;
 	u32 bounds; // lo, and n << 16
 };
 
-// copy_rows copies ROWS rows, from that of lane k on, and of these LOADS units a lane, with all loads in flight.
-template <class T, int ROWS, int LOADS> static __device__ __forceinline__ void copy_rows(row rows, int k, u32 at) {
-	const u32 WIDTH = 32 * sizeof(T); // of a load
-	T got[ROWS][LOADS];
-	u32 copied = 0; // a bit for each unit
+// straddle returns the 16 bytes from byte at, below 16, of a and b.
+static __device__ __forceinline__ uint4 straddle(uint4 a, uint4 b, u32 at) {
+	if (at & 8)
+		a.x = a.z, a.y = a.w, a.z = b.x, a.w = b.y, b.x = b.z, b.y = b.w;
+	if (at & 4)
+		a.x = a.y, a.y = a.z, a.z = a.w, a.w = b.x, b.x = b.y;
+	u32 bits = at % 4 * 8;
+	return make_uint4(__funnelshift_r(a.x, a.y, bits), __funnelshift_r(a.y, a.z, bits), __funnelshift_r(a.z, a.w, bits), __funnelshift_r(a.w, b.x, bits));
+}
+
+// copy_rows copies four rows, from that of lane k on, with all loads in flight. at is 16 times the number of the lane.
+// Blocks may have any size and address. The rows are read by aligned words of 16 bytes, which may have other bytes
+// beside those of the block: no page has only a part of such a word. In shared memory they are shifted. The target is
+// written by aligned words too, and by single bytes at the ends of a row, where a word has other bytes.
+__device__ __forceinline__ void copy_rows(row rows, int k, int at) {
+	const int ROWS = 4;
+	__shared__ uint4 shared[1024 / 32][33]; // a row of each warp: 33 words, if its source does not begin at a multiple of 16
+	uint4 *words = shared[threadIdx.x / 32];
+	uint4 got[ROWS];
+	u32 last[ROWS]; // the 33rd word: each of four lanes has a quarter
 #pragma unroll
 	for (int u = 0; u < ROWS; u++) {
 		u64 from = __shfl_sync(~0u, rows.from, k + u);
 		u32 bounds = __shfl_sync(~0u, rows.bounds, k + u);
-#pragma unroll
-		for (int i = 0; i < LOADS; i++)
-			if (at - (bounds & 0xFFFF) + i * WIDTH < bounds >> 16) {
-				got[u][i] = __ldcs((const T *)(from + at + i * WIDTH));
-				copied |= 1u << (u * LOADS + i);
-			}
+		int n = bounds >> 16, skew = from % 16, begin = (bounds & 0xFFFF) + skew, end = n ? begin + n : 0;
+		if (at + 16 > begin && at < end)
+			got[u] = __ldcs((const uint4 *)(from - skew + at));
+		if (end > 512 && at < 64)
+			last[u] = __ldcs((const u32 *)(from - skew + 512 + at / 4));
 	}
 #pragma unroll
 	for (int u = 0; u < ROWS; u++) {
+		__syncwarp();
+		words[at / 16] = got[u];
+		if (at < 64)
+			((u32 *)(words + 32))[at / 16] = last[u];
+		__syncwarp();
 		u64 to = __shfl_sync(~0u, rows.to, k + u);
-#pragma unroll
-		for (int i = 0; i < LOADS; i++)
-			if (copied >> (u * LOADS + i) & 1)
-				__stcs((T *)(to + at + i * WIDTH), got[u][i]);
+		u32 bounds = __shfl_sync(~0u, rows.bounds, k + u);
+		int skew = __shfl_sync(~0u, (u32)rows.from, k + u) % 16, shift = to % 16;
+		int begin = bounds & 0xFFFF, end = begin + (bounds >> 16);
+		int head = min(end, (begin + shift + 15 & ~15) - shift), tail = max(head, (end + shift & ~15) - shift); // whole words are between them
+		int word = at - shift;
+		if (word >= head && word < tail)
+			__stcs((uint4 *)(to + word), straddle(words[(word + skew) / 16], words[(word + skew) / 16 + 1], (word + skew) % 16));
+		int byte = at / 16 + (at < 256 ? begin : tail - 16);
+		if (byte < (at < 256 ? head : end))
+			__stcs((u8 *)(to + byte), ((u8 *)words)[byte + skew]);
 	}
 }
 
-// copy_large copies blocks of 512 bytes or more, of units of 4 bytes or more. Each warp copies successive rows. Those
-// of longer blocks begin at lines of 128 bytes of the link's side, so that no line crosses the link twice.
-static __device__ void copy_large(side dst, side src, u32 count, u64 size, u32 unit, bool to_host) {
+// copy_large copies large blocks. Each warp copies successive rows. Those of longer blocks begin at lines of 128 bytes
+// on the host's side, so that no line crosses the link twice.
+static __device__ void copy_large(side dst, side src, u32 count, u64 size, bool to_host) {
 	side host = to_host ? dst : src;
-	bool skewed = size >= 1024 && (host.base | host.stride) % 128 != 0;
+	u32 line = size >= 1024 ? 128 : 16;
 	u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, warps = gridDim.x * blockDim.x / 32, lane = threadIdx.x % 32;
-	u32 parts = (size + (skewed ? 127 : 0) + 511) / 512; // rows of a block
+	u32 parts = (size + ((host.base | host.stride) % line ? line - 1 : 0) + 511) / 512; // rows of a block
 	u64 all = (u64)count * parts, each = all / warps;
 	u32 more = all - each * warps, left = each + (warp < more); // rows of the warp
 	u64 first = each * warp + min(warp, more) + lane, block = first / parts;
@@ -84,7 +110,7 @@ static __device__ void copy_large(side dst, side src, u32 count, u64 size, u32 u
 		r.to = dst.base + to * dst.stride;
 		r.from = src.base + from * src.stride;
 		u64 begin = at.part * 512ull;
-		u32 skew = skewed ? (to_host ? r.to : r.from) % 128 : 0;
+		u32 skew = (to_host ? r.to : r.from) % line;
 		r.to += begin - skew;
 		r.from += begin - skew;
 		u32 lo = begin ? 0 : skew, n = lane < left ? min(size + skew - min(begin, size + skew), 512ull) - lo : 0;
@@ -95,12 +121,8 @@ static __device__ void copy_large(side dst, side src, u32 count, u64 size, u32 u
 			from = src.number(at.block);
 		}
 #pragma unroll 1
-		for (u32 k = 0; k < min(left, 32); k += 4) {
-			if (unit == 16)
-				copy_rows<uint4, 4, 1>(r, k, 16 * lane);
-			else
-				copy_rows<u32, 2, 4>(r, k, 4 * lane), copy_rows<u32, 2, 4>(r, k + 2, 4 * lane); // 64 registers are not enough for 4
-		}
+		for (u32 k = 0; k < min(left, 32); k += 4)
+			copy_rows(r, k, 16 * lane);
 	}
 }
 
@@ -128,8 +150,7 @@ static __device__ __forceinline__ void store(u64 to, uint4 got, u32 unit) {
 		__stcs((u8 *)to, (u8)got.x);
 }
 
-// copy_small copies smaller blocks, and those of single bytes, of less than 4 GiB. A thread copies a unit:
-// neighbouring threads have neighbouring units.
+// copy_small copies smaller blocks. A thread copies a unit: neighbouring threads have neighbouring units.
 static __device__ void copy_small(side dst, side src, u32 count, u32 size, u32 unit) {
 	const int UNROLL = 4; // units of a thread in flight
 	u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, units = size / unit;
@@ -170,19 +191,19 @@ static __device__ void copy_small(side dst, side src, u32 count, u32 size, u32 u
 	}
 }
 
-// pinned_blocks copies count blocks of size bytes, by 16 bytes where all addresses allow that, else
-// by 8, by 4 or by one. Block i of either side is at base + index[i] * stride, or without a list at
-// base + i * stride. Blocks of dst must not overlap. The threads of a block are a multiple of 32.
+// pinned_blocks copies count blocks of size bytes. Block i of either side is at base + index[i] * stride, or without a
+// list at base + i * stride. Blocks of dst must not overlap. The threads of a block are a multiple of 32.
 // to_host is not 0 if dst is on the other side of the link, and 0 if src is.
 extern "C" __global__ void __launch_bounds__(1024) pinned_blocks(u8 *dst, const u32 *dst_index, u64 dst_stride,
 	const u8 *src, const u32 *src_index, u64 src_stride, u32 count, u64 size, u32 to_host) {
 	side to(dst, dst_index, dst_stride), from(src, src_index, src_stride);
 	u64 all = (u64)dst | dst_stride | (u64)src | src_stride | size;
 	u32 unit = all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : 1;
-	if (size < 512 || unit == 1)
+	u32 least = unit == 1 ? 64 : unit == 4 ? 128 : 512; // of a large block (H200, 2026-11-29)
+	if (size < least)
 		copy_small(to, from, count, size, unit);
 	else
-		copy_large(to, from, count, size, unit, to_host);
+		copy_large(to, from, count, size, to_host);
 }
 
 // pinned_first_beyond finds the first of count indices that is limit or more. result[0] becomes its
