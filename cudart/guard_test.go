@@ -140,5 +140,5 @@ func TestThreadsWithoutContextGetOne(t *testing.T) {
 
 // wrongDevice returns the misuses of that kind.
 func wrongDevice(sim *cudasim.Sim) []cudasim.Misuse {
-	return slices.DeleteFunc(sim.Misuses(), func(m cudasim.Misuse) bool { return m.Kind != cudasim.WrongDevice })
+	return slices.DeleteFunc(sim.Misuses(), func(m cudasim.Misuse) bool { return m.Kind != "wrong device" })
 }

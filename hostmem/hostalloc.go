@@ -27,7 +27,7 @@ func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error)
 	b.host.learned.Store(&learned{refusal: refused})
 	b.notes = []string{fmt.Sprintf("%v: the memory comes from cudaHostAlloc, which pins more slowly", refused)}
 	var ignored []string
-	for i, set := range []bool{o.HugePages != HugePagesAuto, o.Chunk != 0, o.Node != DeviceNode, o.Fork, o.Dump} {
+	for i, set := range []bool{o.HugePages != 0, o.Chunk != 0, o.Node != 0, o.Fork, o.Dump} {
 		if set {
 			ignored = append(ignored, "Options."+[...]string{"HugePages", "Chunk", "Node", "Fork", "Dump"}[i])
 		}

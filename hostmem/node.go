@@ -11,16 +11,12 @@ import (
 	"github.com/gopinned/pinned/internal/linux"
 )
 
-// A Node is the NUMA node on which memory should reside. On hosts with several nodes copies
-// are faster with memory on the GPU's own node.
+// A Node is the NUMA node on which memory should reside. 0 is the node that the device is attached to: on
+// hosts with several nodes, copies are faster from there. [OnNode] returns the others.
 type Node int
 
-const (
-	// DeviceNode is the node that the device is attached to.
-	DeviceNode Node = 0
-	// AnyNode lets the kernel choose.
-	AnyNode Node = -1
-)
+// AnyNode lets the kernel choose.
+const AnyNode Node = -1
 
 // maxNodes is the largest number of nodes of a Linux kernel (CONFIG_NODES_SHIFT is at most 10).
 const maxNodes = 1 << 10
@@ -40,7 +36,7 @@ func (n Node) choose(ctx context.Context, dev *cudart.Device, system *pages.Syst
 	switch {
 	case n == AnyNode || len(system.Nodes) < 2:
 		return 0, false, ""
-	case n != DeviceNode:
+	case n != 0:
 		return int(n) - 1, true, ""
 	}
 	node, err := nodeOf(os.DirFS("/"), dev.PCIBusID())
@@ -61,7 +57,7 @@ func NodeOf(ctx context.Context, dev *cudart.Device) (node int, ok bool) {
 	if ctx == nil || dev == nil {
 		return 0, false
 	}
-	node, ok, _ = DeviceNode.choose(ctx, dev, pages.SystemOf(ctx))
+	node, ok, _ = Node(0).choose(ctx, dev, pages.SystemOf(ctx))
 	return node, ok
 }
 

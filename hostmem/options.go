@@ -10,18 +10,16 @@ import (
 	"github.com/gopinned/pinned/internal/raw"
 )
 
-// HugePages is the kind of pages that a buffer is made of.
+// HugePages is the kind of pages that a buffer is made of. 0 uses transparent huge pages where they
+// fit, from 2 MiB on: they pin about twice as fast, and copy at the same speed.
 type HugePages int
 
 const (
-	// HugePagesAuto uses transparent huge pages where they fit: from 2 MiB on.
-	// They pin about twice as fast, and copy at the same speed.
-	HugePagesAuto HugePages = iota
 	// HugePagesNever keeps to base pages, for hosts whose kernel stalls while
 	// it makes huge ones.
-	HugePagesNever
+	HugePagesNever HugePages = iota + 1
 	// HugeTLB takes pages of 2 MiB that the administrator reserved. Where the reserve has
-	// too few, pages are chosen as with HugePagesAuto, with a note in [Info]. Such a
+	// too few, pages are chosen as with 0, with a note in [Info]. Such a
 	// buffer reserves its size rounded up to the larger page.
 	HugeTLB
 	// HugeTLB1G takes reserved pages of 1 GiB, where there are too few as HugeTLB does.
@@ -84,7 +82,7 @@ func (o Options) check() error {
 		return fmt.Errorf("Options.Align of %d bytes: must be a power of two", o.Align)
 	case o.Chunk < 0 || o.Chunk%chunkUnit != 0:
 		return fmt.Errorf("Options.Chunk of %d bytes: must be a multiple of 2 MiB", o.Chunk)
-	case o.HugePages < HugePagesAuto || o.HugePages > HugeTLB1G:
+	case o.HugePages < 0 || o.HugePages > HugeTLB1G:
 		return fmt.Errorf("Options.HugePages of %d: no such value", o.HugePages)
 	case o.Node < AnyNode || o.Node > maxNodes:
 		return errors.New("Options.Node: Linux numbers nodes from 0 to 1023")

@@ -87,8 +87,8 @@ func TestNodes(t *testing.T) {
 		want int
 		ok   bool
 	}{
-		{DeviceNode, single, 0, false}, {OnNode(1), single, 0, false}, {AnyNode, several, 0, false},
-		{OnNode(0), several, 0, true}, {OnNode(1), several, 1, true}, {DeviceNode, several, 1, true},
+		{0, single, 0, false}, {OnNode(1), single, 0, false}, {AnyNode, several, 0, false},
+		{OnNode(0), several, 0, true}, {OnNode(1), several, 1, true}, {0, several, 1, true},
 	} {
 		node, ok, note := tc.node.choose(t.Context(), g.Dev, tc.sys)
 		assert.Equal(t, tc.ok, ok, "%+v", tc)
@@ -96,7 +96,7 @@ func TestNodes(t *testing.T) {
 		assert.Empty(t, note)
 	}
 	unknown := newSimFixture(t, cudasim.Config{Devices: []cudasim.DeviceConfig{{Attributes: map[cudart.Attr]int{cudart.AttrHostNumaID: -1}}}})
-	_, ok, note := DeviceNode.choose(t.Context(), unknown.Dev, several)
+	_, ok, note := Node(0).choose(t.Context(), unknown.Dev, several)
 	assert.False(t, ok)
 	assert.Contains(t, note, "node of device 0")
 }

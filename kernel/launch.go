@@ -13,15 +13,11 @@ import (
 // A Kernel is a function of a [Module] that runs on its device.
 type Kernel struct {
 	module   *Module
-	name     string
 	function raw.Function
 	limits   *raw.Limits // of function
 	parsed   bool        // if params are: CUDA has no query for them, and only PTX is parsed
 	params   []int       // sizes of its parameters in bytes
 }
-
-// MaxArgs is the number of arguments that a launch can have.
-const MaxArgs = raw.MaxArgs
 
 // A Dim is a number of blocks or threads in three dimensions. Y and Z are 1 if they are 0.
 type Dim struct{ X, Y, Z int }
@@ -99,14 +95,6 @@ func (k *Kernel) Limits() Limits {
 	return Limits(*k.limits)
 }
 
-// Name returns the name of the kernel in its code.
-func (k *Kernel) Name() string {
-	if !k.made() {
-		return ""
-	}
-	return k.name
-}
-
 // String returns the name and the device, for messages.
 func (k *Kernel) String() string {
 	if !k.made() {
@@ -134,7 +122,7 @@ func (k *Kernel) AllowShared(n int) error {
 }
 
 // Launch queues a run of the kernel on a stream (cuLaunchKernel), with
-// at most [MaxArgs] arguments. It allocates nothing. Parameters that are structs by value are
+// at most 32 arguments. It allocates nothing. Parameters that are structs by value are
 // not supported.
 //
 // The error wraps [cudart.ErrInvalidValue] if there are no blocks or threads, if the kernel allows
@@ -198,8 +186,8 @@ func (k *Kernel) checkShape(c Config) error {
 
 func (k *Kernel) checkArgs(args []Value) error {
 	switch {
-	case len(args) > MaxArgs:
-		return k.invalid("%d arguments: at most %d", len(args), MaxArgs)
+	case len(args) > raw.MaxArgs:
+		return k.invalid("%d arguments: at most %d", len(args), raw.MaxArgs)
 	case !k.parsed:
 		for i, a := range args {
 			if a.size == 0 || a.size > 8 {

@@ -162,7 +162,7 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 	if err != nil {
 		return nil, compiled(err)
 	}
-	return &Kernel{name: name, limits: f.Limits(), module: m, function: f, parsed: parsed, params: entry.Params}, nil
+	return &Kernel{limits: f.Limits(), module: m, function: f, parsed: parsed, params: entry.Params}, nil
 }
 
 // Close waits for the kernels that were launched, and unloads the code (cuModuleUnload). After the

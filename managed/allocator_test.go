@@ -108,7 +108,7 @@ func TestTheSimulatorReportsTouchesOfBusyMemoryWithoutConcurrentAccess(t *testin
 	sim.Release()
 	require.NoError(t, s.Synchronize(t.Context()))
 	require.Len(t, sim.Misuses(), 1)
-	assert.Equal(t, cudasim.BusyManagedMemory, sim.Misuses()[0].Kind)
+	assert.Equal(t, "busy managed memory", sim.Misuses()[0].Kind)
 	require.NoError(t, dev.Free(cudart.DevPtr(uintptr(p))))
 	require.NoError(t, s.Close())
 	require.NoError(t, rt.Close())

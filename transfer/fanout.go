@@ -80,16 +80,6 @@ func (f *Fanout) get() view {
 	return f.view
 }
 
-// Devices returns the devices, in the order of NewFanout.
-func (f *Fanout) Devices() (devs []*cudart.Device) {
-	if e := f.get().engine; e != nil {
-		for _, m := range e.members {
-			devs = append(devs, m.dev)
-		}
-	}
-	return devs
-}
-
 // Notes returns, in words, why devices that could access each other's memory do not pass bytes
 // on: a proof showed that copies between them do not arrive. It is nil if there is nothing to
 // report. It does not block.

@@ -110,7 +110,7 @@ func (b *fanTrial) n(operation string) int {
 	return len(b.want)
 }
 
-func (b *fanTrial) fixture() *fanFixture { return &fanFixture{TB: b.TB, devs: b.f.Devices(), f: b.f} }
+func (b *fanTrial) fixture() *fanFixture { return &fanFixture{TB: b.TB, devs: b.rt.Devices(), f: b.f} }
 
 // requireWorks runs an operation that is to succeed.
 func (b *fanTrial) requireWorks(name, what string) {
@@ -315,7 +315,7 @@ func TestADeviceOfAFanoutThatIsLost(t *testing.T) {
 				cells = append(cells, cell{dims, func(t *testing.T) {
 					cfg, operation := fanConfigs[config], fanOperations[name]
 					b := newFanTrial(t, cfg, file, want)
-					dev := b.f.Devices()[1-lost]
+					dev := b.rt.Devices()[1-lost]
 					c, err := NewCopier(t.Context(), dev, Options{})
 					require.NoError(t, err)
 					var once sync.Once

@@ -248,11 +248,11 @@ func (s *scan) conclude(found []byte, want content) difference {
 		}
 	}
 	if at := s.staleAt(); at != "" {
-		d.Cause, d.At = CauseStale, at
+		d.Cause, d.At = causeStale, at
 	} else if k := shift(found, want, s.shown); k != 0 {
-		d.Cause, d.ShiftBytes = CauseShifted, k
+		d.Cause, d.ShiftBytes = causeShifted, k
 	} else if !s.varies && s.bad >= shownBytes {
-		d.Cause = CauseConstant
+		d.Cause = causeConstant
 	}
 	return d
 }
@@ -283,7 +283,7 @@ func shift(found []byte, want content, regions []span) int {
 		if r.to-r.from < shownBytes {
 			continue
 		}
-		if want.pattern == Counter {
+		if want.pattern == patternCounter {
 			return counterShift(found, want, r.from, regions)
 		}
 		return searchShift(found, want, r.from, regions)

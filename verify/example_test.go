@@ -30,7 +30,7 @@ func ExampleRun() {
 	_, dev, closeAll := device()
 	defer closeAll()
 	report, err := verify.Run(context.Background(), dev, verify.Plan{
-		Paths: []verify.Path{verify.PathPinned, verify.PathPageable},
+		Paths: []verify.Path{"pinned", "pageable"},
 		Sizes: []int{1, 4097, 2<<20 + 1},
 	})
 	if err != nil {
@@ -48,10 +48,10 @@ func ExamplePlan() {
 	_, dev, closeAll := device()
 	defer closeAll()
 	report, err := verify.Run(context.Background(), dev, verify.Plan{
-		Paths:    []verify.Path{verify.PathPinned},
+		Paths:    []verify.Path{"pinned"},
 		Sizes:    []int{65537},
 		Streams:  []int{4}, // which share each copy
-		Patterns: []verify.Pattern{verify.Counter},
+		Patterns: []verify.Pattern{"counter"},
 		Offsets:  []verify.Offset{{Source: 1, Device: 3, Return: 5}},
 		Variants: 1,
 		NoStale:  true,
@@ -66,10 +66,10 @@ func ExamplePlan() {
 // A mismatch says where it is and what the bytes are.
 func ExampleMismatch() {
 	m := verify.Mismatch{
-		Case:                verify.Case{Path: verify.PathPinned, Pattern: verify.Counter, SizeBytes: 8192, Streams: 1},
+		Case:                verify.Case{Path: "pinned", Pattern: "counter", SizeBytes: 8192, Streams: 1},
 		FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8191, BadBytes: 4096, BadBits: 16384, Regions: 1,
 		ExpectedHex: "0010", FoundHex: "9383",
-		PageBytes: 4096, PageOf: "device address", Cause: verify.CauseStale, At: "device",
+		PageBytes: 4096, PageOf: "device address", Cause: "stale", At: "device",
 	}
 	fmt.Println(m)
 	// Output: pinned counter 8 KiB: 4096 of 8192 bytes wrong, the first at offset 4096: expected 00 10, found 93 83; follows 4 KiB pages of the device address; stale: the upload did not arrive
@@ -79,7 +79,7 @@ func ExampleMismatch() {
 func Example_memoryLifetime() {
 	sim, dev, closeAll := device()
 	defer closeAll()
-	plan := verify.Plan{Paths: []verify.Path{verify.PathRegistered, verify.PathCopier}, Sizes: []int{1000}}
+	plan := verify.Plan{Paths: []verify.Path{"registered", "copier"}, Sizes: []int{1000}}
 	if _, err := verify.Run(context.Background(), dev, plan); err != nil {
 		log.Fatal(err)
 	}

@@ -19,9 +19,9 @@ func TestWhichFlipsAreSeen(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	const n = 4096
-	tr := newTrip(t, dev, nil, PathPinned, n, 1)
+	tr := newTrip(t, dev, nil, pathPinned, n, 1)
 	defer func() { assert.NoError(t, tr.release(t.Context())) }()
-	c := Case{Path: PathPinned, Pattern: Random, SizeBytes: n, Streams: 1}
+	c := Case{Path: pathPinned, Pattern: patternRandom, SizeBytes: n, Streams: 1}
 	want := content{pattern: c.Pattern, seed: 7}
 	at := tr.targets[0].of(c)
 	flip := func(p cudart.DevPtr) {
@@ -57,8 +57,8 @@ func TestAThousandFlips(t *testing.T) {
 	for seed := uint64(0); seed < 1000; seed += uint64(hosttest.Stride()) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		n := 1 + r.IntN(9000)
-		tr := newTrip(t, dev, nil, PathPinned, n, 1)
-		c := Case{Path: PathPinned, Pattern: Random, SizeBytes: n, Streams: 1}
+		tr := newTrip(t, dev, nil, pathPinned, n, 1)
+		c := Case{Path: pathPinned, Pattern: patternRandom, SizeBytes: n, Streams: 1}
 		want := content{pattern: c.Pattern, seed: seed}
 		mask := byte(1) << r.IntN(8)
 		require.NoError(t, tr.poison(t.Context(), c, want))

@@ -29,17 +29,17 @@ func loadKernels(ctx context.Context, dev *cudart.Device) (gpu, error) {
 	return m, nil
 }
 
-// atMemorySpeed returns the content of PathDeviceMemory, whose random bytes are cheaper to
+// atMemorySpeed returns the content of the path device_memory, whose random bytes are cheaper to
 // compute.
 func (c content) atMemorySpeed() pattern.Content {
 	k := c.bytes()
-	if c.pattern == Random {
+	if c.pattern == patternRandom {
 		k.Kind = pattern.Hash
 	}
 	return k
 }
 
-// checkedByKernel does a case of PathKernel: a kernel checks what arrived, and then reads the
+// checkedByKernel does a case of the path kernel: a kernel checks what arrived, and then reads the
 // host memory that it came from.
 func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]difference, error) {
 	if err := t.poison(ctx, c, want); err != nil {
@@ -82,7 +82,7 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 		return mismatches, err
 	}
 	d := foundDifference(c, at, found, want.bytes()) // on the host they are right
-	d.Cause = CauseRead
+	d.Cause = causeRead
 	return []difference{d}, nil
 }
 
@@ -105,7 +105,7 @@ func foundDifference(c Case, at string, found gpukernels.Found, k pattern.Conten
 	return d
 }
 
-// filledByKernel does a case of PathDeviceMemory: kernels write other bytes, then the
+// filledByKernel does a case of the path device_memory: kernels write other bytes, then the
 // expected ones, and compare.
 func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismatches []difference, err error) {
 	s, p, k := t.streams[0], t.targets[0].of(c), want.atMemorySpeed()
@@ -131,7 +131,7 @@ func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismat
 			return nil, fmt.Errorf("read the first of %d wrong bytes: %w", found.Mismatches, err)
 		}
 		if d.Found[0] == d.Expected[0] {
-			d.Cause = CauseRead // by now it is right
+			d.Cause = causeRead // by now it is right
 		}
 		mismatches = append(mismatches, d)
 	}

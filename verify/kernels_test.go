@@ -34,7 +34,7 @@ func (g counted) CloseContext(ctx context.Context) error {
 func kernelRun(t *testing.T, plan Plan, change func(r *runner, sim *cudasim.Sim)) *Report {
 	t.Helper()
 	sim, dev := simulated(t, cudasim.Config{})
-	plan.Paths, plan.NoStale = []Path{PathKernel, PathDeviceMemory}, true
+	plan.Paths, plan.NoStale = []Path{pathKernel, pathDeviceMemory}, true
 	r, err := newRunner(t.Context(), dev, plan)
 	require.NoError(t, err)
 	var loaded, closed atomic.Int32
@@ -74,19 +74,19 @@ func TestContentsOfKernels(t *testing.T) {
 			c.fill(want, 3)
 			c.bytes().Fill(got, 3)
 			assert.True(t, bytes.Equal(want, got), "%s, mask %x", pattern, mask)
-			if pattern != Random {
+			if pattern != patternRandom {
 				assert.Equal(t, c.bytes(), c.atMemorySpeed())
 			}
 		}
 	}
-	assert.Equal(t, pattern.Hash, content{pattern: Random}.atMemorySpeed().Kind)
+	assert.Equal(t, pattern.Hash, content{pattern: patternRandom}.atMemorySpeed().Kind)
 }
 
 // An upload that does not arrive is found without the way back, and described by it.
 func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
-	r := kernelRun(t, Plan{Sizes: []int{n}, Patterns: []Pattern{Counter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{1}}, func(r *runner, sim *cudasim.Sim) {
+	r := kernelRun(t, Plan{Sizes: []int{n}, Patterns: []Pattern{patternCounter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{1}}, func(r *runner, sim *cudasim.Sim) {
 		load := r.load
 		r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
 			g, err := load(ctx, dev)
@@ -96,9 +96,9 @@ func TestKernelPathFindsWhatDidNotArrive(t *testing.T) {
 	require.ErrorIs(t, r.Err(), ErrMismatch)
 	require.Len(t, r.Mismatches, 2)
 	up, device := r.Mismatches[0], r.Mismatches[1]
-	assert.Equal(t, PathKernel, up.Path)
+	assert.Equal(t, pathKernel, up.Path)
 	assert.Equal(t, []int{77, 1, 1}, []int{up.FirstBadOffsetBytes, up.BadBytes, up.BadBits})
-	assert.Equal(t, PathDeviceMemory, device.Path)
+	assert.Equal(t, pathDeviceMemory, device.Path)
 	assert.Equal(t, []int{77, 1}, []int{device.FirstBadOffsetBytes, device.BadBytes})
 	assert.Equal(t, atDevice, device.At)
 	assert.NotEqual(t, device.FoundHex[:2], device.ExpectedHex[:2])
@@ -126,7 +126,7 @@ func (g spoiling) Compare(ctx context.Context, s *cudart.Stream, p cudart.DevPtr
 func TestKernelPathFindsWrongReads(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{atDevice, atSource} {
-		r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
+		r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{patternRandom}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
 			r.found = func(c Case, where string, f gpukernels.Found) gpukernels.Found {
 				if where == at {
 					return gpukernels.Found{Mismatches: 3, First: 90}
@@ -136,8 +136,8 @@ func TestKernelPathFindsWrongReads(t *testing.T) {
 		})
 		require.NotEmpty(t, r.Mismatches)
 		m := r.Mismatches[0]
-		assert.Equal(t, PathKernel, m.Path)
-		assert.Equal(t, CauseRead, m.Cause)
+		assert.Equal(t, pathKernel, m.Path)
+		assert.Equal(t, causeRead, m.Cause)
 		assert.Equal(t, at, m.At)
 		assert.Len(t, m.ExpectedHex, 20)
 		assert.Contains(t, m.String(), "3 of 100 bytes wrong, the first at offset 90, as a kernel reads the "+at+": expected ")
@@ -147,7 +147,7 @@ func TestKernelPathFindsWrongReads(t *testing.T) {
 // A byte written beside the target is found.
 func TestKernelPathsFindOverruns(t *testing.T) {
 	t.Parallel()
-	r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
+	r := kernelRun(t, Plan{Sizes: []int{100}, Patterns: []Pattern{patternRandom}, Offsets: []Offset{{}}, Streams: []int{1}}, func(r *runner, _ *cudasim.Sim) {
 		load := r.load
 		r.load = func(ctx context.Context, dev *cudart.Device) (gpu, error) {
 			g, err := load(ctx, dev)
@@ -156,7 +156,7 @@ func TestKernelPathsFindOverruns(t *testing.T) {
 	})
 	require.Len(t, r.Mismatches, 2)
 	for _, m := range r.Mismatches {
-		assert.Equal(t, CauseOverrun, m.Cause)
+		assert.Equal(t, causeOverrun, m.Cause)
 		assert.Equal(t, 100, m.FirstBadOffsetBytes)
 	}
 }

@@ -56,27 +56,28 @@ type Mismatch struct {
 // String returns the mismatch in one line.
 func (m Mismatch) String() string {
 	s := m.Case.String() + ": " + m.describe()
-	if m.Path == PathPeer && m.Cause != CauseOverrun {
+	if m.Path == pathPeer && m.Cause != causeOverrun {
 		s += "; if other paths are right, the path between the GPUs loses them: an IOMMU that translates (iommu=pt ends that) or access control (ACS) of a PCI Express bridge"
 	}
 	return s
 }
 
 // A Cause classifies a mismatch by its bytes. Empty stands for an unknown one.
+//
+//	stale     the bytes are the poison written before the copy. The copy did not arrive
+//	shifted   the bytes are the expected ones of another offset
+//	constant  all mismatched bytes have one value
+//	overrun   bytes outside the target were written
+//	read      a kernel on the device read other bytes than the expected ones, which a copy to the host shows to be
+//	          there. Found is empty
 type Cause string
 
 const (
-	// CauseStale: the bytes are the poison written before the copy. The copy did not arrive.
-	CauseStale Cause = "stale"
-	// CauseShifted: the bytes are the expected ones of another offset.
-	CauseShifted Cause = "shifted"
-	// CauseConstant: all mismatched bytes have one value.
-	CauseConstant Cause = "constant"
-	// CauseOverrun: bytes outside the target were written.
-	CauseOverrun Cause = "overrun"
-	// CauseRead: a kernel on the device read other bytes than the expected ones, which a copy
-	// to the host shows to be there. Found is empty.
-	CauseRead Cause = "read"
+	causeStale    Cause = "stale"
+	causeShifted  Cause = "shifted"
+	causeConstant Cause = "constant"
+	causeOverrun  Cause = "overrun"
+	causeRead     Cause = "read"
 )
 
 // A difference is how found bytes differ from expected ones: a [Mismatch] without its case.
@@ -148,12 +149,12 @@ func spaced(digits string) string {
 
 func (m Mismatch) describe() string {
 	var b strings.Builder
-	if m.Cause == CauseOverrun {
+	if m.Cause == causeOverrun {
 		fmt.Fprintf(&b, "%d bytes outside the %s's target written, from offset %d", m.BadBytes, m.At, m.FirstBadOffsetBytes)
 	} else {
 		fmt.Fprintf(&b, "%d of %d bytes wrong, the first at offset %d", m.BadBytes, m.SizeBytes, m.FirstBadOffsetBytes)
 	}
-	if m.Cause == CauseRead {
+	if m.Cause == causeRead {
 		fmt.Fprintf(&b, ", as a kernel reads the %s: expected %v; copied to the host they are right", m.At, spaced(m.ExpectedHex))
 		return b.String()
 	}
@@ -171,15 +172,15 @@ func (m Mismatch) describe() string {
 		fmt.Fprintf(&b, "; follows %s pages of the %s", units.ExactBytes(m.PageBytes), m.PageOf)
 	}
 	switch {
-	case m.Cause == CauseStale:
+	case m.Cause == causeStale:
 		fmt.Fprintf(&b, "; stale: %s did not arrive", staleText(m.At))
-	case m.Cause == CauseShifted:
+	case m.Cause == causeShifted:
 		side, k := "later", m.ShiftBytes
 		if k < 0 {
 			side, k = "earlier", -k
 		}
 		fmt.Fprintf(&b, "; the right bytes, but %s %s than they belong", units.ExactBytes(k), side)
-	case m.Cause == CauseConstant && m.FoundHex != "":
+	case m.Cause == causeConstant && m.FoundHex != "":
 		fmt.Fprintf(&b, "; every wrong byte is 0x%s", m.FoundHex[:2])
 	}
 	return b.String()

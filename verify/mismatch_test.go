@@ -42,24 +42,24 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 		text    string
 	}{
 		{
-			name: "one bit", pattern: Random, size: 5000,
+			name: "one bit", pattern: patternRandom, size: 5000,
 			spoil: func(b []byte, _ content) { b[1234] ^= 0x20 },
 			want:  difference{FirstBadOffsetBytes: 1234, LastBadOffsetBytes: 1234, BadBytes: 1, BadBits: 1, Regions: 1},
 			text:  "1 of 5000 bytes wrong, the first at offset 1234",
 		},
 		{
-			name: "the last byte", pattern: Zeros, size: 4097,
+			name: "the last byte", pattern: patternZeros, size: 4097,
 			spoil: func(b []byte, _ content) { b[4096] = 0x81 },
 			want:  difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 2, Regions: 1},
 			text:  "expected 00, found 81",
 		},
 		{
-			name: "a single wrong byte as the whole copy", pattern: Ones, size: 1,
+			name: "a single wrong byte as the whole copy", pattern: patternOnes, size: 1,
 			spoil: func(b []byte, _ content) { b[0] = 0xF0 },
 			want:  difference{BadBytes: 1, BadBits: 4, Regions: 1},
 		},
 		{
-			name: "a page of the device", pattern: Random, size: 64 * kib,
+			name: "a page of the device", pattern: patternRandom, size: 64 * kib,
 			origins: []origin{{pageOfSource, 0x10010}, {pageOfDevice, 0x20000 + 100}, {pageOfReturn, 0x30008}},
 			spoil:   func(b []byte, _ content) { flip(b, 2*4096-100, 3*4096-100) },
 			want: difference{FirstBadOffsetBytes: 8092, LastBadOffsetBytes: 12187, BadBytes: 4096, BadBits: 4 * 4096, Regions: 1,
@@ -67,35 +67,35 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			text: "follows 4 KiB pages of the device address",
 		},
 		{
-			name: "a zeroed page, right by chance at both edges", pattern: Counter, size: 64 * kib,
+			name: "a zeroed page, right by chance at both edges", pattern: patternCounter, size: 64 * kib,
 			origins: []origin{{pageOfReturn, 0x7000}},
 			spoil:   func(b []byte, _ content) { zero(b, 4096, 8192) },
 			want: difference{FirstBadOffsetBytes: 4097, LastBadOffsetBytes: 8185, Regions: 1,
-				PageBytes: 4096, PageOf: pageOfReturn, Cause: CauseConstant},
+				PageBytes: 4096, PageOf: pageOfReturn, Cause: causeConstant},
 			text: "every wrong byte is 0x00",
 		},
 		{
-			name: "64 KiB pages up to the end", pattern: Random, size: 200 * kib,
+			name: "64 KiB pages up to the end", pattern: patternRandom, size: 200 * kib,
 			origins: []origin{{pageOfSource, 0x10000}},
 			spoil:   func(b []byte, _ content) { flip(b, 128*kib, 200*kib) },
 			want: difference{FirstBadOffsetBytes: 128 * kib, LastBadOffsetBytes: 200*kib - 1, BadBytes: 72 * kib, BadBits: 4 * 72 * kib, Regions: 1,
 				PageBytes: 64 * kib, PageOf: pageOfSource},
 		},
 		{
-			name: "2 MiB pages from the start", pattern: Random, size: 5 * mib,
+			name: "2 MiB pages from the start", pattern: patternRandom, size: 5 * mib,
 			origins: []origin{{pageOfSource, 0x1000}, {pageOfReturn, 2 * mib}},
 			spoil:   func(b []byte, _ content) { flip(b, 0, 2*mib) },
 			want: difference{LastBadOffsetBytes: 2*mib - 1, BadBytes: 2 * mib, BadBits: 4 * 2 * mib, Regions: 1,
 				PageBytes: 2 * mib, PageOf: pageOfReturn},
 		},
 		{
-			name: "everything is no page", pattern: Random, size: 8192,
+			name: "everything is no page", pattern: patternRandom, size: 8192,
 			origins: []origin{{pageOfSource, 0}},
 			spoil:   func(b []byte, _ content) { flip(b, 0, 8192) },
 			want:    difference{LastBadOffsetBytes: 8191, BadBytes: 8192, BadBits: 4 * 8192, Regions: 1},
 		},
 		{
-			name: "every second page", pattern: Random, size: 8 * 4096,
+			name: "every second page", pattern: patternRandom, size: 8 * 4096,
 			origins: []origin{{pageOfDevice, 0x100000}},
 			spoil: func(b []byte, _ content) {
 				for i := 4096; i < len(b); i += 2 * 4096 {
@@ -107,54 +107,54 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			text: "4 KiB every 8 KiB",
 		},
 		{
-			name: "one byte in three", pattern: Ones, size: 3000,
+			name: "one byte in three", pattern: patternOnes, size: 3000,
 			spoil: func(b []byte, _ content) {
 				for i := 2; i < len(b); i += 3 {
 					b[i] ^= 1
 				}
 			},
 			want: difference{FirstBadOffsetBytes: 2, LastBadOffsetBytes: 2999, BadBytes: 1000, BadBits: 1000, Regions: 1,
-				StrideBytes: 3, StrideRunBytes: 1, Cause: CauseConstant},
+				StrideBytes: 3, StrideRunBytes: 1, Cause: causeConstant},
 		},
 		{
-			name: "a column of words, some bytes right by chance", pattern: Counter, size: 64 * kib,
+			name: "a column of words, some bytes right by chance", pattern: patternCounter, size: 64 * kib,
 			spoil: func(b []byte, _ content) {
 				for i := 512; i < len(b); i += 1000 {
 					zero(b, i, i+8)
 				}
 			},
 			want: difference{FirstBadOffsetBytes: 513, LastBadOffsetBytes: 65513, Regions: 66,
-				StrideBytes: 1000, StrideRunBytes: 8, Cause: CauseConstant},
+				StrideBytes: 1000, StrideRunBytes: 8, Cause: causeConstant},
 		},
 		{
-			name: "scattered", pattern: Zeros, size: 10000,
+			name: "scattered", pattern: patternZeros, size: 10000,
 			spoil: func(b []byte, _ content) { b[10], b[500], b[9000] = 1, 1, 1 },
 			want:  difference{FirstBadOffsetBytes: 10, LastBadOffsetBytes: 9000, BadBytes: 3, BadBits: 3, Regions: 3},
 			text:  "3 stretches",
 		},
 		{
-			name: "the download did nothing", pattern: Counter, size: 4099,
+			name: "the download did nothing", pattern: patternCounter, size: 4099,
 			spoil: func(b []byte, c content) { stale(b, c, atReturn, 0, len(b)) },
 			want: difference{LastBadOffsetBytes: 4098, BadBytes: 4099, BadBits: 4 * 4099, Regions: 1,
-				Cause: CauseStale, At: atReturn},
+				Cause: causeStale, At: atReturn},
 			text: "stale: the download did not arrive",
 		},
 		{
-			name: "the tail of the upload did not arrive", pattern: Zeros, size: 100000,
+			name: "the tail of the upload did not arrive", pattern: patternZeros, size: 100000,
 			origins: []origin{{pageOfSource, 0}},
 			spoil:   func(b []byte, c content) { stale(b, c, atDevice, 65536, len(b)) },
 			want: difference{FirstBadOffsetBytes: 65536, LastBadOffsetBytes: 99999, BadBytes: 34464, BadBits: 4 * 34464, Regions: 1,
-				PageBytes: 64 * kib, PageOf: pageOfSource, Cause: CauseStale, At: atDevice},
+				PageBytes: 64 * kib, PageOf: pageOfSource, Cause: causeStale, At: atDevice},
 			text: "stale: the upload did not arrive",
 		},
 		{
-			name: "two copies missing in parts", pattern: Random, size: 3000,
+			name: "two copies missing in parts", pattern: patternRandom, size: 3000,
 			spoil: func(b []byte, c content) {
 				stale(b, c, atDevice, 0, 1000)
 				stale(b, c, atHop, 2000, 2500)
 			},
 			want: difference{LastBadOffsetBytes: 2499, BadBytes: 1500, BadBits: 4 * 1500, Regions: 2,
-				Cause: CauseStale, At: atDevice + ", " + atHop},
+				Cause: causeStale, At: atDevice + ", " + atHop},
 			text: "stale: copies (device, second device buffer) did not arrive",
 		},
 	}
@@ -235,7 +235,7 @@ func TestDiffCountsAsByteByByte(t *testing.T) {
 func TestShiftIsFound(t *testing.T) {
 	t.Parallel()
 	const n = 256 * kib
-	for _, p := range []Pattern{Counter, Random} {
+	for _, p := range []Pattern{patternCounter, patternRandom} {
 		for _, k := range []int{1, 3, 8, 100, 4096, 64 * kib, -1, -8, -513, -4096} {
 			b, c := corrupt(p, n, func(b []byte, c content) {
 				from := max(k, 0)
@@ -244,7 +244,7 @@ func TestShiftIsFound(t *testing.T) {
 			})
 			d, ok := diff(b, c, nil)
 			require.False(t, ok)
-			assert.Equal(t, CauseShifted, d.Cause, "%s shifted by %d", p, k)
+			assert.Equal(t, causeShifted, d.Cause, "%s shifted by %d", p, k)
 			assert.Equal(t, k, d.ShiftBytes, "%s shifted by %d", p, k)
 		}
 	}
@@ -252,10 +252,10 @@ func TestShiftIsFound(t *testing.T) {
 
 func TestPageEdgesAreThoseOfOneAddress(t *testing.T) {
 	t.Parallel()
-	b, c := corrupt(Counter, 64*kib, func(b []byte, c content) { c.fill(b[7*4096:8*4096], 2*4096) })
+	b, c := corrupt(patternCounter, 64*kib, func(b []byte, c content) { c.fill(b[7*4096:8*4096], 2*4096) })
 	d, ok := diff(b, c, []origin{{pageOfDevice, 0x4000}})
 	require.False(t, ok)
-	assert.Equal(t, CauseShifted, d.Cause)
+	assert.Equal(t, causeShifted, d.Cause)
 	assert.Equal(t, 5*4096, d.ShiftBytes)
 	assert.Equal(t, 4096, d.PageBytes)
 	assert.Contains(t, d.of(Case{SizeBytes: 64 * kib}).describe(), "the right bytes, but 20 KiB later than they belong")
@@ -279,9 +279,9 @@ func TestShiftIsNotClaimedForOtherBytes(t *testing.T) {
 
 func TestMismatchAsTextAndJSON(t *testing.T) {
 	t.Parallel()
-	b, c := corrupt(Counter, 4097, func(b []byte, _ content) { b[9] ^= 0xFF })
+	b, c := corrupt(patternCounter, 4097, func(b []byte, _ content) { b[9] ^= 0xFF })
 	d, _ := diff(b, c, nil)
-	m := d.of(Case{Path: PathPinned, Pattern: Counter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4})
+	m := d.of(Case{Path: pathPinned, Pattern: patternCounter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4})
 	assert.Equal(t, "pinned counter 4 KiB + 1 B offsets 1/2/3 4 streams: 1 of 4097 bytes wrong, the first at offset 9: "+
 		"expected 00 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18, found ff 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18", m.String())
 	text, err := json.Marshal(m)

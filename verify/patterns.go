@@ -9,22 +9,22 @@ import (
 // A Pattern generates the bytes of a round trip. The byte at any offset is computed, so that
 // bytes which come back are compared with the pattern itself, and never with a second copy
 // of the sent bytes.
+//
+//	zeros        no bit is set
+//	ones         every bit is set
+//	alternating  0x55 at even offsets and 0xAA at odd ones
+//	walking_bit  one bit of each 8-byte word, moving up
+//	counter      each 8-byte word has its own byte offset, so that a misplaced word shows its place
+//	random       seeded, and different in every case
 type Pattern string
 
 const (
-	// Zeros has no bit set.
-	Zeros Pattern = "zeros"
-	// Ones has every bit set.
-	Ones Pattern = "ones"
-	// Alternating is 0x55 at even offsets and 0xAA at odd ones.
-	Alternating Pattern = "alternating"
-	// WalkingBit is one bit of each 8-byte word, moving up.
-	WalkingBit Pattern = "walking_bit"
-	// Counter has its own byte offset in each 8-byte word, so that a misplaced word shows
-	// its place.
-	Counter Pattern = "counter"
-	// Random is seeded, and different in every case.
-	Random Pattern = "random"
+	patternZeros       Pattern = "zeros"
+	patternOnes        Pattern = "ones"
+	patternAlternating Pattern = "alternating"
+	patternWalkingBit  Pattern = "walking_bit"
+	patternCounter     Pattern = "counter"
+	patternRandom      Pattern = "random"
 )
 
 const (
@@ -35,11 +35,11 @@ const (
 
 // patterns returns all patterns.
 func patterns() []Pattern {
-	return []Pattern{Zeros, Ones, Alternating, WalkingBit, Counter, Random}
+	return []Pattern{patternZeros, patternOnes, patternAlternating, patternWalkingBit, patternCounter, patternRandom}
 }
 
 // positional reports whether some of the pattern's bytes show their offset.
-func (p Pattern) positional() bool { return p == Counter || p == Random }
+func (p Pattern) positional() bool { return p == patternCounter || p == patternRandom }
 
 // A content is a pattern with its seed: a function from offset to byte. mask is
 // exclusive-ored into every byte: with a mask other than 0 the bytes differ from the
@@ -59,15 +59,15 @@ func (c content) masked(mask byte) content {
 func (c content) bytes() pattern.Content {
 	b := pattern.Content{Kind: pattern.Constant, Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
 	switch c.pattern {
-	case Ones:
+	case patternOnes:
 		b.Seed = ^uint64(0)
-	case Alternating:
+	case patternAlternating:
 		b.Seed = 0xAA55AA55AA55AA55
-	case WalkingBit:
+	case patternWalkingBit:
 		b.Kind = pattern.WalkingBit
-	case Counter:
+	case patternCounter:
 		b.Kind = pattern.Counter
-	case Random:
+	case patternRandom:
 		b.Kind = pattern.Random
 	default:
 		b.Seed = 0

@@ -16,15 +16,15 @@ import (
 func byteAt(p Pattern, seed uint64, off int) byte {
 	var w [8]byte
 	switch i := uint64(off / 8); p {
-	case Ones:
+	case patternOnes:
 		return 0xFF
-	case Alternating:
+	case patternAlternating:
 		return [2]byte{0x55, 0xAA}[off%2]
-	case WalkingBit:
+	case patternWalkingBit:
 		binary.LittleEndian.PutUint64(w[:], 1<<(i%64))
-	case Counter:
+	case patternCounter:
 		binary.LittleEndian.PutUint64(w[:], 8*i)
-	case Random:
+	case patternRandom:
 		binary.LittleEndian.PutUint64(w[:], pattern.Content{Kind: pattern.Random, Seed: seed}.Word(i))
 	}
 	return w[off%8]
@@ -73,7 +73,7 @@ func TestPoisonDiffersEverywhere(t *testing.T) {
 
 func TestEqualsSeesEveryByte(t *testing.T) {
 	t.Parallel()
-	c := content{pattern: Random, seed: 1}
+	c := content{pattern: patternRandom, seed: 1}
 	buf := make([]byte, 3*blockBytes+5)
 	c.fill(buf, 3)
 	for _, i := range []int{0, 1, 7, 8, blockBytes - 1, blockBytes, 2*blockBytes + 3, len(buf) - 1} {
@@ -87,7 +87,7 @@ func TestEqualsSeesEveryByte(t *testing.T) {
 func TestLargeBuffersInSegments(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	c := content{pattern: Counter}
+	c := content{pattern: patternCounter}
 	buf := make([]byte, 3*segmentBytes+4097)
 	require.NoError(t, fillAll(ctx, c, buf))
 	require.True(t, c.equals(buf, 0))
@@ -112,8 +112,8 @@ func TestLargeBuffersInSegments(t *testing.T) {
 func TestRandomSeedsDiffer(t *testing.T) {
 	t.Parallel()
 	a, b := make([]byte, 64), make([]byte, 64)
-	content{pattern: Random, seed: 1}.fill(a, 0)
-	content{pattern: Random, seed: 2}.fill(b, 0)
+	content{pattern: patternRandom, seed: 1}.fill(a, 0)
+	content{pattern: patternRandom, seed: 2}.fill(b, 0)
 	assert.NotEqual(t, a, b)
 }
 

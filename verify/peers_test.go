@@ -13,7 +13,7 @@ import (
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
-var withPeers = []Path{PathPeer, PathFanout}
+var withPeers = []Path{pathPeer, pathFanout}
 
 // peer returns device 1 of the Runtime of device 0.
 func peer(t *testing.T, dev *cudart.Device) *cudart.Device {
@@ -91,7 +91,7 @@ func TestADirectPathThatLosesBytes(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorIs(t, r.Err(), ErrMismatch)
 		for _, p := range r.Paths {
-			require.Equal(t, p.Path == PathPeer, p.MismatchCount > 0, "%v: %s", lost, p.Path)
+			require.Equal(t, p.Path == pathPeer, p.MismatchCount > 0, "%v: %s", lost, p.Path)
 		}
 		require.Contains(t, r.Mismatches[0].String(), "the path between the GPUs loses them: an IOMMU that translates (iommu=pt ends that) or access control (ACS)")
 	}
@@ -116,8 +116,8 @@ func TestPathsThatRequireAnotherDevice(t *testing.T) {
 	_, dev := simulated(t, cudasim.Config{})
 	r, err := newRunner(t.Context(), dev, Plan{})
 	require.NoError(t, err)
-	require.NotContains(t, r.plan.Paths, PathPeer)
-	require.NotContains(t, r.plan.Paths, PathFanout)
+	require.NotContains(t, r.plan.Paths, pathPeer)
+	require.NotContains(t, r.plan.Paths, pathFanout)
 	got, err := Run(t.Context(), dev, Plan{Paths: withPeers, Sizes: []int{1}, NoStale: true})
 	require.NoError(t, err)
 	require.Len(t, got.Skipped, 2)
@@ -135,20 +135,20 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	const n = 10000
-	tr := newTrip(t, dev, peer(t, dev), PathFanout, n+8, 1)
+	tr := newTrip(t, dev, peer(t, dev), pathFanout, n+8, 1)
 	whole := tr.source
 	onlyFirst := *whole // goes to one of the two devices
 	onlyFirst.upload = func(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {
 		return tr.copier.Upload(ctx, dst, whole.mem[off:off+n])
 	}
 	for _, pattern := range patterns() {
-		c := Case{Path: PathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
+		c := Case{Path: pathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
 		want := content{pattern: pattern, seed: 11}
 		tr.source = &onlyFirst
 		wrong, err := tr.run(t.Context(), c, want)
 		require.NoError(t, err)
 		require.Len(t, wrong, 1, pattern)
-		assert.Equal(t, []any{n, CauseStale, atPeer}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, pattern)
+		assert.Equal(t, []any{n, causeStale, atPeer}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, pattern)
 		tr.source = whole
 		wrong, err = tr.run(t.Context(), c, want)
 		require.NoError(t, err)
@@ -160,7 +160,7 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 // Calls of a small run fail in turn, with PINNED_SOAK each; nothing is left.
 func TestEveryCallOfATripByAnotherDeviceCanFail(t *testing.T) {
 	t.Parallel()
-	plan := Plan{Paths: withPeers, Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
+	plan := Plan{Paths: withPeers, Sizes: []int{100}, Patterns: []Pattern{patternRandom}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
 	failed, calls, step := 0, 1, 7
 	if long() {
 		step = 1

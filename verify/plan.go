@@ -12,55 +12,51 @@ import (
 	"github.com/gopinned/pinned/internal/units"
 )
 
-// A Path is a kind of host memory, with the calls that copy from and to it.
+// A Path is a kind of host memory, with the calls that copy from and to it. [Paths] returns all:
+//
+//	pinned         hostmem buffers, with asynchronous copies
+//	registered     ordinary mapped memory under cudaHostRegister, with asynchronous copies
+//	host_alloc     memory of cudaHostAlloc, with asynchronous copies
+//	pageable       Go heap memory, with synchronous copies
+//	mapped         memory of cudaHostAlloc that the device maps (cudaHostAllocMapped): copies on the device, to and
+//	               from its address of that memory
+//	managed        memory of cudaMallocManaged, which the CPU writes and reads
+//	managed_moved  managed memory that CPU and device write in turn: the device copies the CPU's bytes from device
+//	               memory, where they were prefetched, and writes bytes that the CPU reads on the host, where they
+//	               are prefetched back
+//	device_hop     pinned, with a copy to a second device buffer on the way
+//	peer           pinned, with a copy to another device and back on the way (cudaMemcpyPeerAsync), over NVLink or
+//	               PCI Express where the two have peer access, and else through the host. It needs Plan.Peer
+//	copier         Go heap memory by a Copier's Upload and Download
+//	copier_file    a file in memory by a Copier's UploadFrom and DownloadTo
+//	copier_io      a reader and a writer by a Copier's UploadReader and DownloadWriter
+//	copier_parts   many pieces of Go heap memory, of odd sizes, by a Copier's UploadAll and DownloadAll
+//	fanout         Go heap memory by a transfer.Fanout onto two devices, copied back from each by a Copier's
+//	               Download. It needs Plan.Peer
+//	kernel         mapped pinned memory, with asynchronous copies to the device, where a kernel checks the bytes that
+//	               arrived, without a copy back. Then the kernel reads the host memory itself. It needs a device
+//	               that runs kernels
+//	device_memory  memory of the device that kernels write and check, at its own speed. The pattern random has a
+//	               cheaper function there. It needs a device that runs kernels
 type Path string
 
 const (
-	// PathPinned is hostmem buffers, with asynchronous copies.
-	PathPinned Path = "pinned"
-	// PathRegistered is ordinary mapped memory under cudaHostRegister, with
-	// asynchronous copies.
-	PathRegistered Path = "registered"
-	// PathHostAlloc is memory of cudaHostAlloc, with asynchronous copies.
-	PathHostAlloc Path = "host_alloc"
-	// PathPageable is Go heap memory, with synchronous copies.
-	PathPageable Path = "pageable"
-	// PathMapped is memory of cudaHostAlloc that the device maps
-	// (cudaHostAllocMapped): copies on the device, to and from its address of
-	// that memory.
-	PathMapped Path = "mapped"
-	// PathManaged is memory of cudaMallocManaged, which the CPU writes and reads.
-	PathManaged Path = "managed"
-	// PathManagedMoved is managed memory that CPU and device write in next: the
-	// device copies the CPU's bytes from device memory, where they were prefetched, and
-	// writes bytes that the CPU reads on the host, where they are prefetched back.
-	PathManagedMoved Path = "managed_moved"
-	// PathHop is PathPinned with a copy to a second device buffer on the way.
-	PathHop Path = "device_hop"
-	// PathPeer is PathPinned with a copy to another device and back on the way
-	// (cudaMemcpyPeerAsync), over NVLink or PCI Express where the two have peer
-	// access, and else through the host. It needs Plan.Peer, as PathFanout does.
-	PathPeer Path = "peer"
-	// PathCopier is Go heap memory by a Copier's Upload and Download.
-	PathCopier Path = "copier"
-	// PathCopierFile is a file in memory by a Copier's UploadFrom and DownloadTo.
-	PathCopierFile Path = "copier_file"
-	// PathCopierIO is a reader and a writer by a Copier's UploadReader and
-	// DownloadWriter.
-	PathCopierIO Path = "copier_io"
-	// PathCopierParts is many pieces of Go heap memory, of odd sizes, by a
-	// Copier's UploadAll and DownloadAll.
-	PathCopierParts Path = "copier_parts"
-	// PathFanout is Go heap memory by a transfer.Fanout onto two devices. A Copier's
-	// Download copies it back from each.
-	PathFanout Path = "fanout"
-	// PathKernel is mapped pinned memory, with asynchronous copies to the device, where a
-	// kernel checks the bytes that arrived, without a copy back. Then the kernel reads the host
-	// memory itself. It needs a device that runs kernels.
-	PathKernel Path = "kernel"
-	// PathDeviceMemory is memory of the device that kernels write and check, at its own speed.
-	// Random has a cheaper function there. It needs a device that runs kernels.
-	PathDeviceMemory Path = "device_memory"
+	pathPinned       Path = "pinned"
+	pathRegistered   Path = "registered"
+	pathHostAlloc    Path = "host_alloc"
+	pathPageable     Path = "pageable"
+	pathMapped       Path = "mapped"
+	pathManaged      Path = "managed"
+	pathManagedMoved Path = "managed_moved"
+	pathHop          Path = "device_hop"
+	pathPeer         Path = "peer"
+	pathCopier       Path = "copier"
+	pathCopierFile   Path = "copier_file"
+	pathCopierIO     Path = "copier_io"
+	pathCopierParts  Path = "copier_parts"
+	pathFanout       Path = "fanout"
+	pathKernel       Path = "kernel"
+	pathDeviceMemory Path = "device_memory"
 )
 
 // A pathInfo has the requirements and properties of a path.
@@ -85,22 +81,22 @@ type pathInfo struct {
 var ownOrCallers = []int{0, 1} // streams
 
 var pathInfos = []pathInfo{
-	{path: PathPinned, open: newPinned, hostCopies: 2},
-	{path: PathRegistered, open: newRegistered, attr: cudart.AttrHostRegisterSupported, lacks: "registering host memory", hostCopies: 2},
-	{path: PathHostAlloc, open: hostAlloc(0), hostCopies: 2},
-	{path: PathPageable, open: newPageable, hostCopies: 2, streams: []int{0}},
-	{path: PathMapped, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", hostCopies: 2},
-	{path: PathManaged, open: newManaged, attr: cudart.AttrManagedMemory, lacks: "managed memory", managed: true, hostCopies: 2},
-	{path: PathManagedMoved, open: newMoved, attr: cudart.AttrConcurrentManagedAccess, lacks: "moving managed memory", managed: true, hostCopies: 2},
-	{path: PathHop, open: newPinned, hop: true, hostCopies: 2},
-	{path: PathPeer, open: newPinned, peer: true, hop: true, hostCopies: 2},
-	{path: PathCopier, open: newCopied, copier: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathCopierFile, open: newCopiedFile, copier: true, hostCopies: 4, streams: ownOrCallers},
-	{path: PathCopierIO, open: copied(uploadReader, downloadWriter), copier: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathCopierParts, open: copied(uploadParts, downloadParts), copier: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathFanout, open: newFanned, copier: true, peer: true, hostCopies: 2, streams: ownOrCallers},
-	{path: PathKernel, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", kernels: true, hostCopies: 2},
-	{path: PathDeviceMemory, kernels: true, streams: []int{1}},
+	{path: pathPinned, open: newPinned, hostCopies: 2},
+	{path: pathRegistered, open: newRegistered, attr: cudart.AttrHostRegisterSupported, lacks: "registering host memory", hostCopies: 2},
+	{path: pathHostAlloc, open: hostAlloc(0), hostCopies: 2},
+	{path: pathPageable, open: newPageable, hostCopies: 2, streams: []int{0}},
+	{path: pathMapped, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", hostCopies: 2},
+	{path: pathManaged, open: newManaged, attr: cudart.AttrManagedMemory, lacks: "managed memory", managed: true, hostCopies: 2},
+	{path: pathManagedMoved, open: newMoved, attr: cudart.AttrConcurrentManagedAccess, lacks: "moving managed memory", managed: true, hostCopies: 2},
+	{path: pathHop, open: newPinned, hop: true, hostCopies: 2},
+	{path: pathPeer, open: newPinned, peer: true, hop: true, hostCopies: 2},
+	{path: pathCopier, open: newCopied, copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: pathCopierFile, open: newCopiedFile, copier: true, hostCopies: 4, streams: ownOrCallers},
+	{path: pathCopierIO, open: copied(uploadReader, downloadWriter), copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: pathCopierParts, open: copied(uploadParts, downloadParts), copier: true, hostCopies: 2, streams: ownOrCallers},
+	{path: pathFanout, open: newFanned, copier: true, peer: true, hostCopies: 2, streams: ownOrCallers},
+	{path: pathKernel, open: newMapped, attr: cudart.AttrCanMapHostMemory, lacks: "mapped host memory", kernels: true, hostCopies: 2},
+	{path: pathDeviceMemory, kernels: true, streams: []int{1}},
 }
 
 // info returns the path's pathInfo, a zero one for an unknown path.
@@ -176,13 +172,13 @@ type Plan struct {
 	// Paths are combined with all Sizes and Streams. The default is all paths, but those
 	// by another device if Peer is nil.
 	Paths []Path
-	// Peer is the other device of PathPeer and PathFanout, of the same Runtime. Nil
+	// Peer is the other device of the paths peer and fanout, of the same Runtime. Nil
 	// leaves them out: no device is used but this one and the one that [Run] gets.
 	Peer *cudart.Device
 	// Sizes are the sizes of copies in bytes, each at least 1.
 	Sizes []int
 	// Streams are numbers of streams, from 1 to 64, that share a copy; a copy has
-	// no more than bytes. PathPageable uses none, PathDeviceMemory one; paths through a Copier are tried
+	// no more than bytes. The path pageable uses none, device_memory one; paths through a Copier are tried
 	// on its own streams and on one of the caller.
 	Streams []int
 	// Patterns generate the bytes. They are combined with Offsets as far as Variants
@@ -308,7 +304,7 @@ func (p Plan) sizes(path Path) []int {
 	if len(sizes) == 0 {
 		sizes = quickSizes
 		switch {
-		case p.Full && (path == PathPinned || path == PathRegistered || path == PathDeviceMemory):
+		case p.Full && (path == pathPinned || path == pathRegistered || path == pathDeviceMemory):
 			sizes = slices.Concat(fullSizes, fullLargeSizes)
 		case p.Full && path.info().copier:
 			sizes = fullCopierSizes

@@ -41,9 +41,9 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 				assert.Positive(t, sizes[n], "%s full=%v: size %d", path, full, n)
 			}
 			switch {
-			case path == PathPageable:
+			case path == pathPageable:
 				assert.Equal(t, map[int]int{0: len(cases)}, streams)
-			case path == PathDeviceMemory:
+			case path == pathDeviceMemory:
 				assert.Equal(t, map[int]int{1: len(cases)}, streams)
 			case path.info().copier:
 				assert.Equal(t, map[int]int{0: len(cases) / 2, 1: len(cases) / 2}, streams)
@@ -52,7 +52,7 @@ func TestPresetPlansCoverWhatTheyPromise(t *testing.T) {
 				assert.Positive(t, streams[4])
 				assert.Len(t, streams, 2)
 			}
-			if full && path == PathPinned {
+			if full && path == pathPinned {
 				assert.Positive(t, sizes[4*gib+4097])
 			}
 		}
@@ -64,30 +64,30 @@ func TestLargeCasesShowPlaces(t *testing.T) {
 	t.Parallel()
 	plan, err := Plan{Full: true}.normal()
 	require.NoError(t, err)
-	for _, c := range plan.cases(PathPinned) {
+	for _, c := range plan.cases(pathPinned) {
 		if c.SizeBytes >= largeBytes {
 			assert.True(t, c.Pattern.positional(), "%v", c)
 		}
 	}
-	plan.Patterns = []Pattern{Zeros}
-	assert.NotEmpty(t, plan.cases(PathPinned), "a plan of zeros alone keeps its large sizes")
+	plan.Patterns = []Pattern{patternZeros}
+	assert.NotEmpty(t, plan.cases(pathPinned), "a plan of zeros alone keeps its large sizes")
 }
 
 func TestCasesOfACustomPlan(t *testing.T) {
 	t.Parallel()
 	plan, err := Plan{
-		Paths: []Path{PathPinned}, Sizes: []int{9, 3, 3, 5000}, Streams: []int{2}, MaxBytes: 4096,
-		Patterns: []Pattern{Counter, Random}, Offsets: []Offset{{}, {1, 2, 3}}, Variants: 100,
+		Paths: []Path{pathPinned}, Sizes: []int{9, 3, 3, 5000}, Streams: []int{2}, MaxBytes: 4096,
+		Patterns: []Pattern{patternCounter, patternRandom}, Offsets: []Offset{{}, {1, 2, 3}}, Variants: 100,
 	}.normal()
 	require.NoError(t, err)
-	cases := plan.cases(PathPinned)
+	cases := plan.cases(pathPinned)
 	var want []Case
 	for _, size := range []int{3, 9} {
 		for _, p := range []struct {
 			Pattern
 			Offset
-		}{{Counter, Offset{}}, {Random, Offset{1, 2, 3}}, {Counter, Offset{1, 2, 3}}, {Random, Offset{}}} {
-			want = append(want, Case{PathPinned, p.Pattern, size, p.Offset, 2})
+		}{{patternCounter, Offset{}}, {patternRandom, Offset{1, 2, 3}}, {patternCounter, Offset{1, 2, 3}}, {patternRandom, Offset{}}} {
+			want = append(want, Case{pathPinned, p.Pattern, size, p.Offset, 2})
 		}
 	}
 	assert.Equal(t, want, cases)
@@ -145,7 +145,7 @@ func TestOverrunReportsSideAndOffset(t *testing.T) {
 	after[3], after[4] = 0, 1
 	d, ok := overrun(atDevice, guard, after, 100)
 	assert.False(t, ok)
-	assert.Equal(t, []any{103, 104, 2, CauseOverrun, atDevice},
+	assert.Equal(t, []any{103, 104, 2, causeOverrun, atDevice},
 		[]any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.Cause, d.At})
 	assert.Equal(t, byte(0), d.Found[0])
 	assert.Equal(t, byte(guardByte), d.Expected[0])

@@ -112,7 +112,7 @@ func (r *runner) paths(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return canceled(ctx)
 	case err != nil:
-		r.fail(Case{Path: PathPinned}, err)
+		r.fail(Case{Path: pathPinned}, err)
 		r.report.FailureCount++
 	default:
 		r.report.Stale = &stale

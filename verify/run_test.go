@@ -99,7 +99,7 @@ func TestQuickPlan(t *testing.T) {
 	t.Logf("%d cases, %.3f GB verified in %v, %.2f GB/s; %v", r.Cases, float64(r.VerifiedBytes)/1e9, r.Duration, r.VerifiedGBPerS, r.Stale)
 	for _, p := range r.Paths {
 		t.Logf("%-14s %5d cases %12d bytes %v", p.Path, p.Cases, p.VerifiedBytes, p.Duration)
-		if p.Path == PathKernel || p.Path == PathDeviceMemory {
+		if p.Path == pathKernel || p.Path == pathDeviceMemory {
 			assert.Positive(t, p.Cases, p.Path)
 		}
 	}
@@ -115,7 +115,7 @@ func TestFullPlan(t *testing.T) {
 		plans[0].Sizes = []int{63, 4097}
 	case os.Getenv("PINNED_SOAK") == "":
 		plans[0].MaxBytes, plans[0].Variants = 16*mib+7, 8
-		plans = append(plans, Plan{Paths: []Path{PathPinned, PathDeviceMemory, PathCopier}, Sizes: []int{2*gib + 1, 4*gib + 4097}, Streams: []int{1}, Variants: 1, NoStale: true})
+		plans = append(plans, Plan{Paths: []Path{pathPinned, pathDeviceMemory, pathCopier}, Sizes: []int{2*gib + 1, 4*gib + 4097}, Streams: []int{1}, Variants: 1, NoStale: true})
 	}
 	dev := testgpu.Device(t)
 	for _, plan := range plans {
@@ -187,16 +187,16 @@ func TestCorruptionIsFound(t *testing.T) {
 		{"one byte late", func(b []byte) {
 			copy(b[guardBytes+1:guardBytes+n], slices.Clone(b[guardBytes:guardBytes+n-1]))
 		}, func(t *testing.T, m Mismatch) {
-			assert.Equal(t, CauseShifted, m.Cause)
+			assert.Equal(t, causeShifted, m.Cause)
 			assert.Equal(t, 1, m.ShiftBytes)
 		}},
 		{"a byte too many behind", func(b []byte) { b[guardBytes+n] = 1 }, func(t *testing.T, m Mismatch) {
-			assert.Equal(t, CauseOverrun, m.Cause)
+			assert.Equal(t, causeOverrun, m.Cause)
 			assert.Equal(t, atReturn, m.At)
 			assert.Equal(t, n, m.FirstBadOffsetBytes)
 		}},
 		{"a byte too many before", func(b []byte) { b[guardBytes-1] = 1 }, func(t *testing.T, m Mismatch) {
-			assert.Equal(t, CauseOverrun, m.Cause)
+			assert.Equal(t, causeOverrun, m.Cause)
 			assert.Equal(t, -1, m.FirstBadOffsetBytes)
 		}},
 	}
@@ -204,12 +204,12 @@ func TestCorruptionIsFound(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			_, dev := simulated(t, cudasim.Config{})
-			plan := Plan{Sizes: []int{n}, Patterns: []Pattern{Counter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{2}, NoStale: true}
+			plan := Plan{Sizes: []int{n}, Patterns: []Pattern{patternCounter}, Offsets: []Offset{{3, 5, 7}}, Streams: []int{2}, NoStale: true}
 			plan.MaxDetails = 100
 			// What kernels check does not come back to be spoiled.
 			plan.Paths = slices.DeleteFunc(Paths(), func(p Path) bool { return p.info().kernels || p.info().peer })
 			r := runTampered(t, dev, plan, func(c Case, came []byte) {
-				if c.Path != PathRegistered { // which stays right
+				if c.Path != pathRegistered { // which stays right
 					tt.spoil(came)
 				}
 			})
@@ -219,8 +219,8 @@ func TestCorruptionIsFound(t *testing.T) {
 			assert.Equal(t, cases-1, r.MismatchCount)
 			require.Len(t, r.Mismatches, cases-1)
 			for _, m := range r.Mismatches {
-				assert.NotEqual(t, PathRegistered, m.Path)
-				assert.Equal(t, Case{m.Path, Counter, n, Offset{3, 5, 7}, m.Streams}, m.Case)
+				assert.NotEqual(t, pathRegistered, m.Path)
+				assert.Equal(t, Case{m.Path, patternCounter, n, Offset{3, 5, 7}, m.Streams}, m.Case)
 				tt.check(t, m)
 			}
 			assert.Contains(t, r.Err().Error(), r.Mismatches[0].String())
@@ -231,21 +231,21 @@ func TestCorruptionIsFound(t *testing.T) {
 func TestPageOfTheReturningMemoryIsReported(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
-	plan := Plan{Paths: []Path{PathPinned}, Sizes: []int{65537}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
+	plan := Plan{Paths: []Path{pathPinned}, Sizes: []int{65537}, Patterns: []Pattern{patternRandom}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{1}, NoStale: true}
 	r := runTampered(t, dev, plan, func(_ Case, came []byte) {
 		clear(came[guardBytes-3:][2*4096 : 3*4096]) // the target begins 3 bytes into a page
 	})
 	require.Len(t, r.Mismatches, 1)
 	assert.Equal(t, 4096, r.Mismatches[0].PageBytes)
 	assert.Equal(t, pageOfReturn, r.Mismatches[0].PageOf)
-	assert.Equal(t, CauseConstant, r.Mismatches[0].Cause)
+	assert.Equal(t, causeConstant, r.Mismatches[0].Cause)
 }
 
 // A case counts once, whatever is wrong with it: a byte of its own, and one outside.
 func TestMismatchesAreCountedByCase(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
-	plan := Plan{Paths: []Path{PathPinned}, Sizes: []int{64}, Variants: 2, Streams: []int{1}, NoStale: true}
+	plan := Plan{Paths: []Path{pathPinned}, Sizes: []int{64}, Variants: 2, Streams: []int{1}, NoStale: true}
 	r := runTampered(t, dev, plan, func(_ Case, came []byte) {
 		came[0] ^= 1
 		came[guardBytes] ^= 1
@@ -264,7 +264,7 @@ func TestCasesBeyondFreeHostMemoryAreSkipped(t *testing.T) {
 	for _, c := range []struct {
 		path   Path
 		copies int // in host memory
-	}{{PathPinned, 2}, {PathPageable, 2}, {PathCopierFile, 4}} {
+	}{{pathPinned, 2}, {pathPageable, 2}, {pathCopierFile, 4}} {
 		for _, enough := range []bool{true, false} {
 			r, err := newRunner(t.Context(), dev, Plan{Paths: []Path{c.path}, Sizes: []int{1, n}, Variants: 1, Streams: []int{1}, NoStale: true})
 			require.NoError(t, err)
@@ -289,7 +289,7 @@ func TestCasesBeyondFreeHostMemoryAreSkipped(t *testing.T) {
 func TestDetailsAreBounded(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
-	plan := Plan{Paths: []Path{PathPinned}, Sizes: []int{64}, Variants: 100, Streams: []int{1}, MaxDetails: 3, NoStale: true}
+	plan := Plan{Paths: []Path{pathPinned}, Sizes: []int{64}, Variants: 100, Streams: []int{1}, MaxDetails: 3, NoStale: true}
 	r := runTampered(t, dev, plan, func(_ Case, came []byte) { came[guardBytes] ^= 1 })
 	assert.Equal(t, 48, r.MismatchCount)
 	assert.Len(t, r.Mismatches, 3)
@@ -315,7 +315,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 	_, dev := simulated(t, cudasim.Config{})
 	const n = 10000
 	for _, path := range []Path{
-		PathPinned, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopier, PathCopierFile, PathCopierIO, PathCopierParts,
+		pathPinned, pathPageable, pathMapped, pathManaged, pathManagedMoved, pathHop, pathCopier, pathCopierFile, pathCopierIO, pathCopierParts,
 	} {
 		for _, pattern := range patterns() {
 			tr := newTrip(t, dev, nil, path, n+8, 2)
@@ -334,7 +334,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 				wrong, err := tr.run(t.Context(), c, want)
 				require.NoError(t, err)
 				require.Len(t, wrong, 1, "%s %s: no %s", path, pattern, tt.at)
-				assert.Equal(t, []any{n, CauseStale, tt.at}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, "%s %s", path, pattern)
+				assert.Equal(t, []any{n, causeStale, tt.at}, []any{wrong[0].BadBytes, wrong[0].Cause, wrong[0].At}, "%s %s", path, pattern)
 			}
 			tr.source, tr.sink = source, back
 			wrong, err := tr.run(t.Context(), c, want)
@@ -350,13 +350,13 @@ func TestFailingCallIsReportedWithItsCase(t *testing.T) {
 	sim, dev := simulated(t, cudasim.Config{})
 	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Nth: 5, Code: cudart.ErrInvalidValue})
 	plan := small()
-	plan.Paths = []Path{PathHostAlloc}
+	plan.Paths = []Path{pathHostAlloc}
 	r, err := Run(t.Context(), dev, plan)
 	require.NoError(t, err)
 	require.ErrorIs(t, r.Err(), cudart.ErrInvalidValue)
 	assert.Equal(t, 1, r.FailureCount)
 	require.Len(t, r.Failures, 1)
-	assert.Equal(t, plan.caseAt(t, PathHostAlloc, 1), r.Failures[0].Case)
+	assert.Equal(t, plan.caseAt(t, pathHostAlloc, 1), r.Failures[0].Case)
 	assert.Contains(t, r.Failures[0].String(), "cudaMemcpyAsync")
 	assert.Equal(t, r.CasesPlanned-1, r.Cases, "all others were run")
 	assert.Zero(t, r.MismatchCount)
@@ -373,7 +373,7 @@ func TestPathEndsAfterFailuresInARow(t *testing.T) {
 	sim, dev := simulated(t, cudasim.Config{})
 	sim.Fail("cudaMemcpyAsync", cudasim.Fault{Times: -1, Code: cudart.ErrInvalidValue})
 	plan := small()
-	plan.Paths = []Path{PathRegistered, PathPageable}
+	plan.Paths = []Path{pathRegistered, pathPageable}
 	var last Progress
 	var reports []Report // as they were, and pointers to the same
 	var pointers []*Report
@@ -482,12 +482,12 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 		require.NoError(t, err)
 		requireClean(t, r)
 		require.Len(t, r.Skipped, 4)
-		assert.Equal(t, PathKernel, r.Skipped[3].Path)
+		assert.Equal(t, pathKernel, r.Skipped[3].Path)
 		assert.Contains(t, r.Skipped[0].Reason, "mapped host memory is not supported by device 0 (Simulated GPU): attribute 19 is 0")
 		assert.Contains(t, r.Skipped[1].Reason, "managed memory is not supported by device 0 (Simulated GPU): attribute 83 is 0")
-		assert.Equal(t, PathManaged, r.Skipped[1].Path)
+		assert.Equal(t, pathManaged, r.Skipped[1].Path)
 		assert.Contains(t, r.Skipped[2].Reason, "moving managed memory is not supported by device 0 (Simulated GPU): attribute 89 is 0")
-		assert.Equal(t, PathManagedMoved, r.Skipped[2].Path)
+		assert.Equal(t, pathManagedMoved, r.Skipped[2].Path)
 	})
 	t.Run("little device memory", func(t *testing.T) {
 		t.Parallel()
@@ -508,7 +508,7 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 		t.Parallel()
 		sim, dev := simulated(t, cudasim.Config{})
 		sim.Fail("cudaHostAlloc", cudasim.Fault{Times: 2, Code: cudart.ErrMemoryAllocation})
-		plan := Plan{Paths: []Path{PathHostAlloc}, Sizes: []int{4096, 2 * mib, 3 * mib, 9 * mib}, Streams: []int{1}, Variants: 1, NoStale: true}
+		plan := Plan{Paths: []Path{pathHostAlloc}, Sizes: []int{4096, 2 * mib, 3 * mib, 9 * mib}, Streams: []int{1}, Variants: 1, NoStale: true}
 		r, err := Run(t.Context(), dev, plan)
 		require.NoError(t, err)
 		requireClean(t, r)
@@ -529,7 +529,7 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 			paths = append(paths, s.Path)
 			assert.Contains(t, s.Reason, "cudaHostRegister")
 		}
-		assert.Equal(t, []Path{PathRegistered}, paths, "all else has memory from cudaHostAlloc")
+		assert.Equal(t, []Path{pathRegistered}, paths, "all else has memory from cudaHostAlloc")
 	})
 	t.Run("hosts that need not register", func(t *testing.T) {
 		t.Parallel()
@@ -548,7 +548,7 @@ func TestALimitOnPinnedMemory(t *testing.T) {
 	require.NoError(t, hostmem.SetLimits(hostmem.Limits{MaxShare: 1e-12}))
 	defer func() { require.NoError(t, hostmem.SetLimits(hostmem.Limits{})) }()
 	_, dev := simulated(t, cudasim.Config{})
-	plan := Plan{Paths: []Path{PathPinned, PathPageable, PathCopier}, Sizes: []int{100, 3 * mib}, Variants: 1, NoStale: true}
+	plan := Plan{Paths: []Path{pathPinned, pathPageable, pathCopier}, Sizes: []int{100, 3 * mib}, Variants: 1, NoStale: true}
 	r, err := Run(t.Context(), dev, plan)
 	require.NoError(t, err)
 	requireClean(t, r)
@@ -578,8 +578,8 @@ func positions(n int) (all []int) {
 func TestEveryCallCanFail(t *testing.T) {
 	t.Parallel()
 	plan := Plan{
-		Paths: []Path{PathPinned, PathRegistered, PathHostAlloc, PathPageable, PathMapped, PathManaged, PathManagedMoved, PathHop, PathCopierFile},
-		Sizes: []int{100}, Patterns: []Pattern{Random}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{2}, NoStale: true,
+		Paths: []Path{pathPinned, pathRegistered, pathHostAlloc, pathPageable, pathMapped, pathManaged, pathManagedMoved, pathHop, pathCopierFile},
+		Sizes: []int{100}, Patterns: []Pattern{patternRandom}, Offsets: []Offset{{1, 2, 3}}, Streams: []int{2}, NoStale: true,
 	}
 	// A run can go on without what the first ones say, the second ones are tried
 	// again, and the third ones are what else a wait can do.
@@ -645,13 +645,13 @@ func TestMemoryThatCannotBeReleasedIsReported(t *testing.T) {
 		fn    string
 		stays string
 	}{
-		{PathRegistered, "cudaHostUnregister", "4324 B (4.22 KiB) of host memory stays: cudaHostUnregister"},
-		{PathHostAlloc, "cudaFreeHost", "4324 B (4.22 KiB) of host memory stays: cudaFreeHost"},
-		{PathManaged, "cudaFree", "4324 B (4.22 KiB) of host memory stays: cudaFree"},
-		{PathPageable, "cudaFree", "4324 B (4.22 KiB) of device memory stays: cudaFree"},
-		{PathPinned, "cudaHostUnregister", "4324 B (4.22 KiB) of host memory stays: hostmem: "},
-		{PathPinned, "cudaStreamDestroy", "a stream stays: cudaStreamDestroy"},
-		{PathCopier, "cudaHostUnregister", "release: 8648 B (8.45 KiB) of host memory and 4324 B (4.22 KiB) of device memory stay allocated: copies may be under way: the pinned memory of a copier stays: "},
+		{pathRegistered, "cudaHostUnregister", "4324 B (4.22 KiB) of host memory stays: cudaHostUnregister"},
+		{pathHostAlloc, "cudaFreeHost", "4324 B (4.22 KiB) of host memory stays: cudaFreeHost"},
+		{pathManaged, "cudaFree", "4324 B (4.22 KiB) of host memory stays: cudaFree"},
+		{pathPageable, "cudaFree", "4324 B (4.22 KiB) of device memory stays: cudaFree"},
+		{pathPinned, "cudaHostUnregister", "4324 B (4.22 KiB) of host memory stays: hostmem: "},
+		{pathPinned, "cudaStreamDestroy", "a stream stays: cudaStreamDestroy"},
+		{pathCopier, "cudaHostUnregister", "release: 8648 B (8.45 KiB) of host memory and 4324 B (4.22 KiB) of device memory stay allocated: copies may be under way: the pinned memory of a copier stays: "},
 	} {
 		t.Run(string(test.path)+" "+test.fn, func(t *testing.T) {
 			t.Parallel()
@@ -683,7 +683,7 @@ var unanswered = []string{"cudaEventRecord", "cudaEventQuery", "cudaStreamQuery"
 // keeps failing: the copies are held here, as on a GPU that is busy.
 func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 	t.Parallel()
-	for i, path := range []Path{PathPinned, PathRegistered, PathHostAlloc, PathMapped, PathManaged, PathManagedMoved, PathHop} {
+	for i, path := range []Path{pathPinned, pathRegistered, pathHostAlloc, pathMapped, pathManaged, pathManagedMoved, pathHop} {
 		// While one call shows whether the work is done, it is waited for until the context ends.
 		for j, c := range []struct {
 			name    string
@@ -696,7 +696,7 @@ func TestNothingIsReleasedWhileCopiesMayRun(t *testing.T) {
 			{"none", nil},
 		} {
 			name, failing, canceled := c.name, c.failing, c.name != "all"
-			if !long() && path != PathPinned && i%5 != j {
+			if !long() && path != pathPinned && i%5 != j {
 				continue
 			}
 			t.Run(string(path)+" "+name, func(t *testing.T) {
@@ -867,14 +867,14 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		_ = Case{}.String() + Failure{}.String() + Skip{}.String() + Mismatch{}.String() + StaleResult{}.String()
 		assert.False(t, StaleResult{}.Shown())
 	})
-	assert.NotPanics(t, func() { _ = Mismatch{Cause: CauseConstant}.String() })
+	assert.NotPanics(t, func() { _ = Mismatch{Cause: causeConstant}.String() })
 }
 
 func TestReportAsJSON(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
 	plan := small()
-	plan.Paths = []Path{PathPinned}
+	plan.Paths = []Path{pathPinned}
 	r := runTampered(t, dev, plan, func(c Case, came []byte) {
 		if c.SizeBytes == 7 {
 			came[guardBytes] ^= 1
@@ -902,7 +902,7 @@ func TestManagedMemoryIsPrefetchedBothWays(t *testing.T) {
 	t.Parallel()
 	for _, streams := range []int{1, 4} {
 		sim, dev := simulated(t, cudasim.Config{})
-		plan := Plan{Paths: []Path{PathManagedMoved}, Sizes: []int{100, 65537, mib + 1}, Streams: []int{streams}, NoStale: true}
+		plan := Plan{Paths: []Path{pathManagedMoved}, Sizes: []int{100, 65537, mib + 1}, Streams: []int{streams}, NoStale: true}
 		r, err := Run(t.Context(), dev, plan)
 		require.NoError(t, err)
 		requireClean(t, r)

@@ -63,7 +63,7 @@ func StaleRead(ctx context.Context, dev *cudart.Device) (r StaleResult, err erro
 }
 
 func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, err error) {
-	t, err := defaultRunner(dev).newTrip(ctx, PathPinned, n, 1)
+	t, err := defaultRunner(dev).newTrip(ctx, pathPinned, n, 1)
 	if err != nil {
 		return r, err
 	}
@@ -72,8 +72,8 @@ func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, e
 }
 
 func (t *trip) staleRead(ctx context.Context, n int) (r StaleResult, err error) {
-	c := Case{Path: PathPinned, Pattern: Random, SizeBytes: n, Streams: 1}
-	want := content{pattern: Random, seed: uint64(n)}
+	c := Case{Path: pathPinned, Pattern: patternRandom, SizeBytes: n, Streams: 1}
+	want := content{pattern: patternRandom, seed: uint64(n)}
 	if err := t.poison(ctx, c, want); err != nil {
 		return r, err
 	}

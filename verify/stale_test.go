@@ -55,7 +55,7 @@ func holdDownload(sim *cudasim.Sim) {
 func TestStaleReadCountsWhatIsWrongAfterwards(t *testing.T) {
 	t.Parallel()
 	_, dev := simulated(t, cudasim.Config{})
-	tr := newTrip(t, dev, nil, PathPinned, mib, 1)
+	tr := newTrip(t, dev, nil, pathPinned, mib, 1)
 	tr.sink = lazy(tr.sink, 0, 0) // the download does nothing
 	r, err := tr.staleRead(t.Context(), mib)
 	require.NoError(t, err)

@@ -148,7 +148,7 @@ func (t *trip) connect(ctx context.Context) (err error) {
 	if err := t.malloc(atPeer, peer); err != nil {
 		return err
 	}
-	if t.path == PathFanout {
+	if t.path == pathFanout {
 		if t.fanout, err = transfer.NewFanout(ctx, []*cudart.Device{t.dev, peer}, transfer.Options{}); err != nil {
 			return err
 		}
@@ -262,9 +262,9 @@ func (t *trip) uses(s *cudart.Stream) {
 // ended.
 func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []difference, err error) {
 	switch t.path {
-	case PathKernel:
+	case pathKernel:
 		mismatches, err = t.checkedByKernel(ctx, c, want)
-	case PathDeviceMemory:
+	case pathDeviceMemory:
 		mismatches, err = t.filledByKernel(ctx, c, want)
 	default:
 		mismatches, err = t.roundTrip(ctx, c, want)
@@ -290,7 +290,7 @@ func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]differenc
 		t.tamper(c, t.returned(c))
 	}
 	mismatches, err := t.arrived(ctx, c, want, t.targets[0])
-	if err != nil || t.path != PathFanout || len(mismatches) > 0 {
+	if err != nil || t.path != pathFanout || len(mismatches) > 0 {
 		return mismatches, err
 	}
 	there, received := t.targets[1], t.returned(c)
@@ -388,7 +388,7 @@ func (t *trip) copies(ctx context.Context, c Case) error {
 		return err
 	}
 	last := t.targets[0]
-	if len(t.targets) > 1 && t.path != PathFanout {
+	if len(t.targets) > 1 && t.path != pathFanout {
 		if err := t.allBefore(t.streams[:1], k); err != nil {
 			return err
 		}
@@ -503,7 +503,7 @@ func (t *trip) overruns(c Case) (mismatches []difference, err error) {
 // overrun compares the guards around a target of n bytes.
 func overrun(at string, before, after []byte, n int) (d difference, ok bool) {
 	guard := bytes.Repeat([]byte{guardByte}, guardBytes)
-	d = difference{Cause: CauseOverrun, At: at}
+	d = difference{Cause: causeOverrun, At: at}
 	for _, side := range []struct {
 		found []byte
 		off   int

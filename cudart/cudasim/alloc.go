@@ -56,7 +56,7 @@ func (c *call) exact(addr uintptr, kind, or blockKind) (*block, cudart.Code) {
 	case b == nil || b.addr != addr || b.kind != kind && b.kind != or:
 		return nil, cudart.ErrInvalidValue
 	case b.freeing:
-		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", addr)
+		c.misuse(freedMemory, -1, "memory %#x was freed by cudaFreeAsync", addr)
 		return nil, cudart.ErrInvalidValue
 	}
 	return b, success

@@ -109,7 +109,7 @@ func (s *Sim) run(e *export, name string, a *arguments, id uint64, in injection)
 		t.keep(e, code)
 	}()
 	if t.inHost {
-		s.record(Misuse{Kind: CallFromHostFunction, Call: name, Thread: t.id, Current: t.device, Want: -1,
+		s.record(Misuse{Kind: callFromHostFunction, Call: name, Thread: t.id, Current: t.device, Want: -1,
 			Detail: "host functions must not call CUDA"})
 		return cudart.ErrNotPermitted
 	}
@@ -152,7 +152,7 @@ func (s *Sim) record(m Misuse) {
 }
 
 // misuse records a misuse by this call.
-func (c *call) misuse(kind MisuseKind, want int, format string, args ...any) {
+func (c *call) misuse(kind string, want int, format string, args ...any) {
 	c.record(Misuse{Kind: kind, Call: c.name, Thread: c.thread.id, Current: c.thread.device, Want: want,
 		Detail: fmt.Sprintf(format, args...)})
 }
@@ -161,7 +161,7 @@ func (c *call) misuse(kind MisuseKind, want int, format string, args ...any) {
 // current one.
 func (c *call) on(d *device, what string, h uintptr) {
 	if d != c.dev {
-		c.misuse(WrongDevice, d.ordinal, "%s %#x belongs to device %d", what, h, d.ordinal)
+		c.misuse(wrongDevice, d.ordinal, "%s %#x belongs to device %d", what, h, d.ordinal)
 	}
 }
 

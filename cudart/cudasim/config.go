@@ -63,7 +63,7 @@ type Config struct {
 	// ReuseHandles gives a new stream the handle of the stream that was destroyed
 	// last, as real drivers mostly do, also while the old stream's work goes on.
 	// Without it no handle is used twice, so that each use of a destroyed stream
-	// is a [StaleHandle].
+	// is a [Misuse] of the kind "stale handle".
 	ReuseHandles bool
 
 	// NoRegister makes every cudaHostRegister fail with cudaErrorNotSupported

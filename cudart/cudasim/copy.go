@@ -37,7 +37,7 @@ func (c *call) span(at uintptr, n int) (span, cudart.Code) {
 		b != nil && at+uintptr(n) > b.end():
 		return span{}, cudart.ErrInvalidValue
 	case b != nil && b.freeing:
-		c.misuse(FreedMemory, -1, "memory %#x was freed by cudaFreeAsync", at)
+		c.misuse(freedMemory, -1, "memory %#x was freed by cudaFreeAsync", at)
 		return span{}, cudart.ErrInvalidValue
 	}
 	return span{addr: at, n: n, block: b}, success
@@ -220,7 +220,7 @@ func (s *Sim) move(m *copying) cudart.Code {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.record(Misuse{Kind: UnmappedMemory, Call: "copy", Current: -1, Want: -1,
+	s.record(Misuse{Kind: unmappedMemory, Call: "copy", Current: -1, Want: -1,
 		Detail: "host memory was unmapped, or protected, before the copy ran"})
 	if m.dst.block == nil || m.src.block == nil {
 		return cudart.ErrInvalidValue

@@ -86,7 +86,7 @@
 // read. The kernels of package kernel are there; Config.Kernels has others. A function
 // ([KernelFunc]) does the work of a whole launch, in the order of its stream, on memory that
 // [Launch.Read] and [Launch.Write] return. They refuse addresses that the device cannot access:
-// then the device is unusable, and an [IllegalAccess] reports the address. Code that has no kernel
+// then the device is unusable, and a [Misuse] of the kind "illegal access" reports the address. Code that has no kernel
 // with a function, cubins and fat binaries fail with cudaErrorNoKernelImageForDevice, and the log
 // of the load contains the reason.
 //
@@ -95,7 +95,7 @@
 // The current device and the last error belong to the OS thread, and a new thread has device 0.
 // Nearly every call makes a context on the current device, as in CUDA: see [Sim.Contexts].
 // [Sim.Misuses] reports calls that used an object of a device that was not current, as
-// [WrongDevice].
+// [Misuse] of the kind "wrong device".
 //
 // # Misuse
 //

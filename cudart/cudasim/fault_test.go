@@ -179,7 +179,7 @@ func TestFailLate(t *testing.T) {
 	assert.Empty(t, l.Misuses())
 	assert.Equal(t, cudart.ErrInvalidResourceHandle, l.call("cudaStreamDestroy", s))
 	require.Len(t, l.Misuses(), 1)
-	assert.Equal(t, cudasim.StaleHandle, l.Misuses()[0].Kind)
+	assert.Equal(t, "stale handle", l.Misuses()[0].Kind)
 
 	l.Fail("cudaHostUnregister", late)
 	assert.Equal(t, cudart.ErrIllegalAddress, l.call("cudaHostUnregister", addr(&m[0])))

@@ -26,9 +26,6 @@ type Launch struct {
 	uses []*block // that the function has memory of
 }
 
-// Args returns the number of arguments.
-func (l *Launch) Args() int { return len(l.args) }
-
 // Raw returns the bytes of argument i. If there is none, the kernel ends with
 // cudaErrorIllegalAddress, as it does in [Arg].
 func (l *Launch) Raw(i int) []byte {
@@ -55,7 +52,7 @@ type accessFault struct {
 // Read returns n bytes at p, which must not be changed, as the device reads them: of its own
 // memory, of managed memory, of pinned host memory, or of a device whose memory it may access. If
 // they are not all such memory, the kernel ends there with cudaErrorIllegalAddress, which every
-// later call on the device returns, and an [IllegalAccess] is recorded.
+// later call on the device returns, and a [Misuse] of the kind "illegal access" is recorded.
 func (l *Launch) Read(p cudart.DevPtr, n int) []byte { return l.access(uintptr(p), n, false) }
 
 // Write returns n bytes at p, which may be changed: see [Launch.Read]. Host memory that is
@@ -162,7 +159,7 @@ func (l *Launch) run(f KernelFunc) (code cudart.Code) {
 		fault, ok := r.(accessFault)
 		switch {
 		case ok:
-			s.record(Misuse{Kind: IllegalAccess, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1, Detail: fault.detail})
+			s.record(Misuse{Kind: illegalAccess, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1, Detail: fault.detail})
 			code = fault.code
 			l.dev.broken = code
 			s.wakeAll()
@@ -173,7 +170,7 @@ func (l *Launch) run(f KernelFunc) (code cudart.Code) {
 	if !guarded(func() { f(l) }) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.record(Misuse{Kind: UnmappedMemory, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1,
+		s.record(Misuse{Kind: unmappedMemory, Call: "kernel " + l.Kernel, Current: l.Device, Want: -1,
 			Detail: "host memory was unmapped, or protected, before the kernel ran"})
 	}
 	return success

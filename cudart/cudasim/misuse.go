@@ -10,70 +10,37 @@ import (
 // maxMisuses bounds the misuses that are kept, and the internal errors.
 const maxMisuses = 1000
 
-// A MisuseKind says what was wrong.
-type MisuseKind int
-
+// The kinds of misuses.
 const (
-	// WrongDevice is a call that used a stream, an event or memory of another
-	// device than the thread's current one. CUDA accepts most of these and makes
-	// a context on the current device.
-	WrongDevice MisuseKind = iota + 1
-	// StaleHandle is a call with a stream or event that was destroyed or never
-	// made. The real library may crash.
-	StaleHandle
-	// FreedMemory is a use of device memory after cudaFreeAsync.
-	FreedMemory
-	// UnmappedMemory is host memory that was unmapped while it was registered, or
-	// before a copy of it ran.
-	UnmappedMemory
-	// BusyMemory is host memory that was unregistered while copies of it were
-	// pending.
-	BusyMemory
-	// DriverHang is a call that never returns with a real driver. Here it returns
-	// cudaErrorInvalidValue; see [Sim.Block] for calls that do not return.
-	DriverHang
-	// CallFromHostFunction is a CUDA call inside a host function.
-	CallFromHostFunction
-	// BusyManagedMemory is an access of the CPU to managed memory while the device
-	// works and cannot access it concurrently. The real process crashes.
-	BusyManagedMemory
-	// BusyModule is code that was unloaded before launches of its kernels had run.
-	BusyModule
-	// IllegalAccess is a kernel that accessed memory which the device cannot access. It makes
-	// the device unusable.
-	IllegalAccess
+	wrongDevice = "wrong device"
+	staleHandle = "stale handle"
+	freedMemory = "freed memory"
+	unmappedMemory = "unmapped memory"
+	busyMemory = "busy memory"
+	driverHang = "driver hang"
+	callFromHostFunction = "call from host function"
+	busyManagedMemory = "busy managed memory"
+	busyModule = "busy module"
+	illegalAccess = "illegal access"
 )
 
-// String names the kind: "wrong device".
-func (k MisuseKind) String() string {
-	switch k {
-	case WrongDevice:
-		return "wrong device"
-	case StaleHandle:
-		return "stale handle"
-	case FreedMemory:
-		return "freed memory"
-	case UnmappedMemory:
-		return "unmapped memory"
-	case BusyMemory:
-		return "busy memory"
-	case DriverHang:
-		return "driver hang"
-	case CallFromHostFunction:
-		return "call from host function"
-	case BusyManagedMemory:
-		return "busy managed memory"
-	case BusyModule:
-		return "busy module"
-	case IllegalAccess:
-		return "illegal access"
-	}
-	return "unknown misuse"
-}
-
 // A Misuse is something that a caller did wrong, whether the call failed or not.
+//
+//	wrong device             a stream, an event or memory of another device than the thread's current one was used. CUDA
+//	                         accepts most of these calls and makes a context on the current device
+//	stale handle             a stream or an event was destroyed or never made. The real library may crash
+//	freed memory             device memory was used after cudaFreeAsync
+//	unmapped memory          host memory was unmapped while it was registered, or before a copy of it ran
+//	busy memory              host memory was unregistered while copies of it were pending
+//	driver hang              a real driver never returns from this call. Here it returns cudaErrorInvalidValue; see
+//	                         [Sim.Block] for calls that do not return
+//	call from host function  a host function called CUDA
+//	busy managed memory      the CPU accessed managed memory while the device worked and could not access it
+//	                         concurrently. The real process crashes
+//	busy module              code was unloaded before launches of its kernels had run
+//	illegal access           a kernel accessed memory that the device cannot access. It makes the device unusable
 type Misuse struct {
-	Kind    MisuseKind
+	Kind    string // one of the list: "busy memory"
 	Call    string // the C function, or the kernel
 	Thread  uint64 // number of the OS thread, unique in the process
 	Current int    // the thread's current device
@@ -100,6 +67,6 @@ func (c *call) stale(what string, h uintptr) cudart.Code {
 	if space := h - (h-deviceAddresses)%addressSpaceSize; space != c.base && slices.Contains(c.earlier, space) {
 		return cudart.ErrCudartUnloading
 	}
-	c.misuse(StaleHandle, -1, "no %s %#x", what, h)
+	c.misuse(staleHandle, -1, "no %s %#x", what, h)
 	return cudart.ErrInvalidResourceHandle
 }

@@ -138,7 +138,7 @@ func (c *call) moduleUnload() cudart.Code {
 		return code
 	}
 	if m.pending > 0 {
-		c.misuse(BusyModule, -1, "module %#x: unloaded with %d launches pending", c.ptr(0), m.pending)
+		c.misuse(busyModule, -1, "module %#x: unloaded with %d launches pending", c.ptr(0), m.pending)
 	}
 	c.dropModule(c.ptr(0))
 	return success
@@ -299,7 +299,7 @@ func (c *call) pointed(l *Launch) (uses []*block) {
 		switch b := c.blocks.find(uintptr(at)); {
 		case b == nil:
 		case b.freeing:
-			c.misuse(FreedMemory, -1, "argument %d of kernel %s: memory %#x was freed by cudaFreeAsync", i, l.Kernel, at)
+			c.misuse(freedMemory, -1, "argument %d of kernel %s: memory %#x was freed by cudaFreeAsync", i, l.Kernel, at)
 		default:
 			uses = append(uses, b)
 		}

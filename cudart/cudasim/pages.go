@@ -199,7 +199,7 @@ func (s *Sim) managedTraffic() raw.ManagedTraffic {
 // TouchManaged tells the simulator that the CPU reads or writes n bytes of managed memory
 // at addr: it cannot see accesses of the process. The pages move to the host as page
 // faults move them. Where the attribute ConcurrentManagedAccess is 0 and work is pending,
-// a real process crashes: that is a [BusyManagedMemory]. It is false if they are not
+// a real process crashes: that is a [Misuse] of the kind "busy managed memory". It is false if they are not
 // managed memory.
 func (s *Sim) TouchManaged(addr uintptr, n int, write bool) bool {
 	s.mu.Lock()
@@ -211,7 +211,7 @@ func (s *Sim) TouchManaged(addr uintptr, n int, write bool) bool {
 	if !b.dev.concurrent() {
 		for _, m := range b.dev.marks() {
 			if m.stream.waiting(m.seq) {
-				s.record(Misuse{Kind: BusyManagedMemory, Call: "access by the CPU", Current: -1, Want: -1,
+				s.record(Misuse{Kind: busyManagedMemory, Call: "access by the CPU", Current: -1, Want: -1,
 					Detail: "the device works, and cannot access managed memory at the same time as the CPU"})
 				break
 			}

@@ -211,7 +211,7 @@ func TestUnregisterWhileACopyWaitsForRoom(t *testing.T) {
 	l.awaitBlocked("cudaMemcpyAsync", 1)
 	l.ok("cudaHostUnregister", addr(&m[0]))
 	require.Len(t, l.Misuses(), 1)
-	assert.Equal(t, cudasim.BusyMemory, l.Misuses()[0].Kind)
+	assert.Equal(t, "busy memory", l.Misuses()[0].Kind)
 	l.Release()
 	assert.Equal(t, cudart.Code(0), <-done)
 	l.ok("cudaStreamSynchronize", s)

@@ -54,7 +54,7 @@ func (c *call) checkMapping(addr uintptr, n int, readOnly bool) cudart.Code {
 	case !m.readable, !m.writable && !readOnly:
 		return cudart.ErrInvalidValue
 	case !m.writable && m.privateFile:
-		c.misuse(DriverHang, -1, "%#x, %d bytes: a read-only private mapping of a file hangs in the driver", addr, n)
+		c.misuse(driverHang, -1, "%#x, %d bytes: a read-only private mapping of a file hangs in the driver", addr, n)
 		return cudart.ErrInvalidValue
 	}
 	return success
@@ -100,10 +100,10 @@ func (c *call) hostUnregister() cudart.Code {
 	}
 	c.on(b.dev, "registered memory", addr)
 	if b.uses > 0 {
-		c.misuse(BusyMemory, -1, "%#x, %d bytes: unregistered with %d copies pending", addr, b.size, b.uses)
+		c.misuse(busyMemory, -1, "%#x, %d bytes: unregistered with %d copies pending", addr, b.size, b.uses)
 	}
 	if !mapped(addr) || !mapped(b.end()-1) {
-		c.misuse(UnmappedMemory, -1, "%#x, %d bytes: unmapped while registered", addr, b.size)
+		c.misuse(unmappedMemory, -1, "%#x, %d bytes: unmapped while registered", addr, b.size)
 	}
 	c.blocks.release(b)
 	return success

@@ -287,7 +287,7 @@ func TestDestroyedStreamFinishesItsWork(t *testing.T) {
 	assert.Empty(t, l.Misuses())
 	assert.Equal(t, cudart.ErrInvalidResourceHandle, l.call("cudaStreamQuery", s))
 	require.Len(t, l.Misuses(), 1)
-	assert.Equal(t, cudasim.StaleHandle, l.Misuses()[0].Kind)
+	assert.Equal(t, "stale handle", l.Misuses()[0].Kind)
 }
 
 // Copies of pageable memory are done when the call returns.
@@ -326,6 +326,6 @@ func TestHostFunctions(t *testing.T) {
 	l.ok("cudaMemcpy", addr(&h[0]), d, 64, d2h)
 	assert.EqualValues(t, 77, h[63], "and before what was after it")
 	require.Len(t, l.Misuses(), 1)
-	assert.Equal(t, cudasim.CallFromHostFunction, l.Misuses()[0].Kind)
+	assert.Equal(t, "call from host function", l.Misuses()[0].Kind)
 	assert.Equal(t, cudart.ErrInvalidValue, l.call("cudaLaunchHostFunc", s, 0, 0))
 }

@@ -68,7 +68,7 @@ func TestForeignStreamMakesAStrayContext(t *testing.T) {
 	wrong := wrongDevice(l.Sim)
 	require.Len(t, wrong, 2)
 	for i, fn := range []string{"cudaMemcpyAsync", "cudaEventRecord"} {
-		assert.Equal(t, cudasim.WrongDevice, wrong[i].Kind)
+		assert.Equal(t, "wrong device", wrong[i].Kind)
 		assert.Equal(t, fn, wrong[i].Call)
 		assert.Equal(t, 0, wrong[i].Current)
 		assert.Equal(t, 1, wrong[i].Want)
@@ -99,5 +99,5 @@ func TestWrongDeviceForMemory(t *testing.T) {
 
 // wrongDevice returns the misuses of that kind.
 func wrongDevice(sim *cudasim.Sim) []cudasim.Misuse {
-	return slices.DeleteFunc(sim.Misuses(), func(m cudasim.Misuse) bool { return m.Kind != cudasim.WrongDevice })
+	return slices.DeleteFunc(sim.Misuses(), func(m cudasim.Misuse) bool { return m.Kind != "wrong device" })
 }

@@ -79,7 +79,7 @@ func lostBetweenGPUs(f *Facts) []Finding {
 func onlyPeerPaths(v *verify.Report) bool {
 	others := v.MismatchCount
 	for _, p := range v.Paths {
-		if p.Path == verify.PathPeer || p.Path == verify.PathFanout {
+		if p.Path == "peer" || p.Path == "fanout" {
 			others -= p.MismatchCount
 		}
 	}

@@ -605,14 +605,14 @@ var troubles = []trouble{
 		f.Host.Virt = hostinfo.Virt{VM: true}
 		v := f.Devices[0].Verify
 		v.MismatchCount = 3
-		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 3})
-		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPeer, SizeBytes: 64}}}
+		v.Paths = append(v.Paths, verify.PathReport{Path: "peer", Cases: 9, MismatchCount: 3})
+		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: "peer", SizeBytes: 64}}}
 	}, says: "Ask the operator of the host"},
 	{id: "peer_path_loses_bytes", change: func(f *Facts) { // the same, where the short proof arrived
 		v := f.Devices[0].Verify
 		v.MismatchCount = 3
-		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 3})
-		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPeer, SizeBytes: 64}}}
+		v.Paths = append(v.Paths, verify.PathReport{Path: "peer", Cases: 9, MismatchCount: 3})
+		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: "peer", SizeBytes: 64}}}
 		f.PeerPaths = []PeerPath{{From: 0, To: 1, ProofBytes: 16384}, {From: 1, To: 0, ProofBytes: 16384}}
 	}, says: "between GPU 0 and another GPU lose data"},
 	{id: "failed_call", sev: Warning, change: func(f *Facts) { // no proof of a path came to its end
@@ -621,8 +621,8 @@ var troubles = []trouble{
 	{id: "wrong_bytes", change: func(f *Facts) { // also through another GPU
 		v := f.Devices[0].Verify
 		v.MismatchCount = 3
-		v.Paths = append(v.Paths, verify.PathReport{Path: verify.PathPeer, Cases: 9, MismatchCount: 2}, verify.PathReport{Path: verify.PathPinned, Cases: 9, MismatchCount: 1})
-		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: verify.PathPinned, SizeBytes: 64}}}
+		v.Paths = append(v.Paths, verify.PathReport{Path: "peer", Cases: 9, MismatchCount: 2}, verify.PathReport{Path: "pinned", Cases: 9, MismatchCount: 1})
+		v.Mismatches = []verify.Mismatch{{Case: verify.Case{Path: "pinned", SizeBytes: 64}}}
 	}},
 	{id: "wrong_bytes", change: func(f *Facts) {
 		apart(f)

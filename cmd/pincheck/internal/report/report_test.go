@@ -84,10 +84,10 @@ func h200(h *hostinfo.Host) *doctor.Facts {
 			Verify: &verify.Report{
 				CasesPlanned: 3233, Cases: 3200, VerifiedBytes: 318_900_000, SkippedCases: 33, Duration: 910 * time.Millisecond, VerifiedGBPerS: 0.35,
 				Paths: []verify.PathReport{
-					{Path: verify.PathPinned, CasesPlanned: 2000, Cases: 2000, LargestBytes: 6<<20 + 3, VerifiedBytes: 200_000_000, Duration: 300 * time.Millisecond},
-					{Path: verify.PathManaged, CasesPlanned: 1233, Cases: 1200, SkippedCases: 33, LargestBytes: 2 << 20, VerifiedBytes: 118_900_000, Duration: 610 * time.Millisecond},
+					{Path: "pinned", CasesPlanned: 2000, Cases: 2000, LargestBytes: 6<<20 + 3, VerifiedBytes: 200_000_000, Duration: 300 * time.Millisecond},
+					{Path: "managed", CasesPlanned: 1233, Cases: 1200, SkippedCases: 33, LargestBytes: 2 << 20, VerifiedBytes: 118_900_000, Duration: 610 * time.Millisecond},
 				},
-				Skipped: []verify.Skip{{Path: verify.PathManaged, Cases: 33, Reason: "managed memory is verified up to 256 MiB"}},
+				Skipped: []verify.Skip{{Path: "managed", Cases: 33, Reason: "managed memory is verified up to 256 MiB"}},
 				Stale:   &verify.StaleResult{SizeBytes: 64 << 20, SampledBytes: 256, StaleBefore: 251},
 			},
 			Bandwidth: quickCheck(
@@ -133,7 +133,7 @@ func results(t *testing.T) map[string]*Result {
 	bad.Devices[0].Name = "NVIDIA L40S\x1b[31m"
 	d := &bad.Devices[0]
 	d.Relink(bad.Host)
-	c := verify.Case{Path: verify.PathPinned, Pattern: "counter", SizeBytes: 4097, Offset: verify.Offset{Source: 1, Return: 513}, Streams: 4}
+	c := verify.Case{Path: "pinned", Pattern: "counter", SizeBytes: 4097, Offset: verify.Offset{Source: 1, Return: 513}, Streams: 4}
 	d.Verify.MismatchCount, d.Verify.Paths[0].MismatchCount = 3, 3
 	d.Verify.Mismatches = []verify.Mismatch{{
 		Case:                c,
