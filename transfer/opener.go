@@ -22,6 +22,10 @@ type RangeOpener interface {
 // maxGap is the size of the largest gap in a file that is read and dropped, instead of opening a range behind it.
 const maxGap = mib
 
+// maxRange is the size of the largest section of a reader that opens ranges. A server that takes 200 ms for a request leaves
+// a lane idle for as long: 0.2 of 0.26 s with sections of 256 MiB at 4 GB/s.
+const maxRange = 1024 * mib
+
 // An openRange is a range that one lane reads.
 type openRange struct {
 	of      RangeOpener

@@ -443,7 +443,11 @@ func (f *rangeFiles) lanes(n, section int, read func(*ownFiles) readFunc) ([]lan
 		return lanesOf(readers, read(&ownFiles{files: f.list})), section
 	}
 	lanes := make([]lane, min(max(n/minMiss, 1), readers))
-	section = min(max((n+len(lanes)-1)/len(lanes), minMiss), maxMiss)
+	longest := maxMiss
+	if f.remote {
+		longest = maxRange
+	}
+	section = min(max((n+len(lanes)-1)/len(lanes), minMiss), longest)
 	for i := range lanes {
 		own := &ownFiles{files: f.list, reopens: len(lanes) > 1, ranges: f.of}
 		f.own = append(f.own, own)

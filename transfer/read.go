@@ -20,8 +20,8 @@ import (
 // a file is read with pread, and one of tmpfs also from a mapping. Of a file on a network or in
 // user space (NFS, SMB, Ceph, Lustre, FUSE and others) each goroutine reads a long section of 8 MiB
 // to 256 MiB from its start to its end, by a descriptor that it opens through /proc/self/fd; 8 MiB
-// or less are read by one goroutine, in order. A [RangeOpener] is read so too, each section by a
-// range of its own. If r ends early, the error is io.ErrUnexpectedEOF, and its bytes are on the
+// or less are read by one goroutine, in order. A [RangeOpener] is read so too, each section, of up
+// to 1 GiB, by a range of its own. If r ends early, the error is io.ErrUnexpectedEOF, and its bytes are on the
 // device. When ctx ends, no further ReadAt begins, and one that runs may outlast the call.
 func (c *Copier) UploadFrom(ctx context.Context, dst cudart.DevPtr, r io.ReaderAt, off int64, n int) (int, error) {
 	return c.get().at(n, dst).uploadFrom(ctx, r, off, n)
