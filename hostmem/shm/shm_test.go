@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
+	"github.com/gopinned/pinned/hostmem/internal/hostmemtest"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -263,6 +265,72 @@ func TestCreateRefuses(t *testing.T) {
 }
 
 // Of several makers of a name one succeeds, and the others leave nothing.
+// Each call of the system fails once: Create returns memory as it should be, or an error, after which nothing is left.
+func TestCreateWhereACallFails(t *testing.T) {
+	t.Parallel()
+	const n = 5*mib + 1
+	o := Options{Dir: tmpfs(t), Workers: 1}
+	for _, name := range []string{"x", ""} {
+		failed, calls := 0, 1
+		for at := range 1000 {
+			if at > calls {
+				break
+			}
+			for _, errno := range []unix.Errno{unix.EINVAL, unix.ENOMEM, unix.EFAULT} {
+				sys := hostmemtest.NewSystem()
+				seen, what := 0, ""
+				sys.Calls = sys.Calls.Before(func(call string) error {
+					if seen++; seen != at || call == "Unmap" {
+						return nil
+					}
+					what = call
+					return errno
+				})
+				m, err := Create(sys.Context(t), name, n, o)
+				calls = max(calls, seen)
+				if err == nil {
+					assert.Equal(t, n, len(m.Bytes()), what)
+					assert.Equal(t, n, bytes.Count(m.Bytes(), []byte{0}), what)
+					require.NoError(t, m.Close(), what)
+				} else {
+					failed++
+					require.ErrorIs(t, err, errno, what)
+					assert.ErrorContains(t, err, "shm: create ", what)
+				}
+				left, err := os.ReadDir(o.Dir)
+				require.NoError(t, err)
+				assert.Empty(t, left, what)
+				assert.Zero(t, sys.Mapped.Load(), what)
+			}
+		}
+		assert.Greater(t, calls, 8)
+		assert.Greater(t, failed, 6)
+	}
+}
+
+// A file system without space for all of the memory is an error, also if it has some for huge pages.
+func TestCreateOnAFullFileSystem(t *testing.T) {
+	t.Parallel()
+	o := Options{Dir: tmpfs(t), Workers: 2}
+	for space := range 4 {
+		sys := hostmemtest.NewSystem()
+		var pages atomic.Int32
+		sys.Calls = sys.Calls.Before(func(call string) error {
+			if (call == "Advise collapse" || call == "Advise populate") && int(pages.Add(1)) > space {
+				return unix.EFAULT // as where a write would be a SIGBUS
+			}
+			return nil
+		})
+		_, err := Create(sys.Context(t), "x", 9*mib, o)
+		require.ErrorIs(t, err, unix.ENOSPC)
+		require.ErrorContains(t, err, "no space left (df;")
+		left, err := os.ReadDir(o.Dir)
+		require.NoError(t, err)
+		assert.Empty(t, left)
+		assert.Zero(t, sys.Mapped.Load())
+	}
+}
+
 func TestMakersOfOneName(t *testing.T) {
 	t.Parallel()
 	o := Options{Dir: tmpfs(t)}
