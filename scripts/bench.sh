@@ -2,7 +2,9 @@
 # Compares the benchmarks of internal/benchmarks between this tree and an earlier commit, on a host with a GPU. That
 # host needs bash, tar, xz and awk: no Go and no network.
 #
-#   scripts/bench.sh build [-arch ARCH] [-base COMMIT]  make .build/bench/bundle.tar.xz (base: HEAD, or HEAD~1 if the tree is HEAD)
+#   scripts/bench.sh build [-arch ARCH] [-base COMMIT] [-quick]
+#                                                       make .build/bench/bundle.tar.xz (base: HEAD, or HEAD~1 if the tree
+#                                                       is HEAD); -quick packs faster, by less
 #   scripts/bench.sh HOST [-base COMMIT] [RUN OPTION].. build, send by ssh, run there, bring the results to .build/bench
 #   ./bench.sh run [RUN OPTION]...                      compare, on the GPU host, in the unpacked bundle
 #   ./bench.sh selftest [RUN OPTION]...                 show there that one build does not differ from itself, and that
@@ -35,13 +37,14 @@ test_binary() {
 }
 
 build() {
-	local arch base=HEAD dir=$PWD/.build/bench tree=$PWD/.build/bench/tree
+	local arch base=HEAD preset=6 dir=$PWD/.build/bench tree=$PWD/.build/bench/tree
 	arch=$(go env GOHOSTARCH)
 	! git diff --quiet HEAD -- || base=HEAD~1
 	while (($# > 0)); do
 		case $1 in
 		-arch) arch=${2:?} && shift 2 ;;
 		-base) base=${2:?} && shift 2 ;;
+		-quick) preset=0 && shift ;;
 		*) die "build: unknown option $1" ;;
 		esac
 	done
@@ -64,7 +67,7 @@ build() {
 	(cd "$dir/tool" && go mod init tool && go get "$benchstat" && go build -trimpath -o "$tree/bin/benchstat" "${benchstat%@*}") 2>/dev/null || die "$benchstat cannot be built"
 	cp testdata/baseline/{calls,fanout,link,loader,pin,ring,transfer}.c testdata/baseline/{launch,managed}.cu "$tree/c/"
 	cp scripts/bench.sh "$tree/"
-	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 -6 --lzma2=dict=64MiB >"$dir/bundle.tar.xz"
+	tar -C "$tree" --owner=0 --group=0 --sort=name -c . | xz -T1 --lzma2=preset=$preset,dict=64MiB >"$dir/bundle.tar.xz"
 	rm -rf "$dir/base" "$dir/tool" "$tree"
 	ls -lh "$dir/bundle.tar.xz"
 }

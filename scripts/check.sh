@@ -193,16 +193,20 @@ native() {
 	done
 }
 
+# Of the programs, which use everything, arm64 runs the tests that go from end to end.
+whole=(cmd/pincheck cmd/pincheck/internal/bench cmd/pincheck/internal/report examples/gcn)
+
 # -exec runs a package's test binary under qemu, in the package's own directory: of those with native code. The others do the
 # same on every processor; the step vet compiles them for this one.
 # PINNED_TEST_EXEC is for tests that start a program which they have built.
 check_arm64() {
 	scripts/arm64-tools.sh
 	local packages run=$PWD/.build/arm64/run
-	packages=$(tested | native)
+	packages=$(tested | native | grep -vxF "$(printf '%s\n' "${whole[@]/#/$(go list -m)/}")")
 	mapfile -t packages <<<"$packages"
-	PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0 \
-		gotest arm64 -exec "$run" -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
+	export PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0
+	gotest arm64 -exec "$run" -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
+	gotest arm64-whole -exec "$run" -short -shuffle=on -count=1 -timeout=10m -run '^Test(Simulated|AllOnOneDevice|TrainsAsTheCPUDoes)' "${whole[@]/#/./}"
 }
 
 # The tests that ask for PINNED_TEST_LIBCUDART, with NVIDIA's own libraries. That a library cannot
@@ -244,7 +248,7 @@ libcudarts() {
 # Benchmarks may differ on a shared host: exit status 1 is accepted here.
 check_gpuscript() {
 	scripts/gpu-test.sh build -quick
-	scripts/bench.sh build -base HEAD
+	scripts/bench.sh build -base HEAD -quick
 	CGO_ENABLED=0 go test -run XXX -bench . -benchtime 1x -timeout=2m ./internal/benchmarks
 	local place status=0 compared=0
 	place=$(mktemp -d)
