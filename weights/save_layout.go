@@ -200,38 +200,30 @@ func (f *savedFile) layOut(o SaveOptions) error {
 		}
 		metadata[checksumKey] = checksumText(blockBytes, 0, make([]uint32, len(f.blocks())))
 	}
-	var h bytes.Buffer
-	h.Write(make([]byte, 8))
-	separator := "{"
-	entry := func(name string, value any) {
-		h.WriteString(separator)
-		h.Write(text(name))
-		h.WriteByte(':')
-		h.Write(text(value))
-		separator = ","
-	}
+	header := map[string]any{}
 	if len(metadata) > 0 {
-		entry(metadataKey, metadata)
+		header[metadataKey] = metadata
 	}
 	data := 0
 	for i := range f.tensors {
 		t := &f.tensors[i]
-		shape := t.Shape
-		if shape == nil {
-			shape = []int{}
-		}
-		entry(t.Name, struct {
+		shape := append([]int{}, t.Shape...) // [] of none
+		header[t.Name] = struct {
 			DType   DType  `json:"dtype"`
 			Shape   []int  `json:"shape"`
 			Offsets [2]int `json:"data_offsets"`
-		}{t.DType, shape, [2]int{data, data + t.size}})
+		}{t.DType, shape, [2]int{data, data + t.size}}
 		t.off = int64(data)
 		data += t.size
 	}
-	if separator == "{" {
-		h.WriteByte('{')
+	var h bytes.Buffer
+	h.Write(make([]byte, 8))
+	e := json.NewEncoder(&h)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(header); err != nil {
+		return err
 	}
-	h.WriteByte('}')
+	h.Truncate(h.Len() - 1) // the end of the line
 	h.WriteString(strings.Repeat(" ", -h.Len()&(saveAlign-1)))
 	if n := h.Len() - 8; n > maxHeader {
 		return fmt.Errorf("a header of %d bytes, want at most %d: set ShardBytes", n, maxHeader)
@@ -287,17 +279,6 @@ func (f *savedFile) seal() error {
 	sum, _ := headerSum(f.header)
 	copy(f.header[value:], checksumText(blockBytes, sum, sums))
 	return nil
-}
-
-// text returns a value as JSON. Those that are given cannot fail.
-func text(value any) []byte {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(value); err != nil {
-		panic(err)
-	}
-	return bytes.TrimSpace(b.Bytes())
 }
 
 // add adds a tensor to the runs.

@@ -277,7 +277,8 @@ func (n *pipeline) copyFile(f *savedFile) error {
 	return n.failure()
 }
 
-// copyPiece copies the piece of a file from off on to leased memory by one of each device's streams. The pool takes the memory back when its copies are done, also those that were abandoned.
+// copyPiece copies the piece of a file from off on to leased memory by one of each device's streams. The pool takes the
+// memory back when its copies are done, also those that were abandoned.
 func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream int) error {
 	size := int(runs[len(runs)-1].end() - off)
 	if n.through {
