@@ -107,9 +107,6 @@ func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease pool.Le
 	list.add(s, off, lease.Len(), view)
 	_, err = list.run(ctx, c)
 	s.added.Add(int64(lease.Len()))
-	if err != nil {
-		err = fmt.Errorf("checksums on %v: %w", c.streams[0].Device(), err)
-	}
 	return err
 }
 
@@ -159,7 +156,7 @@ func (l *summing) run(ctx context.Context, c *summer) (failed blockPart, err err
 		p.put(p.block, p.summed)
 	}
 	if err != nil {
-		failed = l.parts[len(got)]
+		return l.parts[len(got)], fmt.Errorf("checksums on %v: %w", c.streams[0].Device(), err)
 	}
-	return failed, err
+	return failed, nil
 }

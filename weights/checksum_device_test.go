@@ -270,6 +270,6 @@ func TestChecksumsThatFail(t *testing.T) {
 		var loading *weights.LoadError
 		require.ErrorAs(t, err, &loading)
 		require.ErrorIs(t, err, cudart.ErrLaunchFailure)
-		require.ErrorContains(t, err, "checksums of what is on")
+		require.ErrorContains(t, err, "checksums on device 0")
 	}
 }

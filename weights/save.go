@@ -248,18 +248,13 @@ func (s *Saving) sumOn(device int, dev *cudart.Device) {
 	}
 	if failed, err := list.run(s.ctx, c); err != nil {
 		at := slices.IndexFunc(s.files, func(f *savedFile) bool { return f.sums == failed.sums })
-		s.fail(s.files[at], failed.blocks[failed.block].off, fmt.Errorf("checksums on %v: %w", dev, err))
+		s.fail(s.files[at], failed.blocks[failed.block].off, err)
 	}
 }
 
 // fail ends the save because of an error at an offset of a file.
 func (s *Saving) fail(f *savedFile, off int64, err error) {
 	err = fmt.Errorf("tensor %s, at offset %d of %s: %w", quote(f.tensorAt(off)), off, f.temp.Name(), err)
-	s.end(err)
-}
-
-// end ends the save because of an error.
-func (s *Saving) end(err error) {
 	if errors.Is(err, transfer.ErrUnderWay) {
 		s.abandoned.Store(&err)
 	}

@@ -45,7 +45,7 @@ type pipeline struct {
 	pool    *pool.Pool // nil if nothing is to be copied
 	through bool       // the caller waits for the writers
 	size    int64      // of the pieces
-	streams map[*cudart.Device][]*cudart.Stream
+	streams map[*cudart.Device]deviceStreams
 	filled  chan filledPiece
 	start   chan struct{} // closed: the writers may begin
 	once    sync.Once     // of start
@@ -65,7 +65,7 @@ type filledPiece struct {
 func newPipeline(s *Saving) (*pipeline, error) {
 	n := &pipeline{
 		Saving: s, pool: s.o.Snapshot, through: s.o.Snapshot == nil, size: snapshotPiece,
-		start: make(chan struct{}), streams: map[*cudart.Device][]*cudart.Stream{},
+		start: make(chan struct{}), streams: map[*cudart.Device]deviceStreams{},
 	}
 	if n.through {
 		if err := n.newPool(); err != nil {
@@ -184,7 +184,7 @@ func (n *pipeline) release() (err error) {
 		}
 	}
 	for dev, streams := range n.streams {
-		err = errors.Join(err, release(n.caller, dev.Runtime(), deviceStreams(streams)))
+		err = errors.Join(err, release(n.caller, dev.Runtime(), streams))
 	}
 	return err
 }
