@@ -31,15 +31,16 @@ import (
 type Method int
 
 const (
-	// Quickest is ByEngine for one or two blocks, for blocks of 512 KiB and more, and for blocks that are one block on
-	// both sides, and else ByKernel: that took less time on an H200.
+	// Quickest is ByEngine for few blocks (three to the device, six to the host and for those of 32 KiB and more), for
+	// blocks of 512 KiB and more, and for blocks that are one block on both sides, and else ByKernel: that took less
+	// time on an H200.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
 	// kernel would end the context.
 	ByKernel
-	// ByEngine is the copy engines: a batch of copies (cudaMemcpyBatchAsync), or where library
-	// or driver are older than CUDA 12.8 a copy each.
+	// ByEngine is the copy engines: a batch of copies (cudaMemcpyBatchAsync), or for one or two blocks, and where
+	// library or driver are older than CUDA 12.8, a copy each.
 	ByEngine
 )
 
@@ -425,7 +426,7 @@ func (c *call) queue() (err error) {
 				return err
 			}
 		}
-		l.byKernel = c.choose(&l.Copy) == ByKernel
+		l.byKernel = c.choose(&l.Copy, c.down) == ByKernel
 	}
 	for i := range c.launches {
 		if err == nil {
@@ -561,14 +562,14 @@ func (c *Copy) split() []Copy {
 }
 
 // choose returns the method for a copy. The kernel numbers the bytes of a block with 32 bits.
-func (b *Copier) choose(c *Copy) Method {
+func (b *Copier) choose(c *Copy, down bool) Method {
 	switch {
 	case c.listsOnDevice():
 		return ByKernel
 	case c.Size > math.MaxInt32:
 		return ByEngine
 	case b.method == Quickest:
-		return c.quickest()
+		return c.quickest(down)
 	}
 	return b.method
 }
@@ -599,6 +600,7 @@ func (c *call) byEngine(l *launch) error {
 	batch := c.batches.Get().(*cudart.CopyBatch)
 	defer c.batches.Put(batch)
 	copies := queue.NewBatcher(c.s, batch, c.down)
+	copies.Batches = copies.Batches && l.Count > engineSingle
 	if l.contiguous() && copies.Memory.Joins(l.Device, l.Size*l.Count) {
 		l.Size, l.Count = l.Size*l.Count, 1
 	}

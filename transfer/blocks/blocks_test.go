@@ -658,20 +658,22 @@ func TestTheQuickestMethodIsChosen(t *testing.T) {
 	host := unsafe.Slice((*byte)(unsafe.Pointer(&memory[0])), 8)
 	for _, c := range []struct {
 		size, count, align int
-		want               Method
+		up, down           Method
 	}{
-		{64, 1, 16, ByEngine}, {4096, 2, 16, ByEngine}, {64, 3, 16, ByKernel}, {4096, 100_000, 16, ByKernel}, {511 << 10, 16, 16, ByKernel},
-		{512 << 10, 16, 16, ByEngine}, {16 << 20, 4, 16, ByEngine}, {64<<10 + 1, 16, 1, ByKernel},
+		{64, 1, 16, ByEngine, ByEngine}, {4096, 3, 16, ByEngine, ByEngine}, {64, 4, 16, ByKernel, ByEngine}, {64, 7, 16, ByKernel, ByKernel},
+		{32 << 10, 6, 16, ByEngine, ByEngine}, {4096, 100_000, 16, ByKernel, ByKernel}, {511 << 10, 16, 16, ByKernel, ByKernel},
+		{512 << 10, 16, 16, ByEngine, ByEngine}, {16 << 20, 4, 16, ByEngine, ByEngine}, {64<<10 + 1, 16, 1, ByKernel, ByKernel},
 	} {
 		blocks := Copy{Host: host, Device: cudart.DevPtr(c.align), Size: c.size, Count: c.count, HostStride: 2 * c.size, DeviceStride: c.size}
-		assert.Equal(t, c.want, new(Copier).choose(&blocks), "%+v", c)
+		assert.Equal(t, c.up, new(Copier).choose(&blocks, false), "%+v", c)
+		assert.Equal(t, c.down, new(Copier).choose(&blocks, true), "%+v", c)
 		blocks.HostIndexOnDevice = 4
-		assert.Equal(t, ByKernel, (&Copier{method: ByEngine}).choose(&blocks), "%+v", c)
+		assert.Equal(t, ByKernel, (&Copier{method: ByEngine}).choose(&blocks, true), "%+v", c)
 	}
-	assert.Equal(t, ByEngine, new(Copier).choose(&Copy{Size: 16, Count: 100, HostStride: 16, DeviceStride: 16}), "one block on both sides")
+	assert.Equal(t, ByEngine, new(Copier).choose(&Copy{Size: 16, Count: 100, HostStride: 16, DeviceStride: 16}, false), "one block on both sides")
 	huge := Copy{Size: math.MaxInt32, Count: 3}
 	huge.Size++ // a constant would not be an int everywhere
-	assert.Equal(t, ByEngine, (&Copier{method: ByKernel}).choose(&huge))
+	assert.Equal(t, ByEngine, (&Copier{method: ByKernel}).choose(&huge, true))
 }
 
 // A device that cannot access host memory by its address copies by engines.

@@ -151,7 +151,7 @@ func TestCopiesOnAFullStream(t *testing.T) {
 			f := newFixture(t, rt.Devices()[0], tc.method, hostmem.Options{})
 			other, err := rt.Devices()[0].NewStream(cudart.StreamOptions{})
 			require.NoError(t, err)
-			c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9}, Size: 16, Count: 2}
+			c := Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9, 11}, Size: 16, Count: 3}
 			sim.Hold()
 			for range depth {
 				require.NoError(t, f.s.Memset(f.p, 0, 16))
@@ -190,7 +190,7 @@ func TestCopiesWaitForCUDA(t *testing.T) {
 			returned := make(chan error, 1)
 			require.NoError(t, f.s.Memset(f.p, 0, f.n))
 			go func() {
-				returned <- tc.call(context.Background(), f, f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9}, Size: 16, Count: 2})
+				returned <- tc.call(context.Background(), f, f.s, Copy{Host: f.mem, Device: f.p, DeviceLen: f.n / 4, HostIndex: []uint32{7, 9, 11}, Size: 16, Count: 3})
 			}()
 			require.NoError(t, sim.AwaitBlocked(t.Context(), tc.fn, 1))
 			unblock()
