@@ -20,7 +20,7 @@ lint:
 cross:
 	scripts/check.sh vet
 
-# The tests as arm64 programs, under qemu-user.
+# The tests of code that depends on the processor, as arm64 programs under qemu-user.
 arm64:
 	scripts/check.sh arm64
 
