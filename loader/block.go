@@ -2,6 +2,7 @@ package loader
 
 import (
 	"fmt"
+	"math/bits"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -80,11 +81,10 @@ func (d *driver) publishAhead(e *epoch, p *loop) {
 			continue
 		}
 		d.mu.Lock()
-		released := len(d.released) > 0
-		starving := e.waiting > 0 && !released
-		d.starving = starving
+		starving := e.waiting > 0
 		d.mu.Unlock()
-		if released {
+		if d.starving.Store(starving); d.anyReleased() { // perhaps before it was set
+			d.starving.Store(false)
 			continue
 		}
 		if starving {
@@ -180,14 +180,28 @@ func (d *driver) setStopped(e *epoch, stopped bool) {
 	}
 }
 
-// collect adds the released slots to the free ones.
+// collect adds the released slots to the free ones. A bit may be of a slot that begin has found, which
+// is not released any more.
 func (d *driver) collect() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.released {
-		d.free.add(s)
+	for i := range d.released {
+		if d.released[i].Load() == 0 {
+			continue
+		}
+		for word := d.released[i].Swap(0); word != 0; word &= word - 1 {
+			if s := d.l.slots[64*i+bits.TrailingZeros64(word)]; s.lent.CompareAndSwap(slotReleased, slotOwned) {
+				d.free.add(s)
+			}
+		}
 	}
-	d.released = d.released[:0]
+}
+
+func (d *driver) anyReleased() bool {
+	for i := range d.released {
+		if d.released[i].Load() != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // take removes a free slot to be filled. After the slots of a block that is the slot which

@@ -344,11 +344,11 @@ func TestWaitingForABlock(t *testing.T) {
 			return f.e.waiting == workers
 		}, time.Minute, time.Millisecond)
 		f.d.publishAhead(f.e, f.p)
-		require.True(t, f.d.starving)
+		require.True(t, f.d.starving.Load())
 		for _, s := range all {
 			f.d.release(s)
 		}
-		require.False(t, f.d.starving)
+		require.False(t, f.d.starving.Load())
 		require.EqualValues(t, 3, f.d.requests.Load(), "the first that waits, and the first slot")
 		f.d.collect()
 		f.d.publish(f.e, f.d.newBlock(f.e))

@@ -21,9 +21,9 @@ import (
 // a goroutine of its own if there are processors for it.
 //
 //	fields                                  | used by                   | under
-//	released, starving; epoch.waiting,      | any goroutine             | mu
-//	stopped, allPublished; slot.lent = false|                           |
-//	requests, holding, awaiting, apart      | any goroutine             | atomic
+//	epoch.waiting, stopped, allPublished    | any goroutine             | mu
+//	requests, holding, awaiting, apart,     | any goroutine             | atomic
+//	released, starving                      |                           |
 //	the others; epoch.last, next            | the goroutine that drives | –
 type driver struct {
 	l        *Loader
@@ -32,9 +32,10 @@ type driver struct {
 	awaiting atomic.Bool  // a goroutine waits for a copy
 	apart    atomic.Bool  // workers do not drive
 
-	mu       sync.Mutex // not held during calls into CUDA
-	released []*slot    // slots that are not in free yet
-	starving bool       // workers wait for a slot: release makes a request
+	released []atomic.Uint64 // a bit for each slot that the consumer has released
+	starving atomic.Bool     // workers wait for a slot: release makes a request
+
+	mu sync.Mutex // not held during calls into CUDA
 
 	epoch   *epoch
 	free    slotSet       // the GPU may still use them
@@ -91,12 +92,10 @@ func (d *driver) begin(e *epoch) {
 	if d.epoch == e {
 		return
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.epoch, d.held, d.released = e, nil, nil
+	d.epoch, d.held = e, nil
 	d.free = newSlotSet(d.l.slots)
 	for _, s := range d.l.slots {
-		if !s.lent.Load() {
+		if s.lent.CompareAndSwap(slotReleased, slotOwned) || s.lent.Load() == slotOwned {
 			d.free.add(s)
 		}
 	}
@@ -104,13 +103,9 @@ func (d *driver) begin(e *epoch) {
 
 // release takes back a slot from the consumer.
 func (d *driver) release(s *slot) {
-	d.mu.Lock()
-	s.lent.Store(false)
-	d.released = append(d.released, s)
-	starving := d.starving
-	d.starving = false
-	d.mu.Unlock()
-	if starving {
+	s.lent.Store(slotReleased)
+	d.released[s.at/64].Or(1 << (s.at % 64))
+	if d.starving.Load() && d.starving.Swap(false) {
 		d.request()
 	}
 }

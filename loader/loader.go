@@ -277,6 +277,7 @@ func (l *Loader) divide(host []byte) {
 			indices: make([]int, l.layout.samples), skipped: make([]bool, l.layout.samples),
 		})
 	}
+	l.driver.released = make([]atomic.Uint64, (len(l.slots)+63)/64)
 }
 
 // Close is [Loader.CloseContext] without an end.
