@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -24,7 +25,7 @@ type summer struct {
 }
 
 const (
-	summerSlots = 16
+	summerSlots = memoryWriters + 1
 	// summedSpans is the number of spans that one launch sums: 1 GiB of blocks takes half a millisecond (H200,
 	// 2026-11-29).
 	summedSpans = 1024
@@ -66,48 +67,40 @@ func (c *summer) viewOf(ctx context.Context, mem unsafe.Pointer) (cudart.DevPtr,
 	return onDevice(ctx, dev, func() (cudart.DevPtr, error) { return dev.HostDevicePointer(mem) }, nil)
 }
 
-// sum returns the checksums of spans, which no work of the device writes meanwhile: of the first ones, after an error.
-func (c *summer) sum(ctx context.Context, spans []gpukernels.Span) (sums []uint32, err error) {
-	var slot int
-	select {
-	case slot = <-c.slots:
-	case <-ctx.Done():
-		return nil, bounded.Ended(ctx)
-	}
-	stream := c.streams[slot%len(c.streams)]
-	mem := unsafe.Add(c.list, slot*slotBytes)
-	list := unsafe.Slice((*gpukernels.Span)(mem), summedSpans)
-	got := unsafe.Slice((*uint32)(unsafe.Add(mem, summedSpans*gpukernels.SpanBytes)), summedSpans)
-	view := c.view + cudart.DevPtr(slot*slotBytes)
-	for len(sums) < len(spans) {
-		n := copy(list, spans[len(sums):])
-		_, err := onDevice(ctx, stream.Device(), func() (none struct{}, err error) {
-			return none, c.CRC32C(stream, view, n, view+summedSpans*gpukernels.SpanBytes)
-		}, nil)
-		if err == nil {
-			err = await(ctx, stream)
-		}
-		if err != nil {
-			return sums, err // and the slot stays taken: a kernel may use it
-		}
-		sums = append(sums, got[:n]...)
-	}
-	c.slots <- slot
-	return sums, nil
+// A summation is a launch that sums spans.
+type summation struct {
+	*summer
+	slot, n int
 }
 
-// sumLease adds the checksums of leased memory with the bytes from an offset of a file on, which the device reads over
-// its link.
-func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease pool.Lease) error {
-	view, err := c.viewOf(ctx, lease.Pointer())
-	if err != nil {
-		return err
+// launch begins to sum at most summedSpans spans.
+func (c *summer) launch(ctx context.Context, spans []gpukernels.Span) (summation, error) {
+	l := summation{summer: c}
+	select {
+	case l.slot = <-c.slots:
+	case <-ctx.Done():
+		return l, bounded.Ended(ctx)
 	}
-	var list summing
-	list.add(s, off, lease.Len(), view)
-	_, err = list.run(ctx, c)
-	s.added.Add(int64(lease.Len()))
-	return err
+	l.n = copy(unsafe.Slice((*gpukernels.Span)(l.memory()), summedSpans), spans)
+	view := c.view + cudart.DevPtr(l.slot*slotBytes)
+	_, err := onDevice(ctx, l.stream().Device(), func() (none struct{}, err error) {
+		return none, c.CRC32C(l.stream(), view, l.n, view+summedSpans*gpukernels.SpanBytes)
+	}, nil)
+	return l, err
+}
+
+func (l summation) stream() *cudart.Stream { return l.streams[l.slot%len(l.streams)] }
+
+func (l summation) memory() unsafe.Pointer { return unsafe.Add(l.list, l.slot*slotBytes) }
+
+// sums waits for the checksums. After an error the slot stays taken: the kernel may use it.
+func (l summation) sums(ctx context.Context) ([]uint32, error) {
+	if err := await(ctx, l.stream()); err != nil {
+		return nil, err
+	}
+	got := slices.Clone(unsafe.Slice((*uint32)(unsafe.Add(l.memory(), summedSpans*gpukernels.SpanBytes)), l.n))
+	l.slots <- l.slot
+	return got, nil
 }
 
 // CloseContext waits for kernels that use the summer's memory, and closes it.
@@ -149,14 +142,60 @@ func (l *summing) add(s *sums, off int64, n int, at cudart.DevPtr) {
 
 // run computes the checksums and adds them to those of the files. It returns the part at which it has failed.
 func (l *summing) run(ctx context.Context, c *summer) (failed blockPart, err error) {
-	got, err := c.sum(ctx, l.spans)
+	for len(l.parts) > 0 {
+		launched, err := c.launch(ctx, l.spans)
+		if err == nil {
+			err = l.take(ctx, launched)
+		}
+		if err != nil {
+			return l.parts[0], fmt.Errorf("checksums on %v: %w", c.streams[0].Device(), err)
+		}
+	}
+	return failed, nil
+}
+
+// take adds the checksums of a launch, and removes its parts.
+func (l *summing) take(ctx context.Context, launched summation) error {
+	got, err := launched.sums(ctx)
 	for i, sum := range got {
-		p := &l.parts[i]
+		p := l.parts[i]
 		p.sum = sum
 		p.put(p.block, p.summed)
 	}
-	if err != nil {
-		return l.parts[len(got)], fmt.Errorf("checksums on %v: %w", c.streams[0].Device(), err)
+	l.spans, l.parts = l.spans[len(got):], l.parts[len(got):]
+	return err
+}
+
+// A leaseSum is the sum of a lease, which a device reads over its link while the lease is written.
+type leaseSum struct {
+	summing
+	launched summation
+}
+
+// sumLease begins to sum leased memory with the bytes from an offset of a file on. It returns nil if the CPU is to sum
+// them, because no kernel is loaded, or there are many tensors.
+func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *pool.Lease) (l *leaseSum, err error) {
+	if c == nil || s == nil || ctx.Err() != nil {
+		return nil, nil
 	}
-	return failed, nil
+	view, err := c.viewOf(ctx, lease.Pointer())
+	if err != nil {
+		return nil, err
+	}
+	l = &leaseSum{}
+	if l.add(s, off, lease.Len(), view); len(l.spans) > summedSpans {
+		return nil, nil
+	}
+	l.launched, err = c.launch(ctx, l.spans)
+	return l, err
+}
+
+// end waits for the sum, and adds it.
+func (l *leaseSum) end(ctx context.Context) error {
+	n := 0
+	for _, p := range l.parts {
+		n += p.n
+	}
+	l.parts[0].added.Add(int64(n))
+	return l.take(ctx, l.launched)
 }

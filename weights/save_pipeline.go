@@ -27,7 +27,7 @@ const (
 	throughPiece = 8 << 20
 	throughBytes = 128 << 20
 	// throughCopies is snapshotCopies for a file in memory whose pages are made before a piece is leased.
-	throughCopies = 12
+	throughCopies = 16
 	// directWriters is the number of goroutines that write without the page cache, cacheWriters to a file in it, to
 	// which the kernel lets one at a time write, and memoryWriters at most to a file in memory.
 	directWriters = 4
@@ -58,8 +58,7 @@ type filledPiece struct {
 	off   int64
 	mem   []byte
 	lease *pool.Lease // nil for the caller's
-	// summed is set if a device has computed the checksums of the bytes in the lease.
-	summed bool
+	by    *summer     // of the lease, or nil
 }
 
 func newPipeline(s *Saving) (*pipeline, error) {
@@ -200,28 +199,41 @@ func (n *pipeline) write() {
 		if p.direct != nil && aligned == nil {
 			aligned = alignedMemory(putBytes)
 		}
-		if done, err := n.put(p, aligned); err != nil {
+		sum, err := p.by.sumLease(n.ctx, p.sums, p.off, p.lease)
+		if err != nil {
+			n.fail(p.savedFile, p.off, err)
+		}
+		if done, err := n.put(p, aligned, sum == nil); err != nil {
 			n.fail(p.savedFile, p.off+int64(done), err)
+		}
+		if sum != nil && err == nil {
+			if err = sum.end(n.ctx); err != nil {
+				n.fail(p.savedFile, p.off, err)
+			}
 		}
 		if p.lease == nil {
 			continue
 		}
-		if err := p.lease.Release(); err != nil {
+		var users []*cudart.Stream
+		if err != nil {
+			users = p.by.streams
+		}
+		if err := p.lease.Release(users...); err != nil {
 			n.cancel(err)
 		}
 	}
 }
 
-// put writes a piece, and returns how many bytes from the first on were written. It copies bytes that are not aligned
-// to aligned memory first, if there is some.
-func (n *pipeline) put(p filledPiece, aligned []byte) (done int, err error) {
+// put writes a piece, and returns how many bytes from the first on were written. It sums them if that is asked for, and
+// copies bytes that are not aligned to aligned memory first, if there is some.
+func (n *pipeline) put(p filledPiece, aligned []byte, sum bool) (done int, err error) {
 	for done < len(p.mem) && err == nil {
 		if err := n.failure(); err != nil {
 			return done, err
 		}
 		off := p.off + int64(done)
 		part := p.mem[done:min(done+putBytes-int(off&(putBytes-1)), len(p.mem))]
-		if p.sums != nil && !p.summed {
+		if p.sums != nil && sum {
 			p.sums.add(off, part)
 		}
 		if aligned != nil && !isAligned(part) {
@@ -306,21 +318,15 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 	for dev := range of {
 		err = errors.Join(err, await(n.ctx, n.streams[dev][stream]))
 	}
-	var by *summer
-	if err == nil && n.through && f.sums != nil {
-		by = n.summers[slices.Index(n.devices, runs[0].device)].Load()
+	if err != nil {
+		return errors.Join(err, lease.Release())
 	}
-	if by != nil {
-		err = by.sumLease(n.ctx, f.sums, off, lease)
+	p := filledPiece{savedFile: f, off: off, mem: lease.Bytes(), lease: &lease}
+	if n.through {
+		p.by = n.summers[slices.Index(n.devices, runs[0].device)].Load()
 	}
-	switch {
-	case err == nil:
-		n.filled <- filledPiece{f, off, lease.Bytes(), &lease, by != nil}
-		return nil
-	case by != nil:
-		return errors.Join(err, lease.Release(by.streams...))
-	}
-	return errors.Join(err, lease.Release())
+	n.filled <- p
+	return nil
 }
 
 // queueRuns queues the copies of runs of a stream's device to leased memory for a file from off on.
