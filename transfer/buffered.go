@@ -59,6 +59,7 @@ type readAhead struct {
 	buffers
 	lanes   []lane // guarded by mu
 	section int    // the most bytes that a lane claims at once
+	helps   bool   // readers read rangeBytes at a time, and copy them into the ring
 	// claim returns the next bytes to read, maxBytes at most; n is 0 if there are none for
 	// now. They are the first that are left: if they are past the end of the copy, all are.
 	// It needs mu.
@@ -123,13 +124,17 @@ func (r *readAhead) next() (call func() error, done func(error)) {
 	if l == nil {
 		return nil, nil
 	}
-	off, n := l.claimed.off, min(l.claimed.n, scratchBytes)
+	size := scratchBytes
+	if r.helps {
+		size = rangeBytes
+	}
+	off, n := l.claimed.off, min(l.claimed.n, size)
 	l.claimed, l.reading = span{off + n, l.claimed.n - n}, true
 	r.free--
 	p := &piece{off: off}
 	skip, got := 0, 0
 	return func() (err error) {
-			p.mem = newScratch()
+			p.mem = newScratch(size)
 			skip, got, err = l.read(*p.mem, off, n)
 			return err
 		}, func(err error) {
@@ -191,7 +196,11 @@ func (r *readAhead) put(p *piece, l *lane) {
 	if !wanted {
 		r.reuse(p)
 	}
-	r.job.Wake()
+	if r.helps {
+		r.job.Help()
+	} else {
+		r.job.Wake()
+	}
 }
 
 func (r *readAhead) Ready() int {
@@ -265,7 +274,7 @@ func (w *writeBehind) Ready() int {
 }
 
 func (w *writeBehind) Take(off, n int) stage.Part {
-	p := &piece{mem: newScratch(), off: off, pending: n}
+	p := &piece{mem: newScratch(scratchBytes), off: off, pending: n}
 	p.bytes = (*p.mem)[:n]
 	w.mu.Lock()
 	w.free--
@@ -328,19 +337,26 @@ const (
 	// scratchBytes is the size of a reader's or writer's memory. One block more at each
 	// end is for reading whole blocks.
 	scratchBytes = mib
+	// rangeBytes is the size of the memory of a reader of ranges. Each piece costs calls of CUDA and of the scheduler.
+	rangeBytes = 2 * mib
 )
 
 // A scratch is ordinary memory for calls that may block, which must not hold memory of the
 // ring.
-type scratch []byte // from a block's start, scratchBytes and two blocks
+type scratch []byte // from a block's start, with two blocks more than the pool's size
 
-var scratches = sync.Pool{New: func() any {
-	mem := make([]byte, scratchBytes+3*block)
-	skip := -int(uintptr(unsafe.Pointer(&mem[0]))) & (block - 1)
-	s := scratch(mem[skip : skip+scratchBytes+2*block])
-	return &s
-}}
+// scratches are the pools by size.
+var scratches = map[int]*sync.Pool{scratchBytes: newScratches(scratchBytes), rangeBytes: newScratches(rangeBytes)}
 
-func newScratch() *scratch { return scratches.Get().(*scratch) }
+func newScratches(n int) *sync.Pool {
+	return &sync.Pool{New: func() any {
+		mem := make([]byte, n+3*block)
+		skip := -int(uintptr(unsafe.Pointer(&mem[0]))) & (block - 1)
+		s := scratch(mem[skip : skip+n+2*block])
+		return &s
+	}}
+}
 
-func (s *scratch) release() { scratches.Put(s) }
+func newScratch(n int) *scratch { return scratches[n].Get().(*scratch) }
+
+func (s *scratch) release() { scratches[len(*s)-2*block].Put(s) }

@@ -43,7 +43,7 @@ func (o *openRange) has(r RangeOpener, off, end int64) bool {
 
 func (o *openRange) read(ctx context.Context, to []byte, off int64) (got int, err error) {
 	for o.at < off {
-		s := newScratch()
+		s := newScratch(scratchBytes)
 		n, err := readFull(ctx, o.body, (*s)[:min(off-o.at, scratchBytes)])
 		s.release()
 		if o.at += int64(n); err != nil {

@@ -262,7 +262,7 @@ func (j *joinedRead) flush() error {
 	case 1:
 		return j.alone(j.parts[0])
 	}
-	s := newScratch()
+	s := newScratch(scratchBytes)
 	defer s.release()
 	first := j.parts[0]
 	_, err := j.one(first.reader, (*s)[:j.n], first.off)
@@ -313,11 +313,13 @@ func (p target) stageFiles(ctx context.Context, r *Ranges, files *rangeFiles, re
 		return p.stage(ctx, stage.Copy{N: n, Host: newFileFeed(at(r.joined(files.readNow)), lanes, section, n), Kernel: true})
 	}
 	lanes, section := files.lanes(n, sectionOf(n, 2*readers), read)
-	c := stage.Copy{N: n, Host: newReadAhead(lanes, section, inOrder(n))}
-	if len(files.own) > 0 {
-		c.Piece = scratchBytes // a remote reader is slower than one worker
+	host := newReadAhead(lanes, section, inOrder(n))
+	if !files.remote {
+		return p.stage(ctx, stage.Copy{N: n, Host: host})
 	}
-	return p.stage(ctx, c)
+	// A remote reader waits most of the time, so that it can copy what it has read, which is in its core's caches.
+	host.helps = true
+	return p.stage(ctx, stage.Copy{N: n, Host: host, Piece: rangeBytes, Workers: 1})
 }
 
 // readMemory returns a rangeReader of readers that have their bytes in memory.
@@ -578,7 +580,7 @@ func (r *Ranges) readDirect(ctx context.Context, own *ownFiles) readFunc {
 		return cached(to, 0, n)
 	}
 	joined := r.joined(func(from io.ReaderAt, to []byte, off int64) (got int, err error) {
-		s := newScratch()
+		s := newScratch(scratchBytes)
 		defer s.release()
 		for got < len(to) && err == nil {
 			skip, more := 0, 0

@@ -195,14 +195,16 @@ func TestWorkersSleepWhileTheReaderIsSlow(t *testing.T) {
 		_, err := s.Run(context.Background(), Copy{N: n, Host: watched{feed, jobs}, Queue: queueUp(mem)})
 		over <- err
 	}()
-	<-jobs
+	j := <-jobs
 	require.Eventually(t, p.stalled, time.Minute, time.Millisecond, "it waits for the second half")
 	began := time.Now()
 	for range 1000 {
 		assert.False(t, p.spin(p.published.Load()))
 	}
 	assert.Less(t, time.Since(began), 1000*maxSpin)
-	feed.more()
+	feed.half.Store(n)
+	j.Help() // as the reader does
 	require.NoError(t, <-over)
 	assert.False(t, p.stalled())
+	j.Help() // has no effect any more
 }

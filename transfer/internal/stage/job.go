@@ -211,6 +211,19 @@ func (j *Job) tryDrive() bool {
 	return j.waits()
 }
 
+// Help copies bytes of an upload that are ready, in the goroutine of a Host that has read them: they are in its core's
+// caches, and nobody else is woken.
+func (j *Job) Help() {
+	if j.driver.mu.TryLock() {
+		if !j.driver.ended && !j.failed.Load() {
+			j.advance()
+		}
+		j.driver.mu.Unlock()
+	}
+	j.copyPiece()
+	j.Wake()
+}
+
 // waits reports whether the job waits for the GPU; due reports whether that wait is over.
 func (j *Job) waits() bool { return len(j.driver.arriving) > 0 || j.driver.waiter != nil }
 func (j *Job) due() bool   { return j.arrived() || j.driver.waiter != nil && j.driver.waiter.poll() }
