@@ -34,10 +34,10 @@ func (c *Copy) aligned(n int) bool {
 	return (int(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host))))|int(c.Device)|c.HostStride|c.DeviceStride|c.Size)%n == 0
 }
 
-// The multiprocessors of a kernel by default. Four copy blocks of 4 KiB at 50 and blocks of 4,098 bytes at 48 GB/s. Smaller
-// blocks that are not aligned to 16 bytes take eight: blocks of 1,026 bytes go up at 47 instead of 36 GB/s (H200,
-// 2026-11-29). Four of a C program's kernels slowed down work beside them about as much as a copy engine does; these
-// kernels were not measured so.
+// The multiprocessors of a kernel by default. Four copy blocks of 4 KiB at 50 GB/s, those of 4,098 bytes at 48, and those
+// of 1,026 bytes up at 36 (H200, 2026-11-29): blocks of less than 4 KiB that are not aligned to 16 bytes take eight. Four of
+// a C program's kernels slowed down work beside them about as much as a copy engine does; these kernels were not
+// measured so.
 const (
 	defaultProcessors   = 4
 	unalignedProcessors = 8
