@@ -92,7 +92,9 @@ check_vet() {
 	done
 	for target in "${refused[@]}"; do
 		echo "$target: refused"
-		if errors=$(GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build ./... 2>&1); then
+		packages=(./cudart) # which refuses
+		[[ $target != "${refused[0]}" ]] || packages=(./...) # and nothing beside it fails
+		if errors=$(GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build "${packages[@]}" 2>&1); then
 			echo "$target builds: should it be among the targets?" >&2
 			return 1
 		fi
