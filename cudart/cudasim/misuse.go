@@ -12,16 +12,16 @@ const maxMisuses = 1000
 
 // The kinds of misuses.
 const (
-	wrongDevice = "wrong device"
-	staleHandle = "stale handle"
-	freedMemory = "freed memory"
-	unmappedMemory = "unmapped memory"
-	busyMemory = "busy memory"
-	driverHang = "driver hang"
+	wrongDevice          = "wrong device"
+	staleHandle          = "stale handle"
+	freedMemory          = "freed memory"
+	unmappedMemory       = "unmapped memory"
+	busyMemory           = "busy memory"
+	driverHang           = "driver hang"
 	callFromHostFunction = "call from host function"
-	busyManagedMemory = "busy managed memory"
-	busyModule = "busy module"
-	illegalAccess = "illegal access"
+	busyManagedMemory    = "busy managed memory"
+	busyModule           = "busy module"
+	illegalAccess        = "illegal access"
 )
 
 // A Misuse is something that a caller did wrong, whether the call failed or not.
