@@ -225,7 +225,7 @@ func (l *Loader) chooseGather(lists int) error {
 	m, inMemory := l.src.(memory)
 	switch {
 	case lists > 0:
-		l.layout.block = max(1, min(maxGathered/l.layout.bytes, l.o.slots()/minBlocks))
+		l.layout.block = l.layout.blockOf(maxGathered, l.o.slots())
 		l.host = l.layout.ofIndices()
 		if inMemory {
 			l.batch = indexLists{m}
@@ -236,6 +236,7 @@ func (l *Loader) chooseGather(lists int) error {
 	case inMemory && l.dev != nil && l.layout.bytes <= maxGPUOnly && l.o.Transform == nil && !l.o.HostBatches:
 		m.gpuOnly = true
 		l.batch = m
+		l.layout.block = l.layout.blockOf(maxCopy, l.o.slots()) // neighbours go in one copy
 	}
 	return nil
 }

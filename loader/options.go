@@ -136,6 +136,9 @@ func (l layout) ofIndices() layout {
 	return layout{sizes: []int{size}, offsets: []int{0}, samples: l.samples, bytes: size * l.samples, block: l.block}
 }
 
+// blockOf returns the number of batches of a block of at most n bytes, a quarter of the slots at most.
+func (l layout) blockOf(n, slots int) int { return max(1, min(n/l.bytes, slots/minBlocks)) }
+
 // claimSize returns the number of samples of a claim, in a block of batches: 1 if there are many
 // workers, and a share of the block if there are few, which would contend for each sample.
 func (l layout) claimSize(batches, workers int) int {
@@ -184,7 +187,7 @@ func (o Options) resolve(src Source, lists int) (Options, layout, error) {
 	if o.Prefetch, err = o.prefetch(l, n); err != nil {
 		return o, l, err
 	}
-	l.block = max(1, min(blockBytes/l.bytes, o.slots()/minBlocks))
+	l.block = l.blockOf(blockBytes, o.slots())
 	if o.Label == "" {
 		o.Label = "loader"
 	}
