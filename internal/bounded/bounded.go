@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,6 +48,8 @@ type Call[T any] struct {
 	Abandon func() bool
 	// Late takes the outcome of a Run that its caller has abandoned. It may be nil.
 	Late func(T, error)
+	// Short is set for a Run that mostly takes some microseconds: see Go.
+	Short bool
 	// Grace is the time between Stop and Abandon: 0 stands for the constant Grace, a
 	// negative one for none.
 	Grace time.Duration
@@ -61,11 +64,19 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	if ctx.Done() == nil {
 		return c.Run()
 	}
-	done, abandoned := make(chan outcome[T]), make(chan struct{})
-	go c.run(done, abandoned)
+	r := &running[T]{Call: c}
+	if !c.Short {
+		go r.run()
+	} else if Go(r.run) && Poll(r.returned) {
+		return r.get()
+	}
+	done := make(chan struct{}, 1)
+	if r.done = done; !r.state.CompareAndSwap(callRuns, callAwaited) {
+		return r.get()
+	}
 	select {
-	case o := <-done:
-		return o.get()
+	case <-done:
+		return r.get()
 	case <-ctx.Done():
 	}
 	if c.Stop != nil {
@@ -75,8 +86,8 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	defer timer.Stop()
 	for {
 		select {
-		case o := <-done:
-			return o.get()
+		case <-done:
+			return r.get()
 		case <-timer.C:
 		}
 		if c.Abandon == nil || c.Abandon() {
@@ -84,55 +95,73 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 		}
 		timer.Reset(time.Millisecond)
 	}
-	select {
-	case o := <-done: // on a busy host both may be true
-		return o.get()
-	default:
+	if !r.state.CompareAndSwap(callAwaited, callAbandoned) { // on a busy host it may return at the same time
+		return r.get()
 	}
-	close(abandoned)
 	var none T
 	return none, fmt.Errorf("%w: %w", ErrStuck, Ended(ctx))
 }
 
-// An outcome is how a Run ended.
-type outcome[T any] struct {
+// A running call is one that Do makes on another goroutine.
+//
+//	state          entered by     | at the end of Run the goroutine
+//	callRuns       Do             | leaves the outcome to the caller, which polls or is about to wait
+//	callAwaited    Do             | leaves the outcome, and sends to done
+//	callAbandoned  Do             | passes the outcome to Late
+//	callReturned   run            | –
+type running[T any] struct {
+	Call[T]
+	state atomic.Int32
+	done  chan<- struct{} // set before callAwaited
+
+	// The outcome, set before callReturned.
 	value    T
 	err      error
-	returned bool
-	panicked any // nil if Run has ended its goroutine
+	ended    bool // Run has not returned
+	panicked any  // nil if Run has ended its goroutine
 }
+
+const (
+	callRuns int32 = iota
+	callAwaited
+	callAbandoned
+	callReturned
+)
+
+func (r *running[T]) returned() bool { return r.state.Load() == callReturned }
 
 // get is how Do ends, as Run did.
-func (o outcome[T]) get() (T, error) {
+func (r *running[T]) get() (T, error) {
 	switch {
-	case o.panicked != nil:
-		panic(o.panicked)
-	case !o.returned:
+	case r.panicked != nil:
+		panic(r.panicked)
+	case r.ended:
 		runtime.Goexit()
 	}
-	return o.value, o.err
+	return r.value, r.err
 }
 
-// run calls Run, and sends its outcome to the caller, or to Late if the caller has abandoned it.
-func (c Call[T]) run(done chan<- outcome[T], abandoned <-chan struct{}) {
-	var o outcome[T]
+// run calls Run, and passes its outcome to the caller, or to Late if the caller has abandoned it.
+func (r *running[T]) run() {
+	r.ended = true
 	defer func() {
-		if !o.returned {
-			o.panicked = recover()
+		if r.ended {
+			r.panicked = recover()
 		}
-		select {
-		case done <- o:
-		case <-abandoned:
+		switch r.state.Swap(callReturned) {
+		case callAwaited:
+			r.done <- struct{}{}
+		case callAbandoned:
 			switch {
-			case o.panicked != nil:
-				panic(o.panicked)
-			case o.returned && c.Late != nil:
-				c.Late(o.value, o.err)
+			case r.panicked != nil:
+				panic(r.panicked)
+			case !r.ended && r.Late != nil:
+				r.Late(r.value, r.err)
 			}
 		}
 	}()
-	o.value, o.err = c.Run()
-	o.returned = true
+	r.value, r.err = r.Run()
+	r.ended = false
 }
 
 // Extend returns a context that ends with ctx's cause, but grace later: for a call that

@@ -3,6 +3,7 @@ package bounded
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -295,8 +296,20 @@ func TestRelayBoundsItsGoroutines(t *testing.T) {
 	})
 }
 
+// BenchmarkDo is a call on another goroutine, of a Run that takes no time and of one that takes 10 µs.
 func BenchmarkDo(b *testing.B) {
-	for b.Loop() {
-		_, _ = Do(b.Context(), Call[int]{Run: func() (int, error) { return 0, nil }})
+	for _, took := range []time.Duration{0, 10 * time.Microsecond} {
+		for _, short := range []bool{false, true} {
+			b.Run(fmt.Sprintf("took=%v/short=%t", took, short), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					_, _ = Do(b.Context(), Call[int]{Short: short, Run: func() (int, error) {
+						for began := time.Now(); time.Since(began) < took; {
+						}
+						return 0, nil
+					}})
+				}
+			})
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
+	"github.com/gopinned/pinned/internal/relax"
 )
 
 // A Job is a Copy that runs. Its goroutine and workers fill or drain its chunks in pieces,
@@ -185,7 +186,7 @@ func (j *Job) lockDriver() {
 	}
 	for begin := time.Now(); time.Since(begin) < maxSpin; j.pools[0].yield() {
 		for range 16 {
-			relax()
+			relax.Core()
 			if j.driver.mu.TryLock() {
 				return
 			}
@@ -422,7 +423,7 @@ func (j *Job) pause() {
 			if len(j.wake) > 0 || j.work.pieces.Load() > 0 {
 				break
 			}
-			relax()
+			relax.Core()
 		}
 		if !j.tryDrive() {
 			if spin = minSpin; !j.small && j.pools[0].stalled() {
@@ -552,7 +553,7 @@ func (j *Job) waitForEnds() {
 	} else {
 		for begin := time.Now(); !j.pools[0].saturated() && time.Since(begin) < endSpin && !j.ends.Done(background); j.pools[0].yield() {
 			for range 64 {
-				relax()
+				relax.Core()
 			}
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gopinned/pinned/internal/relax"
 )
 
 // A workerPool starts goroutines that copy for jobs on devices of one NUMA node, beside the
@@ -271,7 +273,7 @@ func (p *workerPool) awaitPiece(j *Job) bool {
 					return false
 				}
 			}
-			relax()
+			relax.Core()
 		}
 		if !j.tryDrive() {
 			return false
@@ -304,7 +306,7 @@ func (p *workerPool) spin(seen uint64) bool {
 			if p.published.Load() != seen {
 				return true
 			}
-			relax()
+			relax.Core()
 		}
 	}
 	return false

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func relax()
-TEXT ·relax(SB), NOSPLIT, $0-0
+// func Core()
+TEXT ·Core(SB), NOSPLIT, $0-0
 	YIELD
 	YIELD
 	YIELD
