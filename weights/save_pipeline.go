@@ -27,7 +27,7 @@ const (
 	throughPiece = 8 << 20
 	throughBytes = 128 << 20
 	// throughCopies is snapshotCopies for a file in memory whose pages are made before a piece is leased.
-	throughCopies = 16
+	throughCopies = 12
 	// directWriters is the number of goroutines that write without the page cache, cacheWriters to a file in it, to
 	// which the kernel lets one at a time write, and memoryWriters at most to a file in memory.
 	directWriters = 4
