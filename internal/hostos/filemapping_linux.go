@@ -17,7 +17,7 @@ type FileMapping struct {
 	Bytes []byte
 	base  unsafe.Pointer // of the page that has the first byte
 	size  uintptr
-	small atomic.Bool // no more huge pages are made
+	small atomic.Int32 // calls of MakePages until huge pages are tried again, or never
 }
 
 // MapFile maps n bytes at an offset of a file.
@@ -61,17 +61,19 @@ func (m *FileMapping) Unmap() error {
 
 // MakePages allocates the pages of n bytes from an offset on, before they are written: all huge pages that begin in
 // them, and one that holds the first byte, if they end in the mapping. Pages are small where others use those of the
-// range, and from the first huge page on that cannot be made, or costs much. What the kernel refuses is left to the
-// writes. Several goroutines may call it.
+// range, after the kernel has refused a huge page, and for some calls after one that costs much. What the kernel refuses
+// is left to the writes. Several goroutines may call it.
 func (m *FileMapping) MakePages(off, n int) {
 	first := -int(uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes)))) & (HugePage - 1)
 	end := first + (len(m.Bytes)-first)&^(HugePage-1)
 	from, to := first+(off-first)&^(HugePage-1), first+(off+n-first+HugePage-1)&^(HugePage-1)
-	if from, to = max(from, first), min(to, end); from < to && !m.small.Load() {
+	if from, to = max(from, first), min(to, end); from < to && m.triesHuge() {
 		cost, err := cpuTimeOf(func() error { return Collapse(m.Bytes[from:to]) })
-		busy := err == unix.EAGAIN || err == unix.EBUSY || err == unix.EINTR
-		if err != nil && !busy || cost > maxHugePage*time.Duration((to-from)/HugePage) {
-			m.small.Store(true)
+		switch {
+		case err != nil:
+			m.small.Store(never)
+		case cost > maxHugePage*time.Duration((to-from)/HugePage):
+			m.small.Store(costlyCalls)
 		}
 		if err == nil {
 			Populate(m.Bytes[off:max(off, min(off+n, first))])
@@ -82,9 +84,24 @@ func (m *FileMapping) MakePages(off, n int) {
 	Populate(m.Bytes[off : off+n])
 }
 
-// maxHugePage is the CPU time for a huge page after which no more are made: memory has none without moving others. The
-// others take 0.2 to 0.7 ms of it, and longer in time where many threads make some, which wait for work on each core.
-const maxHugePage = 3 * time.Millisecond
+const (
+	// maxHugePage is the CPU time for a huge page after which others are small: memory has none without moving others, or
+	// a virtual machine's memory is used for the first time. The others take 0.2 to 0.7 ms of it, and longer in time
+	// where many threads make some, which wait for work on each core.
+	maxHugePage = 3 * time.Millisecond
+	// costlyCalls is the number of calls with small pages after that.
+	costlyCalls = 32
+	never       = -1
+)
+
+// triesHuge reports whether a call makes huge pages, and counts it if not.
+func (m *FileMapping) triesHuge() bool {
+	n := m.small.Load()
+	if n > 0 {
+		m.small.CompareAndSwap(n, n-1)
+	}
+	return n == 0
+}
 
 // cpuTimeOf returns the CPU time of a call that stays on its thread, 0 if it is not known.
 func cpuTimeOf(call func() error) (time.Duration, error) {
@@ -98,14 +115,18 @@ func cpuTimeOf(call func() error) (time.Duration, error) {
 }
 
 // Collapse makes mem, whole huge pages of a mapping, resident as huge pages (MADV_COLLAPSE, since Linux 6.1); each needs a
-// small page first.
+// small page first. Those whose small pages others use at the moment stay small.
 func Collapse(mem []byte) error {
 	for at := 0; at < len(mem); at += HugePage {
 		if err := unix.Madvise(mem[at:at+os.Getpagesize()], unix.MADV_POPULATE_WRITE); err != nil {
 			return err
 		}
 	}
-	return unix.Madvise(mem, unix.MADV_COLLAPSE)
+	err := unix.Madvise(mem, unix.MADV_COLLAPSE)
+	if err == unix.EAGAIN || err == unix.EBUSY || err == unix.EINTR {
+		return unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+	}
+	return err
 }
 
 // Populate makes the whole pages of mem resident for writing (MADV_POPULATE_WRITE, since Linux 5.14). If it fails,

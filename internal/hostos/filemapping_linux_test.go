@@ -69,6 +69,29 @@ func TestFileMapping(t *testing.T) {
 	require.ErrorIs(t, err, unix.EBADF)
 }
 
+// After a costly huge page others are tried again, after a refused one none is.
+func TestHugePagesAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	fd, err := unix.MemfdCreate(t.Name(), 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	const calls = 3
+	require.NoError(t, unix.Ftruncate(fd, (calls+1)*HugePage))
+	m, err := MapFile(fd, 0, (calls+1)*HugePage)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, m.Unmap()) }()
+	m.small.Store(calls)
+	for i := range calls {
+		m.MakePages(i*HugePage, HugePage)
+		assert.EqualValues(t, calls-1-i, m.small.Load())
+	}
+	m.MakePages(calls*HugePage, HugePage) // the kernel may refuse it, or take long
+	assert.Contains(t, []int32{0, never, costlyCalls}, m.small.Load())
+	m.small.Store(never)
+	m.MakePages(0, HugePage)
+	assert.EqualValues(t, never, m.small.Load())
+}
+
 // The CPU time of a call is not the time that it waits.
 func TestCPUTimeOf(t *testing.T) {
 	t.Parallel()
