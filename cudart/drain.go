@@ -3,6 +3,7 @@ package cudart
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/internal/bounded"
@@ -10,9 +11,11 @@ import (
 
 // A drainer waits for all work of a device (cudaDeviceSynchronize). One goroutine, so
 // one thread, serves all requests. Requests that come during a call are served by the
-// next one, because the call in progress may not cover their work. It is guarded by
-// Device.mu.
+// next one, because the call in progress may not cover their work.
 type drainer struct {
+	begun atomic.Uint64 // calls
+
+	// Guarded by Device.mu.
 	running bool
 	next    map[*drainRequest]struct{}
 }
@@ -60,10 +63,11 @@ func (d *Device) drain() {
 				r.n, r.queued = r.timeline.beginQuery()
 			}
 		}
+		number := d.drainer.begun.Add(1)
 		err := d.synchronize()
 		for r := range requests {
 			if r.timeline != nil {
-				r.timeline.drained(r.n, r.queued, err)
+				r.timeline.drained(r.n, r.queued, number, err)
 			}
 			if r.done != nil {
 				r.done <- err

@@ -104,3 +104,14 @@ func (d *Device) Drains() int {
 	defer d.mu.Unlock()
 	return len(d.drainer.next)
 }
+
+// QueuedWaits returns the number of waits for places in the Point's stream that are queued.
+func QueuedWaits(p Point) (n int) {
+	w := &p.timeline.dev.waits
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for me := p.timeline.waitQueue.first; me != nil; me = me.next {
+		n++
+	}
+	return n
+}

@@ -103,7 +103,7 @@ func (p Point) Notify(c chan<- struct{}) (stop func()) {
 		return func() {}
 	}
 	w := &p.timeline.dev.waits
-	me := &wait{at: p, notify: c}
+	me := &wait{at: p, notify: c, drains: p.timeline.dev.drainer.begun.Load()}
 	w.enqueue(me)
 	return func() { w.abandon(me) }
 }

@@ -106,7 +106,7 @@ func (r *round) query() {
 			r.youngest = min(r.youngest, r.began.Sub(i.since))
 			continue
 		}
-		r.end(i.queue, i.queue.of.done.Load(), nil)
+		r.end(i.queue, i.queue.of.done.Load(), 0, nil)
 		r.ended = true
 	}
 }

@@ -211,8 +211,9 @@ func (t *timeline) completed(n, queued uint64) {
 	m.events.done(past)
 }
 
-// drained records the outcome of cudaDeviceSynchronize.
-func (t *timeline) drained(n, queued uint64, err error) {
+// drained records the outcome of a cudaDeviceSynchronize, by its number. An error is none for the waits since: CUDA may
+// report on them again, and they request the next one if not.
+func (t *timeline) drained(n, queued, drain uint64, err error) {
 	if err == nil {
 		t.completed(n, queued)
 	}
@@ -222,7 +223,7 @@ func (t *timeline) drained(n, queued uint64, err error) {
 		t.fail(err)
 	}
 	t.mu.Unlock()
-	t.dev.waits.end(&t.waitQueue, n, err)
+	t.dev.waits.end(&t.waitQueue, n, drain, err)
 }
 
 // finish destroys the stream (cudaStreamDestroy), unless other code owns it. If there

@@ -165,6 +165,32 @@ func TestDeviceIsSynchronizedOnceForAllStreams(t *testing.T) {
 	b.sim.ResetFaults()
 }
 
+// An error of a wait for the device is for those who waited before it began, and not for those since: what failed then may
+// work again.
+func TestErrorsOfTheDeviceAreForEarlierWaits(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sim.Fail("cudaEventRecord", cudasim.Fault{Code: cudart.ErrUnknown, Times: -1})
+	fail := b.sim.Block("cudaDeviceSynchronize", cudasim.Fault{Code: cudart.ErrMemoryAllocation})
+	open := gate(t, b.s)
+	p := b.s.Point()
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- p.Wait(t.Context()) }()
+	require.NoError(t, b.sim.AwaitBlocked(t.Context(), "cudaDeviceSynchronize", 1))
+	go func() { second <- p.Wait(t.Context()) }()
+	require.Eventually(t, func() bool { return cudart.QueuedWaits(p) == 2 }, 20*time.Second, time.Millisecond)
+	b.sim.ResetFaults()
+	fail()
+	require.ErrorIs(t, <-first, cudart.ErrMemoryAllocation)
+	select {
+	case err := <-second:
+		t.Fatalf("ended before the work: %v", err)
+	case <-time.After(10 * time.Millisecond):
+	}
+	open()
+	require.NoError(t, <-second)
+}
+
 func TestPointsOfClosedAndLostStreams(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

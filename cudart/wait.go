@@ -71,6 +71,7 @@ type wait struct {
 	query  func() (over bool, err error) // for the first microseconds
 	done   chan error
 	notify chan<- struct{} // instead of done
+	drains uint64          // of the device that had begun before
 
 	// Created once, so that starting a goroutine allocates nothing.
 	begin, queryOnce func()
@@ -104,7 +105,7 @@ func (w *waits) init(rt *Runtime) {
 
 func (w *waits) get(p Point) *wait {
 	me := w.pool.Get().(*wait)
-	me.at, me.query = p, me.reached
+	me.at, me.query, me.drains = p, me.reached, p.timeline.dev.drainer.begun.Load()
 	return me
 }
 
@@ -337,13 +338,18 @@ func (w *waits) remove(me *wait) {
 	me.queue, me.prev, me.next = nil, nil, nil
 }
 
-// end ends the waits of a queue for places up to n.
-func (w *waits) end(q *waitQueue, n uint64, err error) {
+// end ends the waits of a queue for places up to n: with an error those that began before a cudaDeviceSynchronize, by its
+// number, and else all.
+func (w *waits) end(q *waitQueue, n, drain uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for me := q.first; me != nil && me.at.n <= n; me = q.first {
-		w.remove(me)
-		me.end(err)
+	for me := q.first; me != nil && me.at.n <= n; {
+		next := me.next
+		if err == nil || me.drains < drain {
+			w.remove(me)
+			me.end(err)
+		}
+		me = next
 	}
 }
 
@@ -370,6 +376,6 @@ func (w *waits) close() {
 	}
 	w.mu.Unlock()
 	for _, q := range queues {
-		w.end(q, math.MaxUint64, fmt.Errorf("wait for %v: %w", q.of, ErrClosed))
+		w.end(q, math.MaxUint64, math.MaxUint64, fmt.Errorf("wait for %v: %w", q.of, ErrClosed))
 	}
 }
