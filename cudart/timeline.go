@@ -211,8 +211,8 @@ func (t *timeline) completed(n, queued uint64) {
 	m.events.done(past)
 }
 
-// drained records the outcome of a cudaDeviceSynchronize, by its number. An error is none for the waits since: CUDA may
-// report on them again, and they request the next one if not.
+// drained records the outcome of a cudaDeviceSynchronize, by its number. An error does not end waits that came after the
+// call began: they query again, and request the next call if that fails.
 func (t *timeline) drained(n, queued, drain uint64, err error) {
 	if err == nil {
 		t.completed(n, queued)

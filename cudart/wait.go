@@ -71,7 +71,7 @@ type wait struct {
 	query  func() (over bool, err error) // for the first microseconds
 	done   chan error
 	notify chan<- struct{} // instead of done
-	drains uint64          // of the device that had begun before
+	drains uint64          // number of the device's newest cudaDeviceSynchronize when the wait began
 
 	// Created once, so that starting a goroutine allocates nothing.
 	begin, queryOnce func()

@@ -238,7 +238,7 @@ func (d *driver) choose(block []*slot) *slot {
 }
 
 // oldest returns the free slot with the oldest copy, of the slots that are not known to be
-// completed. If all are, it returns the first slot, and nil if there is none.
+// completed. If all are, it returns the first slot, or nil without slots.
 func (d *driver) oldest() (oldest *slot) {
 	for s := range d.free.all {
 		if (oldest == nil || s.copyNumber < oldest.copyNumber) && !s.completed() {

@@ -148,7 +148,7 @@ func TestWholeBatchesOfQuickSources(t *testing.T) {
 	}
 }
 
-// A worker that fills a whole batch requests the next block if there is none.
+// A worker that fills a whole batch requests the next block when all are taken.
 func TestNextBlockOfWholeBatches(t *testing.T) {
 	t.Parallel()
 	for _, whole := range []bool{false, true} {
@@ -157,7 +157,7 @@ func TestNextBlockOfWholeBatches(t *testing.T) {
 		f.e.last.whole = whole
 		w := f.worker()
 		_, first := w.next(t.Context())
-		require.True(t, first, "there is none")
+		require.True(t, first, "no block is left")
 		f.d.publish(f.e, f.d.newBlock(f.e))
 		f.e.last.whole = whole
 		f.d.publish(f.e, f.d.newBlock(f.e))

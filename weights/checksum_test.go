@@ -139,3 +139,13 @@ func BenchmarkChecksum(b *testing.B) {
 		}
 	}
 }
+
+// A save does not write a checksum that nobody has computed.
+func TestAHeaderIsNotSealedWithoutAllChecksums(t *testing.T) {
+	t.Parallel()
+	f := savedFile{size: 8, sums: newSums([]span{{off: 0, n: 4}, {off: 4, n: 4}})}
+	f.sums.add(0, []byte{1, 2, 3, 4})
+	f.sums.add(0, []byte{1, 2, 3, 4}) // as many bytes as the file has
+	f.tensors = []savedAt{{SavedTensor: &SavedTensor{Name: "first"}, size: 4}, {SavedTensor: &SavedTensor{Name: "second"}, off: 4, size: 4}}
+	require.ErrorContains(t, f.seal(), `tensor "second", at offset 4: not all bytes have passed`)
+}

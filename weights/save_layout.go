@@ -262,6 +262,8 @@ func (f *savedFile) seal() error {
 	var wrong []error
 	for i, b := range f.sums.blocks {
 		switch of, _ := f.sums.of(i); {
+		case len(of) == 0:
+			return fmt.Errorf("tensor %s, at offset %d: not all bytes have passed (a bug: please report it)", quote(f.tensorAt(b.off)), b.off)
 		case len(of) == 1:
 			sums[i] = of[0]
 		case len(of) > 1 && len(wrong) < maxChecksumErrors:

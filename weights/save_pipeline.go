@@ -224,8 +224,8 @@ func (n *pipeline) write() {
 	}
 }
 
-// put writes a piece, and returns how many bytes from the first on were written. It sums them if that is asked for, and
-// copies bytes that are not aligned to aligned memory first, if there is some.
+// put writes a piece, and returns how many bytes from the first on were written. If sum is set, it computes their
+// checksums too. With aligned memory it copies bytes there first that are not aligned.
 func (n *pipeline) put(p filledPiece, aligned []byte, sum bool) (done int, err error) {
 	for done < len(p.mem) && err == nil {
 		if err := n.failure(); err != nil {
