@@ -1,6 +1,7 @@
 package bounded
 
 import (
+	"bytes"
 	"context"
 	"runtime"
 	"testing"
@@ -10,10 +11,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// withProcs sets GOMAXPROCS for a test, which must not be parallel.
+// withProcs sets GOMAXPROCS for a test, which must not be parallel. The test begins without a spare: one of
+// a test before it may poll once more.
 func withProcs(t *testing.T, n int) {
+	waitForSpares(t)
 	before := runtime.GOMAXPROCS(n)
 	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
+}
+
+// waitForSpares waits until no goroutine of Go is left.
+func waitForSpares(t *testing.T) {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		all := stacks[:runtime.Stack(stacks, true)]
+		if !bytes.Contains(all, []byte("bounded.(*spare).work")) {
+			return
+		}
+		require.True(t, time.Now().Before(deadline), "a spare is left:\n%s", all)
+	}
 }
 
 // claim makes calls until a spare takes one. On a busy host each may have ended before the next call.
@@ -57,11 +73,9 @@ func TestThereIsNoSpareOnFewProcessors(t *testing.T) {
 // A spare that has no call ends, and leaves no goroutine.
 func TestSpareEnds(t *testing.T) {
 	withProcs(t, minProcs)
-	before := runtime.NumGoroutine()
 	claim(t, func() {})
-	for deadline := time.Now().Add(30 * time.Second); polling.Load() != nil || runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "a goroutine is left")
-	}
+	waitForSpares(t)
+	assert.Nil(t, polling.Load())
 }
 
 // A call that does not return occupies its goroutine, and no other call waits for it.
