@@ -70,13 +70,13 @@ func (b *Blocks) Copy(s *cudart.Stream, dst, src BlockList, size, count, process
 		if err != nil {
 			return err
 		}
-		dst, src, count = dst.after(n), src.after(n), count-n
+		dst, src, count = dst.After(n), src.After(n), count-n
 	}
 	return nil
 }
 
-// after returns where the blocks after the first n lie.
-func (l BlockList) after(n int) BlockList {
+// After returns where the blocks after the first n lie.
+func (l BlockList) After(n int) BlockList {
 	if l.Index != 0 {
 		l.Index += cudart.DevPtr(4 * n)
 	} else {

@@ -18,7 +18,8 @@ import (
 
 // BenchmarkBlocks copies random blocks of a pool of pinned memory, each way and by each method, and
 // a copy each beside it: GB/s and CPU seconds a GB from the call to the end. Grid has few blocks of several sizes, Odd sizes that are not
-// multiples of 16, Latency is that of few blocks in µs, BothWays the sum of both directions, Requests many small ones. On a real GPU:
+// multiples of 16, Latency is that of few blocks in µs, BothWays the sum of both directions, RowBothWays that with blocks that go to the device
+// from one after the other in host memory, Requests many small ones. On a real GPU:
 //
 //	PINNED_TEST_GPU=1 go test ./transfer/blocks -run XXX -bench Blocks -benchtime 7x
 //
@@ -162,18 +163,31 @@ func BenchmarkBlocks(b *testing.B) {
 		up.HostIndex, down.HostIndex = up.HostIndex[:up.Count/2], up.HostIndex[up.Count/2:2*(up.Count/2)]
 		up.Count, down.Count = up.Count/2, up.Count/2
 		down.Device += cudart.DevPtr(deviceBytes)
-		run(w.name+"/BothWays/4096B", 2*up.Count*up.Size, func() error {
-			if err := w.copy(streams[0], up, false); err != nil {
-				return err
+		row := up // one block after the other in host memory, at random on the device
+		row.HostIndex = nil
+		for _, at := range rand.New(rand.NewPCG(1, 1)).Perm(up.Count) {
+			row.DeviceIndex = append(row.DeviceIndex, uint32(at))
+		}
+		for _, of := range []struct {
+			name string
+			up   Copy
+		}{{"BothWays", up}, {"RowBothWays", row}} {
+			if w.name == each.name && of.up.HostIndex == nil {
+				continue
 			}
-			if err := w.copy(streams[1], down, true); err != nil {
-				return err
-			}
-			if err := streams[0].SynchronizeBlocking(); err != nil {
-				return err
-			}
-			return streams[1].SynchronizeBlocking()
-		})
+			run(w.name+"/"+of.name+"/4096B", 2*up.Count*up.Size, func() error {
+				if err := w.copy(streams[0], of.up, false); err != nil {
+					return err
+				}
+				if err := w.copy(streams[1], down, true); err != nil {
+					return err
+				}
+				if err := streams[0].SynchronizeBlocking(); err != nil {
+					return err
+				}
+				return streams[1].SynchronizeBlocking()
+			})
+		}
 	}
 	// A hundred requests of 16 blocks, as of sequences of a cache.
 	all := random(4<<10, min(1600, poolBytes/(8<<10)))

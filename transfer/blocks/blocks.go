@@ -33,7 +33,9 @@ type Method int
 const (
 	// Quickest is ByEngine for few blocks (three to the device, six to the host and for those of 32 KiB and more), for
 	// blocks of 512 KiB and more, and for blocks that are one block on both sides, and else ByKernel: that took less
-	// time on an H200.
+	// time on an H200. From 16 MiB on, blocks to the device that lie one after the other in host memory take both,
+	// unless Options.Processors is set: an engine copies them to scratch memory on the device (32 MiB, or 64 for
+	// copies on several streams at once, kept until Close), and a kernel from there. Without free scratch memory it is ByKernel.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
@@ -60,7 +62,8 @@ func (m Method) String() string {
 // Options shape a [Copier].
 type Options struct {
 	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4, and 8 for blocks of less than
-	// 4 KiB whose size, strides and addresses are not all multiples of 16.
+	// 4 KiB whose size, strides and addresses are not all multiples of 16. Copies from scratch memory take 32, for
+	// microseconds.
 	Processors int
 	// Method is the method of all copies.
 	Method Method
@@ -81,6 +84,9 @@ type Copier struct {
 	life       lifetime.Lifetime
 	batches    sync.Pool // of *cudart.CopyBatch
 	seen       sync.Pool // of *bitSet
+
+	scratches    chan scratch
+	scratchBytes int // of one
 }
 
 // New loads the kernel, in less than a millisecond where the module has machine code for the device: compute capability
@@ -110,7 +116,10 @@ func newCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 	if err != nil {
 		return nil, err
 	}
-	b := &Copier{dev: dev, lists: lists, method: o.Method, processors: o.Processors}
+	b := &Copier{dev: dev, lists: lists, method: o.Method, processors: o.Processors, scratches: make(chan scratch, scratches), scratchBytes: scratchBytes}
+	for range scratches {
+		b.scratches <- scratch{}
+	}
 	b.batches.New, b.seen.New = func() any { return new(cudart.CopyBatch) }, func() any { return new(bitSet) }
 	return bounded.Do(ctx, bounded.Call[*Copier]{
 		Run: func() (*Copier, error) {
@@ -171,7 +180,7 @@ func (b *Copier) release(ctx context.Context) error {
 	if b.kernel != nil {
 		err = b.kernel.CloseContext(ctx)
 	}
-	return errors.Join(err, b.lists.CloseContext(ctx))
+	return errors.Join(err, b.freeScratches(), b.lists.CloseContext(ctx))
 }
 
 var (
@@ -403,10 +412,10 @@ type call struct {
 // A launch has copies of blocks of one host memory.
 type launch struct {
 	Copy
-	owner    hostmem.Pinned
-	start    int // of Host in the owner's memory
-	byKernel bool
-	lists    pool.Lease // pinned memory with the lists that the kernel reads; zero if there are none
+	owner  hostmem.Pinned
+	start  int // of Host in the owner's memory
+	method Method
+	lists  pool.Lease // pinned memory with the lists that the kernel reads; zero if there are none
 }
 
 // queue queues all copies, if all of their host memories may be used.
@@ -426,7 +435,7 @@ func (c *call) queue() (err error) {
 				return err
 			}
 		}
-		l.byKernel = c.choose(&l.Copy, c.down) == ByKernel
+		l.method = c.choose(&l.Copy, c.down)
 	}
 	for i := range c.launches {
 		if err == nil {
@@ -482,10 +491,13 @@ func (c *call) queueAll() (err error) {
 		}
 		l := &c.launches[i]
 		err = l.owner.Use(c.s, c.down, func() error {
-			if l.byKernel && (l.listsOnDevice() || l.known(c.s.Device())) {
-				return c.byKernel(l)
+			switch {
+			case l.method == ByEngine || !l.listsOnDevice() && !l.known(c.s.Device()):
+				return c.byEngine(l)
+			case l.method == staged:
+				return c.throughScratch(l)
 			}
-			return c.byEngine(l)
+			return c.byKernel(l)
 		})
 	}
 	return err
@@ -494,7 +506,7 @@ func (c *call) queueAll() (err error) {
 // copyLists copies the lists on the host: for the kernel to pinned memory, and else if CUDA may be called without the caller.
 func (c *call) copyLists(l *launch) (err error) {
 	lists := [...]*[]uint32{&l.HostIndex, &l.DeviceIndex}
-	if !l.byKernel {
+	if l.method == ByEngine {
 		for _, list := range lists {
 			if c.ctx.Done() != nil {
 				*list = slices.Clone(*list)
@@ -563,15 +575,19 @@ func (c *Copy) split() []Copy {
 
 // choose returns the method for a copy. The kernel numbers the bytes of a block with 32 bits.
 func (b *Copier) choose(c *Copy, down bool) Method {
+	m := b.method
 	switch {
 	case c.listsOnDevice():
-		return ByKernel
+		m = ByKernel
 	case c.Size > math.MaxInt32:
-		return ByEngine
-	case b.method == Quickest:
-		return c.quickest(down)
+		m = ByEngine
+	case m == Quickest:
+		m = c.quickest(down)
 	}
-	return b.method
+	if m == ByKernel && b.staged(c, down) {
+		return staged
+	}
+	return m
 }
 
 // known reports whether both ends of the device's memory are in allocations. A kernel that accesses any other address
@@ -583,15 +599,21 @@ func (c *Copy) known(dev *cudart.Device) bool {
 
 // byKernel launches the kernel, which reads the lists when it runs.
 func (c *call) byKernel(l *launch) error {
-	address := func(list []uint32, onDevice cudart.DevPtr) cudart.DevPtr {
-		return onDevice | cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(list)))) // one of them at most
-	}
-	src := gpukernels.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(l.Host)))), Stride: l.HostStride, Index: address(l.HostIndex, l.HostIndexOnDevice)}
-	dst := gpukernels.BlockList{Base: l.Device, Stride: l.DeviceStride, Index: address(l.DeviceIndex, l.DeviceIndexOnDevice)}
+	src, dst := l.ends()
 	if c.down {
 		dst, src = src, dst
 	}
 	return c.kernel.Copy(c.s, dst, src, l.Size, l.Count, c.processorsOf(&l.Copy), c.down)
+}
+
+// ends returns where the blocks are, for the kernel.
+func (c *Copy) ends() (host, device gpukernels.BlockList) {
+	address := func(list []uint32, onDevice cudart.DevPtr) cudart.DevPtr {
+		return onDevice | cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(list)))) // one of them at most
+	}
+	host = gpukernels.BlockList{Base: cudart.DevPtr(uintptr(unsafe.Pointer(unsafe.SliceData(c.Host)))), Stride: c.HostStride, Index: address(c.HostIndex, c.HostIndexOnDevice)}
+	device = gpukernels.BlockList{Base: c.Device, Stride: c.DeviceStride, Index: address(c.DeviceIndex, c.DeviceIndexOnDevice)}
+	return host, device
 }
 
 // byEngine queues copies, batches of them where CUDA has these. No copy may cross the seam of two registrations of the
