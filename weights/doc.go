@@ -66,8 +66,8 @@
 //
 // [NewPlan] places chosen tensors in the memory of devices, aligned and in the order of the
 // files. [PlanShares] is for tensors that several devices get, whole, by rows or by columns ([Tensor.Slice]).
-// [Plan.Reads] merges neighbours: they are one read of the file, and one copy where they are
-// neighbours on the device too. These are pure functions: a [Plan] holds offsets and no addresses.
+// These are pure functions: a [Plan] holds offsets and no addresses. Neighbours in a file are one copy where they are
+// neighbours on the device too.
 //
 // # Loads
 //

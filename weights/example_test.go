@@ -73,22 +73,12 @@ func ExampleNewPlan() {
 			fmt.Printf("  %s at %d\n", p.Tensor.Name, p.Offset)
 		}
 	}
-	reads, err := plan.Reads()
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, r := range reads {
-		fmt.Printf("read %d bytes at %d of %s for devices %v\n", r.Size, r.Offset, filepath.Base(r.File.Name()), r.Devices)
-	}
 	// Output:
 	// device 0: allocate 272 bytes
 	//   embed at 0
 	//   norm at 256
 	// device 1: allocate 16 bytes
 	//   layers.0.up at 0
-	// read 64 bytes at 141 of model-00001-of-00002.safetensors for devices [0]
-	// read 16 bytes at 205 of model-00001-of-00002.safetensors for devices [1]
-	// read 16 bytes at 97 of model-00002-of-00002.safetensors for devices [0]
 }
 
 func ExampleFormatError() {

@@ -146,6 +146,6 @@ func fuzz(t *testing.T, file []byte) {
 		t.Fatal(err)
 	}
 	if len(file) < 64<<10 {
-		checkPlan(t, plan, chosen, place, options, nil)
+		checkPlan(t, simulatedDevices(t), plan, chosen, place, options, nil)
 	}
 }

@@ -117,8 +117,8 @@ func place(ctx context.Context, files []*File, placements []Placement, owned boo
 // A loading is one call of Load or Place. Its queues share it, without a lock:
 //
 //	field        set by                       | read by
-//	failures[i]  the queue of read i          | err, when the queues have ended
-//	queue.err    the goroutine of the queue   | err, when the goroutine has ended
+//	queue.failed the goroutine of the queue   | err, when the goroutine has ended
+//	queue.err    the same                     | the same
 //	done         Progress of the copies       | Progress of the copies, which adds to it
 //	ctx          ended by the first failure,  | queues, copies, the reporter
 //	             which is its cause, or by    |
@@ -127,43 +127,43 @@ type loading struct {
 	o       LoadOptions
 	owned   bool             // the bytes between tensors may be written
 	tensors []*Tensor        // in the order of the files
+	files   []*File          // with bytes of the load, in their order
 	placed  []target         // parts with bytes, in the order of devices and addresses
-	reads   []Read           // to addresses
-	devices []*cudart.Device // by the indices of the reads
+	devices []*cudart.Device // by the indices of the queues
+
+	queues []*queue // in the order of their first segments
+	made   int      // segments
 
 	caller context.Context // of Load or Place
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	failures []*failure // by read, nil without a failure
 	passed   map[*File]*passed
 	summers  []*summer // by device, nil if the CPU computes the checksums
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 }
 
-// load runs the reads.
+// load runs the queues.
 func (l *loading) load() error {
 	l.ctx, l.cancel = context.WithCancelCause(l.caller)
 	defer l.cancel(nil)
-	l.failures = make([]*failure, len(l.reads))
-	queues := l.queues()
 	l.report()
 	var running sync.WaitGroup
-	if len(queues) > 0 {
-		running.Go(func() { retryUnreleased(l.caller, queues[0].devices[0].Runtime()) })
+	if len(l.queues) > 0 {
+		running.Go(func() { retryUnreleased(l.caller, l.devices[0].Runtime()) })
 	}
-	for _, q := range queues {
+	for _, q := range l.queues {
 		running.Go(func() { l.run(q) })
 	}
 	running.Wait()
-	for i := range l.reads {
-		if l.o.DropCache && l.failures[i] == nil {
-			l.reads[i].drop()
+	if l.o.DropCache {
+		for _, q := range l.queues {
+			q.dropShared()
 		}
 	}
 	reported := l.reporter == nil || l.reporter.Finish()
-	if err := l.err(queues, reported); err != nil {
+	if err := l.err(reported); err != nil {
 		return err
 	}
 	return l.compareChecksums()
@@ -175,14 +175,14 @@ func (l *loading) report() {
 		return
 	}
 	total := 0
-	for i := range l.reads {
-		total += l.reads[i].Size
+	for _, q := range l.queues {
+		total += q.read(q.n)
 	}
 	failed := func(_ int, err error) { l.cancel(&failure{err: err}) }
 	l.reporter = bounded.NewReporter(total, l.o.Progress, failed, l.ctx.Done())
 }
 
-// run copies the reads of a queue, unless a read of another queue has failed.
+// run copies the segments of a queue, unless another queue has failed.
 func (l *loading) run(q *queue) {
 	if l.ctx.Err() != nil {
 		l.fail(q, 0, bounded.Ended(l.ctx))
@@ -201,10 +201,10 @@ func (l *loading) run(q *queue) {
 	}
 }
 
-// copy copies the reads of a queue, and returns the number of bytes of its upload, from the first on,
+// copy copies the segments of a queue, and returns the number of bytes of its upload, from the first on,
 // that were copied.
 func (l *loading) copy(q *queue, fanout *transfer.Fanout) (int, error) {
-	ranges, err := transfer.NewRanges(q.ranges)
+	ranges, err := q.source()
 	if err != nil {
 		return 0, err
 	}
@@ -233,15 +233,9 @@ func (l *loading) copy(q *queue, fanout *transfer.Fanout) (int, error) {
 func cause(err error) error { return cmp.Or(errors.Unwrap(err), err) }
 
 // fail records the error of a queue of whose upload the first bytes were copied, and ends the other
-// reads.
+// queues.
 func (l *loading) fail(q *queue, done int, err error) {
-	at, within := q.at(done)
-	f := &failure{&l.reads[at.read], at.from + within, err}
-	l.failures[at.read] = f
-	l.cancel(f)
-	for _, read := range q.reads {
-		if read > at.read {
-			l.failures[read] = &failure{&l.reads[read], 0, bounded.Ended(l.ctx)}
-		}
-	}
+	q.failed = &failure{queue: q, err: err}
+	q.failed.first, q.failed.done = q.find(done)
+	l.cancel(q.failed)
 }

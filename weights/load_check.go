@@ -64,10 +64,19 @@ func (p *Plan) placements(memory map[int]Memory) (list []Placement, err error) {
 	return list, nil
 }
 
-// plan sets the tensors, the devices and the reads of placements. The places of the reads are
-// addresses.
+// A target is a part and its address on a device.
+type target struct {
+	Part
+	device, to int
+}
+
+// plan sets the tensors, the devices and the queues of placements. The files are in the given order, and after these
+// in the order in which the placements use others.
 func (l *loading) plan(files []*File, placements []Placement) error {
-	targets := make([]target, 0, len(placements))
+	targets, order := make([]target, 0, len(placements)), fileOrder{}
+	for _, f := range files {
+		order.add(f)
+	}
 	for i, p := range placements {
 		if err := p.check(); err != nil {
 			return fmt.Errorf("placement %d: %w", i, err)
@@ -84,18 +93,14 @@ func (l *loading) plan(files []*File, placements []Placement) error {
 			return fmt.Errorf("%v and %v are of different CUDA libraries: open them with one cudart.Open", first, p.To.Device)
 		}
 		targets = append(targets, target{p.Part, device, int(p.To.Ptr)})
+		order.add(p.Tensor.File)
 	}
-	l.placed = withBytes(targets)
+	l.placed = slices.DeleteFunc(slices.Clone(targets), func(t target) bool { return t.Size == 0 })
 	slices.SortFunc(l.placed, target.compareAddress)
 	if err := l.checkOverlap(); err != nil {
 		return err
 	}
-	l.reads = planReads(files, targets)
-	for _, t := range targets { // in the order of the files
-		if n := len(l.tensors); n == 0 || l.tensors[n-1] != t.Tensor {
-			l.tensors = append(l.tensors, t.Tensor)
-		}
-	}
+	l.enqueue(order, targets)
 	return nil
 }
 
@@ -134,19 +139,17 @@ func (l *loading) unused(device, from, to int) bool {
 
 // checkFiles returns an error for a file that is closed or has shrunk.
 func (l *loading) checkFiles() error {
-	var last *File
-	for _, r := range l.reads {
-		opened, ok := r.File.r.(*os.File)
-		if !ok || r.File == last {
+	for _, f := range l.files {
+		opened, ok := f.r.(*os.File)
+		if !ok {
 			continue
 		}
-		last = r.File
 		info, err := opened.Stat()
 		if err != nil {
 			return err
 		}
-		if info.Size() < r.File.size {
-			return fmt.Errorf("%s has %d bytes, it had %d when it was opened: %w", r.File.name, info.Size(), r.File.size, io.ErrUnexpectedEOF)
+		if info.Size() < f.size {
+			return fmt.Errorf("%s has %d bytes, it had %d when it was opened: %w", f.name, info.Size(), f.size, io.ErrUnexpectedEOF)
 		}
 	}
 	return nil

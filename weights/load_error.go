@@ -48,11 +48,12 @@ func (e *LoadError) Unwrap() error {
 	return e.Err
 }
 
-// A failure is a read that failed, or a failure of LoadOptions.Progress.
+// A failure is a failure of a queue, or of LoadOptions.Progress.
 type failure struct {
-	*Read     // nil for Progress
-	done  int // bytes that were copied, from the first on
-	err   error
+	*queue     // nil for Progress
+	first  int // index of the first segment that is not complete
+	done   int // bytes of it that were copied
+	err    error
 }
 
 // Error and Unwrap make a failure the cause of a loading's context.
@@ -60,23 +61,24 @@ func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
 // err returns the error of the load: the failure that ended it, joined with the errors of other
-// reads, except for those that the failure caused. The LoadError names the read that failed first, or
+// queues, except for those that the failure caused. The LoadError names the segment that failed first, or
 // else the first incomplete one.
-func (l *loading) err(queues []*queue, reported bool) error {
+func (l *loading) err(reported bool) error {
 	var errs []error
 	reason := context.Cause(l.ctx)
 	at, _ := reason.(*failure)
 	switch {
 	case at != nil:
 		errs = append(errs, at.err)
-		if at.Read == nil {
+		if at.queue == nil {
 			at = nil
 		}
 	case !reported:
 		errs = append(errs, fmt.Errorf("progress has not returned: %w", bounded.Ended(l.ctx)))
 	}
-	incomplete := map[*Tensor]bool{}
-	for _, f := range l.failures {
+	incomplete, known := map[*Tensor]bool{}, at != nil
+	for _, q := range l.queues {
+		f := q.failed
 		if f == nil {
 			continue
 		}
@@ -86,9 +88,11 @@ func (l *loading) err(queues []*queue, reported bool) error {
 		if f != at && (len(errs) == 0 || !errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay)) {
 			errs = append(errs, f.err)
 		}
-		at = cmp.Or(at, f)
+		if !known && (at == nil || f.segments[f.first].number < at.segments[at.first].number) {
+			at = f
+		}
 	}
-	for _, q := range queues {
+	for _, q := range l.queues {
 		errs = append(errs, q.err)
 	}
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
@@ -100,36 +104,38 @@ func (l *loading) err(queues []*queue, reported bool) error {
 		e.Err = errors.Join(errs...)
 	}
 	if at != nil {
-		e.locate(at, l.devices)
+		e.Offset, e.Devices = at.offset(), at.devices
+		for t := range at.incomplete() {
+			e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
+			break
+		}
 	}
 	e.Complete = slices.DeleteFunc(l.tensors, func(t *Tensor) bool { return incomplete[t] })
 	return e
 }
 
-// locate sets the fields that describe where a read failed.
-func (e *LoadError) locate(at *failure, devices []*cudart.Device) {
-	e.Offset = at.position(min(at.done, at.Size-1))
-	for t := range at.incomplete() {
-		e.Tensor, e.Offset = t, max(e.Offset, t.Offset)
-		break
-	}
-	for _, d := range at.Devices {
-		e.Devices = append(e.Devices, devices[d])
-	}
+// offset returns the offset in the file of the first byte that was not copied.
+func (f *failure) offset() int64 {
+	s := &f.segments[f.first]
+	return s.Off + int64(s.part().at(min(f.done, s.N-1))) // all bytes may be there although the queue failed
 }
 
-// incomplete iterates over the tensors with bytes that were not copied, in order of their offsets.
-// A read has no other tensors, only padding between them.
-func (r *failure) incomplete() iter.Seq[*Tensor] {
-	from := r.position(min(r.done, r.Size-1)) // all bytes may be there although the read failed
-	tensors := r.File.tensors
-	at, _ := slices.BinarySearchFunc(tensors, from, func(t *Tensor, from int64) int {
-		return cmp.Compare(t.Offset+int64(t.Size), from+1)
-	})
+// incomplete iterates over the tensors with bytes that were not copied, in the order of the segments.
+func (f *failure) incomplete() iter.Seq[*Tensor] {
 	return func(yield func(*Tensor) bool) {
-		for _, t := range tensors[at:] {
-			if t.Offset >= r.Offset+int64(r.part().end()) || t.Size > 0 && !yield(t) {
-				return
+		from := f.offset()
+		for i := f.first; i < len(f.segments); i++ {
+			s := &f.segments[i]
+			if i > f.first {
+				from = s.Off
+			}
+			at, _ := slices.BinarySearchFunc(s.file.tensors, from, func(t *Tensor, from int64) int {
+				return cmp.Compare(t.Offset+int64(t.Size), from+1)
+			})
+			for ; at < len(s.file.tensors) && s.file.tensors[at].Offset < s.Off+int64(s.part().end()); at++ {
+				if t := s.file.tensors[at]; t.Size > 0 && !yield(t) {
+					return
+				}
 			}
 		}
 	}

@@ -152,6 +152,19 @@ func (b *bench) planned(t testing.TB, devs []*cudart.Device, plan *weights.Plan)
 	return p
 }
 
+// fileBytes returns the number of bytes of files that a load reads.
+func (p *planned) fileBytes(t testing.TB) (total int) {
+	t.Helper()
+	uploads, err := p.plan.Uploads(p.memory)
+	require.NoError(t, err)
+	for _, u := range uploads {
+		for _, s := range u.Segments {
+			total += s.N
+		}
+	}
+	return total
+}
+
 func (p *planned) forget(t testing.TB) {
 	t.Helper()
 	for _, m := range p.memory {
@@ -196,12 +209,7 @@ func TestLoadBringsEveryTensorToItsPlace(t *testing.T) {
 		plan, err := weights.NewPlan(slices.Values(b.tensors), places[i[2]], planOptions[i[1]])
 		require.NoError(t, err)
 		p := b.planned(t, devs, plan)
-		total := 0
-		reads, err := plan.Reads()
-		require.NoError(t, err)
-		for _, r := range reads {
-			total += r.Size
-		}
+		total := p.fileBytes(t)
 		seen := []int{0}
 		o.Progress = func(done, of int) {
 			seen = append(seen, done)
@@ -295,10 +303,8 @@ func TestEveryByteIsReadOnce(t *testing.T) {
 		}
 		plan, err := weights.PlanShares(shares, weights.PlanOptions{})
 		require.NoError(t, err)
-		reads, err := plan.Reads()
-		require.NoError(t, err)
-		require.Len(t, reads, 1, "neighbours are one read")
 		p := (&bench{}).planned(t, devs, plan)
+		require.Len(t, uploadsOf(t, plan), 1)
 		require.NoError(t, plan.Load(t.Context(), p.memory, weights.LoadOptions{}))
 		for tensor := range f.Tensors() {
 			for i := range tensor.Size {
@@ -450,12 +456,7 @@ func TestColumnsReachTheirDevices(t *testing.T) {
 		plan, err := weights.PlanShares(shares, weights.PlanOptions{})
 		require.NoError(t, err)
 		p := b.planned(t, devs, plan)
-		reads, err := plan.Reads()
-		require.NoError(t, err)
-		total, last := 0, 0
-		for _, r := range reads {
-			total += r.Size
-		}
+		total, last := p.fileBytes(t), 0
 		o.Progress = func(done, of int) {
 			assert.LessOrEqual(t, last, done)
 			assert.Equal(t, total, of)
@@ -559,10 +560,10 @@ func TestInvalidSharesAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	p, err := weights.PlanShares([]weights.Share{{weights.Part{Tensor: a, Size: 10}, 1}, {weights.Part{Tensor: a, From: 10, Size: 5}, 1}}, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
-	reads, err := p.Reads()
-	require.NoError(t, err)
-	require.Len(t, reads, 1)
-	assert.Len(t, reads[0].Pieces, 1, "neighbours are one copy")
+	uploads := uploadsOf(t, p)
+	require.Len(t, uploads, 1)
+	assert.Len(t, uploads[0].Segments, 1)
+	assert.Len(t, uploads[0].Pieces, 1, "neighbours are one copy")
 }
 
 func TestLoadRefusesInvalidArguments(t *testing.T) {

@@ -18,15 +18,12 @@ type passed struct {
 // readChecksums reads the checksums of the files.
 func (l *loading) readChecksums() error {
 	l.passed = map[*File]*passed{}
-	for _, r := range l.reads {
-		if l.passed[r.File] != nil {
-			continue
-		}
-		c, err := r.File.checksums()
+	for _, f := range l.files {
+		c, err := f.checksums()
 		if err != nil {
 			return err
 		}
-		l.passed[r.File] = &passed{c, newSums(c.blocks)}
+		l.passed[f] = &passed{c, newSums(c.blocks)}
 	}
 	return nil
 }
@@ -78,14 +75,15 @@ func (l *loading) sumOnDevices() error {
 // read once more.
 func (q *queue) inspect(l *loading, off int, mem []byte) {
 	for end := off + len(mem); off < end; {
-		s, within := q.at(off)
-		from := s.off + within // behind zeros, if there are some
+		i, within := q.find(off)
+		s := &q.segments[i]
+		from := s.at + within // behind zeros, if there are some
 		if from >= end {
 			return
 		}
-		n := min(s.off+s.source.N, end) - from
-		if s.source.Row == 0 {
-			l.passed[l.reads[s.read].File].add(s.source.Off+int64(within), mem[from-(end-len(mem)):][:n])
+		n := min(s.at+s.N, end) - from
+		if s.Row == 0 {
+			l.passed[s.file].add(s.Off+int64(within), mem[from-(end-len(mem)):][:n])
 		}
 		off = from + n
 	}
@@ -101,13 +99,15 @@ func (l *loading) compareChecksums() error {
 	}
 	wrong := map[*File][]*ChecksumError{}
 	var list []error
-	for at := 0; at < len(l.reads); {
-		f := l.reads[at].File
-		var blocks []int
-		for ; at < len(l.reads) && l.reads[at].File == f; at++ {
-			blocks = l.reads[at].blocks(blocks, l.passed[f])
+	blocks := map[*File][]int{} // that have bytes of the load
+	for _, t := range l.placed {
+		p, end := l.passed[t.Tensor.File], t.Tensor.Offset+int64(t.end())
+		for i := p.within(t.Tensor.Offset + int64(t.From)); i < len(p.sums.blocks) && p.sums.blocks[i].off < end; i++ {
+			blocks[t.Tensor.File] = append(blocks[t.Tensor.File], i)
 		}
-		errs, err := l.compareFile(f, blocks)
+	}
+	for _, f := range l.files {
+		errs, err := l.compareFile(f, blocks[f])
 		if err != nil {
 			return &LoadError{Err: err, Complete: l.tensors}
 		}
@@ -135,15 +135,6 @@ func (l *loading) compareChecksums() error {
 		}
 	}
 	return e
-}
-
-// blocks appends the blocks that have bytes of a read.
-func (r *Read) blocks(list []int, p *passed) []int {
-	end := r.Offset + int64(r.part().end())
-	for i := p.within(r.Offset); i < len(p.sums.blocks) && p.sums.blocks[i].off < end; i++ {
-		list = append(list, i)
-	}
-	return list
 }
 
 // compareFile compares blocks of a file, and returns an error for each wrong one.

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/internal/testgpu"
-	"github.com/gopinned/pinned/transfer"
 )
 
 // BenchmarkPrepare is what a load does before its first copy, for 20,000 tensors of odd sizes in one file,
@@ -41,8 +40,8 @@ func BenchmarkPrepare(b *testing.B) {
 		placements, err := plan.placements(memory)
 		require.NoError(b, err)
 		require.NoError(b, l.plan(plan.files, placements))
-		for _, q := range l.queues() {
-			_, err := transfer.NewRanges(q.ranges)
+		for _, q := range l.queues {
+			_, err := q.source()
 			require.NoError(b, err)
 		}
 	}

@@ -196,32 +196,13 @@ type Placed struct {
 	Offset int // in bytes
 }
 
-// A Read is a range of a file: Size bytes from Offset on. Its Pieces, by ascending From, are
-// copied to each of Devices. The Read of columns has one Piece, and a Row and a Stride as its Part
-// has.
-type Read struct {
-	File        *File
-	Offset      int64 // in bytes, from the start of File
-	Size        int   // in bytes
-	Row, Stride int   // in bytes, or 0
-	Devices     []int // indices, ascending
-	Pieces      []Piece
-}
-
-// A Piece is a copy of Size bytes, from byte From of a read to byte To[i] of the memory of the
-// read's Devices[i]. It has one tensor or several neighbours.
-type Piece struct {
-	From, Size int   // in bytes
-	To         []int // in bytes
-}
-
 // NewPlan plans the copy of tensors to devices. tensors is File.Tensors, Model.Tensors or a
 // slices.Values of some of them. device returns the index of a tensor's device, or Skip for none; if
 // device is nil, all tensors go to device 0. The same arguments make the same plan. PlanShares
 // is for tensors that several devices get. NewPlan does not block.
 //
 // Tensors are placed in the order of their files, and in each file in the order of their offsets. So
-// neighbours in a file stay neighbours if the alignment allows it, and are one Piece.
+// neighbours in a file stay neighbours if the alignment allows it, and are one copy.
 //
 // It returns an error for a tensor that appears twice, for one that belongs to no File, for an index
 // below Skip, for an alignment that is no power of two, and for a device with more than
@@ -338,25 +319,6 @@ func (p Part) follows(first, last Part) bool {
 		return false
 	}
 	return p.Row == 0 || p.Stride == first.Stride && p.From+p.row(0) <= first.From+first.Stride
-}
-
-// Reads returns the reads that fetch the plan's tensors, in the order of the files and of their
-// offsets. Each byte of a tensor is in one Piece. It returns an error for a Part beyond its
-// tensor. It does not block.
-func (p *Plan) Reads() ([]Read, error) {
-	if p == nil {
-		return nil, errors.New("weights: reads: nil plan")
-	}
-	var targets []target
-	for _, d := range p.Devices {
-		for _, t := range d.Tensors {
-			if err := t.check(); err != nil {
-				return nil, fmt.Errorf("weights: reads: %w", err)
-			}
-			targets = append(targets, target{t.Part, d.Device, t.Offset})
-		}
-	}
-	return planReads(p.files, targets), nil
 }
 
 // A fileOrder numbers files in the order of their first use.

@@ -11,6 +11,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
+	"github.com/gopinned/pinned/transfer"
 	"github.com/gopinned/pinned/weights"
 )
 
@@ -22,40 +26,41 @@ func mustParse(t testing.TB, file []byte, name string) *weights.File {
 	return f
 }
 
-// A deviceRead is what one device has of a weights.Read.
-type deviceRead struct {
-	File   *weights.File
-	Offset int64
-	Size   int
-	Pieces []devicePiece
+// firstAddress is the address of the memory of each device in uploadsOf.
+const firstAddress = 1 << 30
+
+// uploadsOf returns the uploads of a plan for four simulated devices at most.
+func uploadsOf(t testing.TB, p *weights.Plan) []weights.Upload {
+	t.Helper()
+	return uploadsOnto(t, simulatedDevices(t), p)
 }
 
-type devicePiece struct{ From, To, Size int }
+func simulatedDevices(t testing.TB) []*cudart.Device {
+	t.Helper()
+	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 4)})
+	return rt.Devices()
+}
 
-// readsOf returns the reads for a device.
-func readsOf(p *weights.Plan, device int) (list []deviceRead) {
-	reads, err := p.Reads()
-	if err != nil {
-		panic(err)
+func uploadsOnto(t testing.TB, devs []*cudart.Device, p *weights.Plan) []weights.Upload {
+	t.Helper()
+	memory := map[int]weights.Memory{}
+	for i, d := range p.Devices {
+		memory[d.Device] = weights.Memory{Device: devs[i], Ptr: firstAddress, Bytes: d.Bytes}
 	}
-	for _, r := range reads {
-		at := slices.Index(r.Devices, device)
-		if at < 0 {
-			continue
-		}
-		d := deviceRead{File: r.File, Offset: r.Offset, Size: r.Size}
-		for _, piece := range r.Pieces {
-			d.Pieces = append(d.Pieces, devicePiece{piece.From, piece.To[at], piece.Size})
-		}
-		list = append(list, d)
-	}
-	return list
+	uploads, err := p.Uploads(memory)
+	require.NoError(t, err)
+	return uploads
+}
+
+// bytesAt returns a segment of n bytes at an offset of a file, at a place of an upload.
+func bytesAt(f *weights.File, off int64, n, at int) weights.Segment {
+	return weights.Segment{File: f, Range: transfer.Range{Reader: f.Reader(), Off: off, N: n}, At: at}
 }
 
 // u8 is a tensor of n bytes.
 func u8(name string, n int) spec { return spec{name, weights.I8, []int{n}} }
 
-func TestNeighboursAreOneRead(t *testing.T) {
+func TestNeighboursAreOneSegment(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeSafetensors(t, nil, u8("a", 256), u8("b", 512), u8("c", 100), u8("d", 28), u8("e", 256), u8("f", 0)), "f")
 	start := f.Size() - 256 - 512 - 100 - 28 - 256
@@ -71,18 +76,17 @@ func TestNeighboursAreOneRead(t *testing.T) {
 			{tensors[3].Whole(), 1024}, {tensors[4].Whole(), 1280}, {tensors[5].Whole(), 1536},
 		},
 	}}, p.Devices)
-	reads, err := p.Reads()
-	require.NoError(t, err)
-	assert.Equal(t, []weights.Read{{File: f, Offset: start, Size: 1152, Devices: []int{0}, Pieces: []weights.Piece{
-		{From: 0, To: []int{0}, Size: 868}, // a, b and c
-		{From: 868, To: []int{1024}, Size: 28},
-		{From: 896, To: []int{1280}, Size: 256},
-	}}}, reads)
+	want := weights.Upload{Devices: []int{0}, Bytes: 1536, Segments: []weights.Segment{
+		bytesAt(f, start, 868, 0), // a, b and c
+		bytesAt(f, start+868, 28, 1024),
+		bytesAt(f, start+896, 256, 1280),
+	}, Pieces: []transfer.Piece{{N: 1536, Dsts: []cudart.DevPtr{firstAddress}}}}
+	assert.Equal(t, []weights.Upload{want}, uploadsOf(t, p))
 
 	p, err = weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 1})
 	require.NoError(t, err)
 	assert.Equal(t, 1152, p.Devices[0].Bytes)
-	assert.Equal(t, []deviceRead{{f, start, 1152, []devicePiece{{0, 0, 1152}}}}, readsOf(p, 0), "one copy")
+	assert.Equal(t, []weights.Segment{bytesAt(f, start, 1152, 0)}, uploadsOf(t, p)[0].Segments)
 }
 
 func TestPlanHasOffsetsForEachDevice(t *testing.T) {
@@ -97,10 +101,11 @@ func TestPlanHasOffsetsForEachDevice(t *testing.T) {
 	require.Len(t, p.Devices, 2)
 	assert.Equal(t, 2, p.Devices[0].Device)
 	assert.Equal(t, 812, p.Devices[0].Bytes)
-	assert.Equal(t, []deviceRead{
-		{File: f, Offset: start + 300, Size: 300, Pieces: []devicePiece{{0, 0, 300}}},
-		{File: f, Offset: start + 1200, Size: 300, Pieces: []devicePiece{{0, 512, 300}}},
-	}, readsOf(p, 2))
+	uploads := uploadsOf(t, p)
+	require.Len(t, uploads, 2)
+	assert.Equal(t, []int{7}, uploads[0].Devices, "by their first tensors")
+	assert.Equal(t, []int{2}, uploads[1].Devices)
+	assert.Equal(t, []weights.Segment{bytesAt(f, start+300, 300, 0), bytesAt(f, start+1200, 300, 512)}, uploads[1].Segments)
 	assert.Equal(t, 7, p.Devices[1].Device)
 	var placed []string
 	for _, tensor := range p.Devices[1].Tensors {
@@ -113,21 +118,16 @@ func TestPlanHasOffsetsForEachDevice(t *testing.T) {
 	assert.Empty(t, p.Devices)
 }
 
-func TestPlanReadsPaddingOfGGUF(t *testing.T) {
+func TestPaddingOfGGUFIsNotRead(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, makeGGUF(3, 64, u8("a", 65), u8("b", 64), u8("c", 1), u8("d", 5)), "f")
 	a, _ := f.Tensor("a")
-	b, _ := f.Tensor("b")
-	d, _ := f.Tensor("d")
 	p, err := weights.NewPlan(f.Tensors(), nil, weights.PlanOptions{Align: 64})
 	require.NoError(t, err)
-	assert.Equal(t, []deviceRead{{File: f, Offset: a.Offset, Size: 64*4 + 5, Pieces: []devicePiece{
-		{From: 0, To: 0, Size: 65}, {From: 128, To: 128, Size: 65}, {From: 256, To: 256, Size: 5},
-	}}}, readsOf(p, 0))
-
-	p, err = weights.NewPlan(slices.Values([]*weights.Tensor{b, d}), nil, weights.PlanOptions{})
-	require.NoError(t, err)
-	assert.Len(t, readsOf(p, 0), 2, "c between them is no padding")
+	uploads := uploadsOf(t, p)
+	require.Len(t, uploads, 1)
+	assert.Equal(t, []weights.Segment{bytesAt(f, a.Offset, 65, 0), bytesAt(f, a.Offset+128, 65, 128), bytesAt(f, a.Offset+256, 5, 256)}, uploads[0].Segments)
+	assert.Len(t, uploads[0].Pieces, 1, "zeros are copied to the bytes between them")
 }
 
 func TestPlanRefusesInvalidArguments(t *testing.T) {
@@ -212,6 +212,7 @@ func TestPlansOfRandomModelsCopyEachByteOnce(t *testing.T) {
 	if long() {
 		rounds = 1000
 	}
+	devs := simulatedDevices(t)
 	for seed := range rounds {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))
 		var all []*weights.Tensor
@@ -255,7 +256,7 @@ func TestPlansOfRandomModelsCopyEachByteOnce(t *testing.T) {
 		again, err := weights.NewPlan(slices.Values(chosen), place, o)
 		require.NoError(t, err)
 		require.Equal(t, p, again, "the same arguments, the same plan")
-		checkPlan(t, p, chosen, place, o, contents)
+		checkPlan(t, devs, p, chosen, place, o, contents)
 		if t.Failed() {
 			t.Fatalf("seed %d, options %+v", seed, o)
 		}
@@ -264,7 +265,7 @@ func TestPlansOfRandomModelsCopyEachByteOnce(t *testing.T) {
 
 // checkPlan asserts what NewPlan promises, independently of how it does it, and
 // carries the plan out. contents has the bytes of each tensor.
-func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place func(*weights.Tensor) int, o weights.PlanOptions, contents map[string][]byte) {
+func checkPlan(t testing.TB, devs []*cudart.Device, p *weights.Plan, chosen []*weights.Tensor, place func(*weights.Tensor) int, o weights.PlanOptions, contents map[string][]byte) {
 	t.Helper()
 	align := o.Align
 	if align == 0 {
@@ -281,51 +282,45 @@ func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place fu
 		}
 	}
 	assert.Len(t, p.Devices, len(want))
+	uploads := uploadsOnto(t, devs, p)
 	for i, d := range p.Devices {
 		assert.True(t, i == 0 || p.Devices[i-1].Device < d.Device, "devices ascend")
 		assert.Len(t, d.Tensors, want[d.Device])
 		delete(want, d.Device)
 
-		memory := make([]byte, d.Bytes)
-		written := make([]bool, d.Bytes)
-		var end int64
-		var before deviceRead
-		for k, read := range readsOf(p, d.Device) {
-			file := slices.Index(files, read.File)
+		memory, written := make([]byte, d.Bytes), make([]bool, d.Bytes)
+		var upload weights.Upload
+		if at := slices.IndexFunc(uploads, func(u weights.Upload) bool { return slices.Equal(u.Devices, []int{d.Device}) }); at >= 0 {
+			upload = uploads[at]
+		}
+		bytes, end := make([]byte, upload.Bytes), 0
+		var before weights.Segment
+		for k, s := range upload.Segments {
+			file := slices.Index(files, s.File)
 			require.GreaterOrEqual(t, file, 0)
-			if k > 0 && before.File == read.File {
-				assert.Greater(t, read.Offset-end, int64(padding(read.File)-1), "reads ascend, and are as large as the padding allows")
+			require.Greater(t, s.N, 0)
+			require.GreaterOrEqual(t, s.At, end, "segments ascend")
+			require.Less(t, s.At-end, 256, "and have no more than alignment between them")
+			if k > 0 && before.File == s.File {
+				require.GreaterOrEqual(t, s.Off, before.Off+int64(before.N), "offsets ascend")
+				assert.True(t, s.Off > before.Off+int64(before.N) || s.At > end, "neighbours are one segment")
 			} else if k > 0 {
 				assert.Greater(t, file, slices.Index(files, before.File), "files ascend")
 			}
-			end = read.Offset + int64(read.Size)
-			require.Greater(t, read.Size, 0)
-			require.GreaterOrEqual(t, read.Offset, int64(0))
-			require.LessOrEqual(t, end, read.File.Size())
-			bytes := make([]byte, read.Size)
-			_, err := read.File.Reader().ReadAt(bytes, read.Offset)
+			_, err := s.File.Reader().ReadAt(bytes[s.At:][:s.N], s.Off)
 			require.NoError(t, err)
-			at := 0
-			for n, piece := range read.Pieces {
-				require.Greater(t, piece.Size, 0)
-				gap := piece.From - at
-				require.GreaterOrEqual(t, gap, 0, "pieces ascend")
-				assert.LessOrEqual(t, gap, padding(read.File)-1, "gaps within a read")
-				if n > 0 && gap == 0 {
-					last := read.Pieces[n-1]
-					assert.NotEqual(t, last.To+last.Size, piece.To, "neighbours are one piece")
-				}
-				at = piece.From + piece.Size
-				require.LessOrEqual(t, at, read.Size)
-				for b := range piece.Size {
-					require.False(t, written[piece.To+b], "two pieces write byte %d", piece.To+b)
-					written[piece.To+b] = true
-					memory[piece.To+b] = bytes[piece.From+b]
-				}
+			before, end = s, s.At+s.N
+		}
+		assert.Equal(t, end, upload.Bytes)
+		for _, piece := range upload.Pieces {
+			require.Len(t, piece.Dsts, 1)
+			to := int(piece.Dsts[0] - firstAddress)
+			assert.Equal(t, to%256, piece.Off%256)
+			copy(memory[to:][:piece.N], bytes[piece.Off:][:piece.N])
+			for b := range piece.N {
+				require.False(t, written[to+b], "two pieces write byte %d", to+b)
+				written[to+b] = true
 			}
-			assert.Equal(t, 0, read.Pieces[0].From, "a read starts with what is wanted")
-			assert.Equal(t, read.Size, at, "and ends with it")
-			before = read
 		}
 		last := 0
 		for k, placed := range d.Tensors {
@@ -349,18 +344,11 @@ func checkPlan(t testing.TB, p *weights.Plan, chosen []*weights.Tensor, place fu
 			}
 		}
 		assert.Equal(t, last, d.Bytes)
-		assert.NotContains(t, written, true, "nothing is written outside of tensors")
+		for b, zero := range written {
+			require.True(t, !zero || memory[b] == 0, "nothing but zeros is written outside of tensors")
+		}
 	}
 	assert.Empty(t, want)
-}
-
-// padding is what tensors' offsets in a file are a multiple of, counted from
-// the first.
-func padding(f *weights.File) int {
-	if align, ok := f.Metadata("general.alignment"); ok && f.Format() == weights.GGUF {
-		return int(align.(uint32))
-	}
-	return map[weights.Format]int{weights.Safetensors: 1, weights.GGUF: 32}[f.Format()]
 }
 
 // What is refused is what overlaps, byte for byte, whatever the rows and strides of the parts.
@@ -420,9 +408,11 @@ func TestManyPartsOfOneTensor(t *testing.T) {
 		}
 		p, err := weights.PlanShares(shares, weights.PlanOptions{})
 		require.NoError(t, err)
-		reads, err := p.Reads()
-		require.NoError(t, err)
-		require.Len(t, reads, n)
+		segments := 0
+		for _, u := range uploadsOf(t, p) {
+			segments += len(u.Segments)
+		}
+		require.Equal(t, n, segments)
 	}
 }
 
@@ -449,8 +439,6 @@ func TestEmptyColumnsAreNotRead(t *testing.T) {
 	for _, more := range []int{0, 2} {
 		p, err := weights.PlanShares([]weights.Share{{Part: weights.Part{Tensor: b, Row: 2, Stride: 4}}, {Part: weights.Part{Tensor: b, Size: more}}}, weights.PlanOptions{})
 		require.NoError(t, err)
-		reads, err := p.Reads()
-		require.NoError(t, err)
-		require.Len(t, reads, more/2)
+		require.Len(t, uploadsOf(t, p), more/2)
 	}
 }

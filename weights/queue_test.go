@@ -10,36 +10,41 @@ import (
 	"github.com/gopinned/pinned/cudart"
 )
 
-// Each piece is in the upload where its address is, by alignment; positions of the upload are those of
-// the reads.
+// addBytes adds bytes at an offset of a file.
+func (l *loading) addBytes(f *File, off int64, n int, devices []int, to ...int) {
+	l.segment(Part{Tensor: &Tensor{File: f, Offset: off}, Size: n}, devices, to)
+}
+
+// Each segment is in the upload where its address is, by alignment; positions of the upload are those of
+// the files.
 func TestUploadsAreAlignedAsTheirAddresses(t *testing.T) {
 	t.Parallel()
 	f := &File{}
-	l := &loading{devices: make([]*cudart.Device, 2), reads: []Read{
-		{File: f, Offset: 8, Size: 300, Devices: []int{0}, Pieces: []Piece{{0, 100, []int{0x1000}}, {100, 200, []int{0x1100}}}},
-		{File: f, Offset: 400, Size: 7, Devices: []int{0, 1}, Pieces: []Piece{{0, 7, []int{0x2003, 0x3000}}}},
-		{File: f, Offset: 500, Size: 50, Devices: []int{0}, Pieces: []Piece{{0, 20, []int{0x5001}}, {30, 20, []int{0x4000}}}},
-	}}
 	for _, owned := range []bool{false, true} {
-		l.owned = owned
-		queues := l.queues()
-		require.Len(t, queues, 2)
-		for _, q := range queues {
+		l := &loading{owned: owned, devices: make([]*cudart.Device, 2)}
+		l.addBytes(f, 8, 100, []int{0}, 0x1000)
+		l.addBytes(f, 108, 200, []int{0}, 0x1100)
+		l.addBytes(f, 400, 7, []int{0, 1}, 0x2003, 0x3000)
+		l.addBytes(f, 500, 20, []int{0}, 0x5001)
+		l.addBytes(f, 530, 20, []int{0}, 0x4000)
+		l.addBytes(f, 550, 10, []int{0}, 0x4014)
+		require.Len(t, l.queues, 2)
+		for _, q := range l.queues {
 			for _, p := range q.pieces {
 				assert.Equal(t, p.Off%transferAlign, int(p.Dsts[0]%transferAlign))
 			}
 		}
-		one := queues[0]
-		assert.Equal(t, 788, one.n)
+		one := l.queues[0]
+		assert.Equal(t, 798, one.n)
 		wantPieces := 4
 		if owned {
 			wantPieces = 3 // the first two are one copy
 		}
 		assert.Len(t, one.pieces, wantPieces)
-		for done, want := range map[int][3]int{0: {0, 0, 0}, 99: {0, 0, 99}, 100: {0, 100, 100}, 256: {0, 100, 100}, 257: {0, 100, 101}, 456: {2, 0, 300}, 514: {2, 0, 301}, 600: {2, 30, 330}, one.n: {2, 30, 350}} {
-			s, within := one.at(done)
-			assert.Equal(t, want, [3]int{s.read, s.from, one.read(done)}, "%d", done)
-			assert.Equal(t, want[2], s.before+within)
+		for done, want := range map[int][2]int{0: {0, 0}, 99: {0, 99}, 100: {1, 100}, 256: {1, 100}, 257: {1, 101}, 456: {2, 300}, 514: {2, 301}, 600: {3, 320}, 788: {3, 340}, one.n: {3, 350}} {
+			i, within := one.find(done)
+			assert.Equal(t, want, [2]int{i, one.read(done)}, "%d", done)
+			assert.Equal(t, want[1], one.segments[i].before+within)
 		}
 	}
 }
@@ -49,20 +54,18 @@ func TestUploadsAreAlignedAsTheirAddresses(t *testing.T) {
 func TestZerosAreWrittenOverNoOtherPart(t *testing.T) {
 	t.Parallel()
 	f := &File{}
-	a, c := []int{0x1000}, []int{0x1080}
+	const a, c = 0x1000, 0x1080
 	b := []int{0x1070, 0x2000}
-	l := &loading{owned: true, devices: make([]*cudart.Device, 2), reads: []Read{
-		{File: f, Offset: 0, Size: 100, Devices: []int{0}, Pieces: []Piece{{0, 100, a}}},
-		{File: f, Offset: 100, Size: 10, Devices: []int{0, 1}, Pieces: []Piece{{0, 10, b}}},
-		{File: f, Offset: 110, Size: 10, Devices: []int{0}, Pieces: []Piece{{0, 10, c}}},
-	}}
 	for between, parts := range map[string][]target{
-		"a part between":       {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, b[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[1]}},
-		"the rest of the part": {{Part{Size: 122}, 0, a[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[1]}},
-		"nothing":              {{Part{Size: 100}, 0, a[0]}, {Part{Size: 10}, 0, c[0]}, {Part{Size: 10}, 1, b[0]}},
+		"a part between":       {{Part{Size: 100}, 0, a}, {Part{Size: 10}, 0, b[0]}, {Part{Size: 10}, 0, c}, {Part{Size: 10}, 1, b[1]}},
+		"the rest of the part": {{Part{Size: 122}, 0, a}, {Part{Size: 10}, 0, c}, {Part{Size: 10}, 1, b[1]}},
+		"nothing":              {{Part{Size: 100}, 0, a}, {Part{Size: 10}, 0, c}, {Part{Size: 10}, 1, b[0]}},
 	} {
-		l.placed = parts
-		queues := l.queues()
+		l := &loading{owned: true, devices: make([]*cudart.Device, 2), placed: parts}
+		l.addBytes(f, 0, 100, []int{0}, a)
+		l.addBytes(f, 100, 10, []int{0, 1}, b...)
+		l.addBytes(f, 110, 10, []int{0}, c)
+		queues := l.queues
 		require.Len(t, queues, 2)
 		wantPieces := 2
 		if between == "nothing" {
@@ -70,7 +73,7 @@ func TestZerosAreWrittenOverNoOtherPart(t *testing.T) {
 		}
 		require.Len(t, queues[0].pieces, wantPieces, between)
 		last := queues[0].pieces[wantPieces-1]
-		assert.EqualValues(t, c[0]+10, int(last.Dsts[0])+last.N)
+		assert.EqualValues(t, c+10, int(last.Dsts[0])+last.N)
 	}
 }
 
@@ -90,14 +93,12 @@ func TestPiecesAreJoinedOnlyWhereEveryDeviceAllowsIt(t *testing.T) {
 		"another distance on the second one": {c + transferAlign, nil, 2},
 	} {
 		f := &File{}
-		l := &loading{owned: true, devices: make([]*cudart.Device, 2), reads: []Read{
-			{File: f, Offset: 0, Size: 100, Devices: []int{0, 1}, Pieces: []Piece{{0, 100, []int{a, a}}}},
-			{File: f, Offset: 100, Size: 10, Devices: []int{0, 1}, Pieces: []Piece{{0, 10, []int{c, tt.second}}}},
-		}}
+		l := &loading{owned: true, devices: make([]*cudart.Device, 2)}
 		l.placed = append([]target{{Part{Size: 100}, 0, a}, {Part{Size: 10}, 0, c}, {Part{Size: 100}, 1, a}, {Part{Size: 10}, 1, tt.second}}, tt.between...)
 		slices.SortFunc(l.placed, target.compareAddress)
-		queues := l.queues()
-		require.Len(t, queues, 1)
-		assert.Len(t, queues[0].pieces, tt.pieces, name)
+		l.addBytes(f, 0, 100, []int{0, 1}, a, a)
+		l.addBytes(f, 100, 10, []int{0, 1}, c, tt.second)
+		require.Len(t, l.queues, 1)
+		assert.Len(t, l.queues[0].pieces, tt.pieces, name)
 	}
 }

@@ -118,16 +118,11 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		"Load to a zero device": {func() error {
 			return good.Load(ctx, map[int]weights.Memory{0: {Device: &cudart.Device{}, Ptr: 1, Bytes: maxInt}}, weights.LoadOptions{})
 		}, "of no cudart.Runtime"},
-		"Load before the memory":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = -1 }), "at -1 of device 0"},
-		"Load behind the memory":     {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = maxInt }), "of device 0, which has 100"},
-		"Load past the memory":       {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 97 }), "memory of 3 bytes"},
-		"Load of overlapping places": {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 2 }), "overlap on"},
-		"Load of one device twice":   {changed(func(p *weights.Plan) { p.Devices = append(p.Devices, p.Devices[0]) }), "devices 0 and 0 of the plan are both"},
-		"Reads of nil":               {func() error { _, err := noPlan.Reads(); return err }, "nil plan"},
-		"Reads of a tensor without a file": {func() error {
-			_, err := (&weights.Plan{Devices: []weights.DevicePlan{{Tensors: []weights.Placed{{Part: withoutFile.Whole()}}}}}).Reads()
-			return err
-		}, "not from a File's"},
+		"Load before the memory":          {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = -1 }), "at -1 of device 0"},
+		"Load behind the memory":          {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = maxInt }), "of device 0, which has 100"},
+		"Load past the memory":            {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 97 }), "memory of 3 bytes"},
+		"Load of overlapping places":      {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Offset = 2 }), "overlap on"},
+		"Load of one device twice":        {changed(func(p *weights.Plan) { p.Devices = append(p.Devices, p.Devices[0]) }), "devices 0 and 0 of the plan are both"},
 		"Load of a zero tensor":           {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0] = weights.Placed{} }), "nil tensor"},
 		"Load of a tensor without a file": {changed(func(p *weights.Plan) { p.Devices[0].Tensors[0].Tensor = withoutFile }), "not from a File's"},
 		"Load of negative bytes":          {changed(func(p *weights.Plan) { p.Devices[0].Bytes = -1; p.Devices[0].Device = 7 }), "no memory for device 7"},
