@@ -2,8 +2,11 @@ package verify
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"math/bits"
 	"strings"
+
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // A poison is the content of a target before its copy.
@@ -17,7 +20,7 @@ type poison struct {
 func (c content) poisonAt(at string) content {
 	for _, p := range poisons {
 		if p.at == at {
-			return c.masked(p.mask)
+			c.Mask ^= uint64(p.mask) * lowBytes
 		}
 	}
 	return c
@@ -49,7 +52,7 @@ var pageSizes = [...]int{2 << 20, 64 << 10, 4 << 10} // the largest that fits is
 
 // diff compares found with want's bytes from offset 0 on. It returns how they differ; ok is
 // true if they are equal.
-func diff(found []byte, want content, origins []origin) (d difference, ok bool) {
+func diff(found []byte, want content, origins []origin) (m Mismatch, ok bool) {
 	s := scan{size: len(found)}
 	s.pages = make([]paging, 0, len(pageSizes)*len(origins))
 	for _, size := range pageSizes {
@@ -67,7 +70,7 @@ func diff(found []byte, want content, origins []origin) (d difference, ok bool) 
 	s.endRun()
 	s.endRegion()
 	if s.bad == 0 {
-		return difference{}, true
+		return Mismatch{}, true
 	}
 	return s.conclude(found, want), false
 }
@@ -223,38 +226,37 @@ func (p *paging) past(off int) int {
 	return int((p.origin.addr + uintptr(off)) % uintptr(p.size))
 }
 
-func (s *scan) conclude(found []byte, want content) difference {
+func (s *scan) conclude(found []byte, want content) Mismatch {
 	shown := found[s.first:min(s.first+shownBytes, len(found))]
-	d := difference{
+	m := Mismatch{
 		FirstBadOffsetBytes: s.first,
 		LastBadOffsetBytes:  s.last,
-		Expected:            make([]byte, len(shown)),
-		Found:               append([]byte(nil), shown...),
+		ExpectedHex:         want.hex(s.first, len(shown)),
+		FoundHex:            hex.EncodeToString(shown),
 		BadBytes:            s.bad,
 		BadBits:             s.bits,
 		Regions:             s.regions.n,
 	}
-	want.fill(d.Expected, s.first)
 	for _, p := range s.pages {
 		if p.fits && p.inner {
-			d.PageBytes, d.PageOf = p.size, p.origin.of
+			m.PageBytes, m.PageOf = p.size, p.origin.of
 			break
 		}
 	}
 	for _, st := range []strides{s.runs, s.regions} {
 		if st.found() {
-			d.StrideBytes, d.StrideRunBytes = st.step, st.length
+			m.StrideBytes, m.StrideRunBytes = st.step, st.length
 			break
 		}
 	}
 	if at := s.staleAt(); at != "" {
-		d.Cause, d.At = causeStale, at
+		m.Cause, m.At = causeStale, at
 	} else if k := shift(found, want, s.shown); k != 0 {
-		d.Cause, d.ShiftBytes = causeShifted, k
+		m.Cause, m.ShiftBytes = causeShifted, k
 	} else if !s.varies && s.bad >= shownBytes {
-		d.Cause = causeConstant
+		m.Cause = causeConstant
 	}
-	return d
+	return m
 }
 
 // staleAt names the poisons if every mismatched byte is one of theirs.
@@ -276,14 +278,14 @@ func (s *scan) staleAt() string {
 // shift returns k if every mismatched region has the expected bytes of k bytes before. It
 // returns 0 if there is no such k, or if the pattern repeats too soon.
 func shift(found []byte, want content, regions []span) int {
-	if !want.pattern.positional() {
+	if want.Kind != pattern.Counter && want.Kind != pattern.Random {
 		return 0
 	}
 	for _, r := range regions {
 		if r.to-r.from < shownBytes {
 			continue
 		}
-		if want.pattern == patternCounter {
+		if want.Kind == pattern.Counter {
 			return counterShift(found, want, r.from, regions)
 		}
 		return searchShift(found, want, r.from, regions)

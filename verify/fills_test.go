@@ -22,7 +22,7 @@ func TestWhichFlipsAreSeen(t *testing.T) {
 	tr := newTrip(t, dev, nil, pathPinned, n, 1)
 	defer func() { assert.NoError(t, tr.release(t.Context())) }()
 	c := Case{Path: pathPinned, Pattern: patternRandom, SizeBytes: n, Streams: 1}
-	want := content{pattern: c.Pattern, seed: 7}
+	want := c.Pattern.content(7)
 	at := tr.targets[0].of(c)
 	flip := func(p cudart.DevPtr) {
 		t.Helper()
@@ -59,7 +59,7 @@ func TestAThousandFlips(t *testing.T) {
 		n := 1 + r.IntN(9000)
 		tr := newTrip(t, dev, nil, pathPinned, n, 1)
 		c := Case{Path: pathPinned, Pattern: patternRandom, SizeBytes: n, Streams: 1}
-		want := content{pattern: c.Pattern, seed: seed}
+		want := c.Pattern.content(seed)
 		mask := byte(1) << r.IntN(8)
 		require.NoError(t, tr.poison(t.Context(), c, want))
 		at, phase := r.IntN(n+2*guardBytes), r.IntN(3)

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"unsafe"
 
@@ -31,17 +32,16 @@ func loadKernels(ctx context.Context, dev *cudart.Device) (gpu, error) {
 
 // atMemorySpeed returns the content of the path device_memory, whose random bytes are cheaper to
 // compute.
-func (c content) atMemorySpeed() pattern.Content {
-	k := c.bytes()
-	if c.pattern == patternRandom {
-		k.Kind = pattern.Hash
+func (c content) atMemorySpeed() content {
+	if c.Kind == pattern.Random {
+		c.Kind = pattern.Hash
 	}
-	return k
+	return c
 }
 
 // checkedByKernel does a case of the path kernel: a kernel checks what arrived, and then reads the
 // host memory that it came from.
-func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]difference, error) {
+func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]Mismatch, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
@@ -66,8 +66,8 @@ func (t *trip) checkedByKernel(ctx context.Context, c Case, want content) ([]dif
 
 // checkOnGPU has the device compare the case's bytes at an address. On a mismatch it copies
 // the bytes to the host to describe it.
-func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]difference, error) {
-	found, err := t.find(ctx, c, at, p, want.bytes())
+func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, p cudart.DevPtr) ([]Mismatch, error) {
+	found, err := t.find(ctx, c, at, p, want)
 	if err != nil || found.Mismatches == 0 {
 		return nil, err
 	}
@@ -81,59 +81,56 @@ func (t *trip) checkOnGPU(ctx context.Context, c Case, want content, at string, 
 	if len(mismatches) > 0 || err != nil {
 		return mismatches, err
 	}
-	d := foundDifference(c, at, found, want.bytes()) // on the host they are right
-	d.Cause = causeRead
-	return []difference{d}, nil
+	m := foundMismatch(c, at, found, want) // on the host they are right
+	m.Cause = causeRead
+	return []Mismatch{m}, nil
 }
 
 // find has the device compare the case's bytes.
-func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, k pattern.Content) (gpukernels.Found, error) {
+func (t *trip) find(ctx context.Context, c Case, at string, p cudart.DevPtr, want content) (gpukernels.Found, error) {
 	t.uses(t.streams[0])
-	found, err := t.gpu.Compare(ctx, t.streams[0], p, c.SizeBytes, k, 0)
+	found, err := t.gpu.Compare(ctx, t.streams[0], p, c.SizeBytes, want.Content, 0)
 	if err == nil && t.found != nil {
 		found = t.found(c, at, found)
 	}
 	return found, err
 }
 
-// foundDifference describes a mismatch that a kernel found: a kernel returns the first
+// foundMismatch describes a mismatch that a kernel found: a kernel returns the first
 // offset and the number of bytes.
-func foundDifference(c Case, at string, found gpukernels.Found, k pattern.Content) difference {
-	d := difference{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1}
-	d.Expected = make([]byte, min(shownBytes, c.SizeBytes-found.First))
-	k.Fill(d.Expected, uint64(found.First))
-	return d
+func foundMismatch(c Case, at string, found gpukernels.Found, want content) Mismatch {
+	return Mismatch{At: at, FirstBadOffsetBytes: found.First, LastBadOffsetBytes: found.First, BadBytes: found.Mismatches, Regions: 1,
+		ExpectedHex: want.hex(found.First, min(shownBytes, c.SizeBytes-found.First))}
 }
 
 // filledByKernel does a case of the path device_memory: kernels write other bytes, then the
 // expected ones, and compare.
-func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismatches []difference, err error) {
-	s, p, k := t.streams[0], t.targets[0].of(c), want.atMemorySpeed()
-	poisoned := k
-	poisoned.Mask ^= uint64(want.poisonAt(atDevice).mask) * lowBytes
+func (t *trip) filledByKernel(ctx context.Context, c Case, want content) (mismatches []Mismatch, err error) {
+	s, p := t.streams[0], t.targets[0].of(c)
+	want = want.atMemorySpeed()
 	t.uses(s)
 	if err := s.Memset(p-guardBytes, guardByte, c.SizeBytes+2*guardBytes); err != nil {
 		return nil, err
 	}
-	for _, k := range []pattern.Content{poisoned, k} {
-		if err := t.gpu.Fill(s, p, c.SizeBytes, k, 0); err != nil {
+	for _, k := range []content{want.poisonAt(atDevice), want} {
+		if err := t.gpu.Fill(s, p, c.SizeBytes, k.Content, 0); err != nil {
 			return nil, err
 		}
 	}
-	found, err := t.find(ctx, c, atDevice, p, k)
+	found, err := t.find(ctx, c, atDevice, p, want)
 	if err != nil {
 		return nil, err
 	}
 	if found.Mismatches > 0 { // copies of the first bytes show their values
-		d := foundDifference(c, atDevice, found, k)
-		d.Found = make([]byte, len(d.Expected))
-		if err := t.dev.CopyToHost(unsafe.Pointer(&d.Found[0]), p+cudart.DevPtr(found.First), len(d.Found)); err != nil {
+		m := foundMismatch(c, atDevice, found, want)
+		first := make([]byte, len(m.ExpectedHex)/2)
+		if err := t.dev.CopyToHost(unsafe.Pointer(&first[0]), p+cudart.DevPtr(found.First), len(first)); err != nil {
 			return nil, fmt.Errorf("read the first of %d wrong bytes: %w", found.Mismatches, err)
 		}
-		if d.Found[0] == d.Expected[0] {
-			d.Cause = causeRead // by now it is right
+		if m.FoundHex = hex.EncodeToString(first); m.FoundHex[:2] == m.ExpectedHex[:2] {
+			m.Cause = causeRead // by now it is right
 		}
-		mismatches = append(mismatches, d)
+		mismatches = append(mismatches, m)
 	}
 	overruns, err := t.overruns(c)
 	return append(mismatches, overruns...), err

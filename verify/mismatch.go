@@ -80,45 +80,6 @@ const (
 	causeRead     Cause = "read"
 )
 
-// A difference is how found bytes differ from expected ones: a [Mismatch] without its case.
-type difference struct {
-	FirstBadOffsetBytes int
-	LastBadOffsetBytes  int
-	Expected            []byte
-	Found               []byte
-	BadBytes            int
-	BadBits             int
-	Regions             int
-	PageBytes           int
-	PageOf              string
-	StrideBytes         int
-	StrideRunBytes      int
-	Cause               Cause
-	At                  string
-	ShiftBytes          int
-}
-
-// of returns the mismatch of a case.
-func (d difference) of(c Case) Mismatch {
-	return Mismatch{
-		Case:                c,
-		FirstBadOffsetBytes: d.FirstBadOffsetBytes,
-		LastBadOffsetBytes:  d.LastBadOffsetBytes,
-		ExpectedHex:         hex.EncodeToString(d.Expected),
-		FoundHex:            hex.EncodeToString(d.Found),
-		BadBytes:            d.BadBytes,
-		BadBits:             d.BadBits,
-		Regions:             d.Regions,
-		PageBytes:           d.PageBytes,
-		PageOf:              d.PageOf,
-		StrideBytes:         d.StrideBytes,
-		StrideRunBytes:      d.StrideRunBytes,
-		Cause:               d.Cause,
-		At:                  d.At,
-		ShiftBytes:          d.ShiftBytes,
-	}
-}
-
 const (
 	// atDevice is the memory on the device that an upload writes.
 	atDevice = "device"

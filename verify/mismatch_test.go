@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"math/rand/v2"
 	"testing"
@@ -13,7 +14,7 @@ import (
 const kib = 1 << 10
 
 func corrupt(p Pattern, n int, spoil func(b []byte, c content)) ([]byte, content) {
-	c := content{pattern: p, seed: 99}
+	c := p.content(99)
 	b := make([]byte, n)
 	c.fill(b, 0)
 	spoil(b, c)
@@ -38,31 +39,31 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 		size    int
 		origins []origin
 		spoil   func(b []byte, c content)
-		want    difference // Expected and Found are checked for all
+		want    Mismatch // Expected and Found are checked for all
 		text    string
 	}{
 		{
 			name: "one bit", pattern: patternRandom, size: 5000,
 			spoil: func(b []byte, _ content) { b[1234] ^= 0x20 },
-			want:  difference{FirstBadOffsetBytes: 1234, LastBadOffsetBytes: 1234, BadBytes: 1, BadBits: 1, Regions: 1},
+			want:  Mismatch{FirstBadOffsetBytes: 1234, LastBadOffsetBytes: 1234, BadBytes: 1, BadBits: 1, Regions: 1},
 			text:  "1 of 5000 bytes wrong, the first at offset 1234",
 		},
 		{
 			name: "the last byte", pattern: patternZeros, size: 4097,
 			spoil: func(b []byte, _ content) { b[4096] = 0x81 },
-			want:  difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 2, Regions: 1},
+			want:  Mismatch{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 4096, BadBytes: 1, BadBits: 2, Regions: 1},
 			text:  "expected 00, found 81",
 		},
 		{
 			name: "a single wrong byte as the whole copy", pattern: patternOnes, size: 1,
 			spoil: func(b []byte, _ content) { b[0] = 0xF0 },
-			want:  difference{BadBytes: 1, BadBits: 4, Regions: 1},
+			want:  Mismatch{BadBytes: 1, BadBits: 4, Regions: 1},
 		},
 		{
 			name: "a page of the device", pattern: patternRandom, size: 64 * kib,
 			origins: []origin{{pageOfSource, 0x10010}, {pageOfDevice, 0x20000 + 100}, {pageOfReturn, 0x30008}},
 			spoil:   func(b []byte, _ content) { flip(b, 2*4096-100, 3*4096-100) },
-			want: difference{FirstBadOffsetBytes: 8092, LastBadOffsetBytes: 12187, BadBytes: 4096, BadBits: 4 * 4096, Regions: 1,
+			want: Mismatch{FirstBadOffsetBytes: 8092, LastBadOffsetBytes: 12187, BadBytes: 4096, BadBits: 4 * 4096, Regions: 1,
 				PageBytes: 4096, PageOf: pageOfDevice},
 			text: "follows 4 KiB pages of the device address",
 		},
@@ -70,7 +71,7 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			name: "a zeroed page, right by chance at both edges", pattern: patternCounter, size: 64 * kib,
 			origins: []origin{{pageOfReturn, 0x7000}},
 			spoil:   func(b []byte, _ content) { zero(b, 4096, 8192) },
-			want: difference{FirstBadOffsetBytes: 4097, LastBadOffsetBytes: 8185, Regions: 1,
+			want: Mismatch{FirstBadOffsetBytes: 4097, LastBadOffsetBytes: 8185, Regions: 1,
 				PageBytes: 4096, PageOf: pageOfReturn, Cause: causeConstant},
 			text: "every wrong byte is 0x00",
 		},
@@ -78,21 +79,21 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			name: "64 KiB pages up to the end", pattern: patternRandom, size: 200 * kib,
 			origins: []origin{{pageOfSource, 0x10000}},
 			spoil:   func(b []byte, _ content) { flip(b, 128*kib, 200*kib) },
-			want: difference{FirstBadOffsetBytes: 128 * kib, LastBadOffsetBytes: 200*kib - 1, BadBytes: 72 * kib, BadBits: 4 * 72 * kib, Regions: 1,
+			want: Mismatch{FirstBadOffsetBytes: 128 * kib, LastBadOffsetBytes: 200*kib - 1, BadBytes: 72 * kib, BadBits: 4 * 72 * kib, Regions: 1,
 				PageBytes: 64 * kib, PageOf: pageOfSource},
 		},
 		{
 			name: "2 MiB pages from the start", pattern: patternRandom, size: 5 * mib,
 			origins: []origin{{pageOfSource, 0x1000}, {pageOfReturn, 2 * mib}},
 			spoil:   func(b []byte, _ content) { flip(b, 0, 2*mib) },
-			want: difference{LastBadOffsetBytes: 2*mib - 1, BadBytes: 2 * mib, BadBits: 4 * 2 * mib, Regions: 1,
+			want: Mismatch{LastBadOffsetBytes: 2*mib - 1, BadBytes: 2 * mib, BadBits: 4 * 2 * mib, Regions: 1,
 				PageBytes: 2 * mib, PageOf: pageOfReturn},
 		},
 		{
 			name: "everything is no page", pattern: patternRandom, size: 8192,
 			origins: []origin{{pageOfSource, 0}},
 			spoil:   func(b []byte, _ content) { flip(b, 0, 8192) },
-			want:    difference{LastBadOffsetBytes: 8191, BadBytes: 8192, BadBits: 4 * 8192, Regions: 1},
+			want:    Mismatch{LastBadOffsetBytes: 8191, BadBytes: 8192, BadBits: 4 * 8192, Regions: 1},
 		},
 		{
 			name: "every second page", pattern: patternRandom, size: 8 * 4096,
@@ -102,7 +103,7 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 					flip(b, i, i+4096)
 				}
 			},
-			want: difference{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8*4096 - 1, BadBytes: 4 * 4096, BadBits: 16 * 4096, Regions: 4,
+			want: Mismatch{FirstBadOffsetBytes: 4096, LastBadOffsetBytes: 8*4096 - 1, BadBytes: 4 * 4096, BadBits: 16 * 4096, Regions: 4,
 				PageBytes: 4096, PageOf: pageOfDevice, StrideBytes: 8192, StrideRunBytes: 4096},
 			text: "4 KiB every 8 KiB",
 		},
@@ -113,7 +114,7 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 					b[i] ^= 1
 				}
 			},
-			want: difference{FirstBadOffsetBytes: 2, LastBadOffsetBytes: 2999, BadBytes: 1000, BadBits: 1000, Regions: 1,
+			want: Mismatch{FirstBadOffsetBytes: 2, LastBadOffsetBytes: 2999, BadBytes: 1000, BadBits: 1000, Regions: 1,
 				StrideBytes: 3, StrideRunBytes: 1, Cause: causeConstant},
 		},
 		{
@@ -123,19 +124,19 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 					zero(b, i, i+8)
 				}
 			},
-			want: difference{FirstBadOffsetBytes: 513, LastBadOffsetBytes: 65513, Regions: 66,
+			want: Mismatch{FirstBadOffsetBytes: 513, LastBadOffsetBytes: 65513, Regions: 66,
 				StrideBytes: 1000, StrideRunBytes: 8, Cause: causeConstant},
 		},
 		{
 			name: "scattered", pattern: patternZeros, size: 10000,
 			spoil: func(b []byte, _ content) { b[10], b[500], b[9000] = 1, 1, 1 },
-			want:  difference{FirstBadOffsetBytes: 10, LastBadOffsetBytes: 9000, BadBytes: 3, BadBits: 3, Regions: 3},
+			want:  Mismatch{FirstBadOffsetBytes: 10, LastBadOffsetBytes: 9000, BadBytes: 3, BadBits: 3, Regions: 3},
 			text:  "3 stretches",
 		},
 		{
 			name: "the download did nothing", pattern: patternCounter, size: 4099,
 			spoil: func(b []byte, c content) { stale(b, c, atReturn, 0, len(b)) },
-			want: difference{LastBadOffsetBytes: 4098, BadBytes: 4099, BadBits: 4 * 4099, Regions: 1,
+			want: Mismatch{LastBadOffsetBytes: 4098, BadBytes: 4099, BadBits: 4 * 4099, Regions: 1,
 				Cause: causeStale, At: atReturn},
 			text: "stale: the download did not arrive",
 		},
@@ -143,7 +144,7 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			name: "the tail of the upload did not arrive", pattern: patternZeros, size: 100000,
 			origins: []origin{{pageOfSource, 0}},
 			spoil:   func(b []byte, c content) { stale(b, c, atDevice, 65536, len(b)) },
-			want: difference{FirstBadOffsetBytes: 65536, LastBadOffsetBytes: 99999, BadBytes: 34464, BadBits: 4 * 34464, Regions: 1,
+			want: Mismatch{FirstBadOffsetBytes: 65536, LastBadOffsetBytes: 99999, BadBytes: 34464, BadBits: 4 * 34464, Regions: 1,
 				PageBytes: 64 * kib, PageOf: pageOfSource, Cause: causeStale, At: atDevice},
 			text: "stale: the upload did not arrive",
 		},
@@ -153,7 +154,7 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 				stale(b, c, atDevice, 0, 1000)
 				stale(b, c, atHop, 2000, 2500)
 			},
-			want: difference{LastBadOffsetBytes: 2499, BadBytes: 1500, BadBits: 4 * 1500, Regions: 2,
+			want: Mismatch{LastBadOffsetBytes: 2499, BadBytes: 1500, BadBits: 4 * 1500, Regions: 2,
 				Cause: causeStale, At: atDevice + ", " + atHop},
 			text: "stale: copies (device, second device buffer) did not arrive",
 		},
@@ -164,14 +165,14 @@ func TestDiffClassifiesMismatch(t *testing.T) {
 			b, c := corrupt(tt.pattern, tt.size, tt.spoil)
 			d, ok := diff(b, c, tt.origins)
 			require.False(t, ok)
-			assert.Equal(t, []byte(b[d.FirstBadOffsetBytes:][:len(d.Found)]), d.Found)
-			assert.Len(t, d.Found, min(16, tt.size-tt.want.FirstBadOffsetBytes))
-			want := make([]byte, len(d.Found))
+			shown := min(16, tt.size-tt.want.FirstBadOffsetBytes)
+			assert.Equal(t, hex.EncodeToString(b[d.FirstBadOffsetBytes:][:shown]), d.FoundHex)
+			want := make([]byte, shown)
 			c.fill(want, d.FirstBadOffsetBytes)
-			assert.Equal(t, want, d.Expected)
-			text := d.of(Case{SizeBytes: tt.size}).describe()
-			assert.Contains(t, text, tt.text)
-			d.Expected, d.Found = nil, nil
+			assert.Equal(t, hex.EncodeToString(want), d.ExpectedHex)
+			d.SizeBytes = tt.size
+			assert.Contains(t, d.describe(), tt.text)
+			d.ExpectedHex, d.FoundHex, d.SizeBytes = "", "", 0
 			if tt.want.BadBytes == 0 { // where chance decides how many are wrong
 				assert.Positive(t, d.BadBytes)
 				d.BadBytes, d.BadBits = 0, 0
@@ -258,7 +259,8 @@ func TestPageEdgesAreThoseOfOneAddress(t *testing.T) {
 	assert.Equal(t, causeShifted, d.Cause)
 	assert.Equal(t, 5*4096, d.ShiftBytes)
 	assert.Equal(t, 4096, d.PageBytes)
-	assert.Contains(t, d.of(Case{SizeBytes: 64 * kib}).describe(), "the right bytes, but 20 KiB later than they belong")
+	d.SizeBytes = 64 * kib
+	assert.Contains(t, d.describe(), "the right bytes, but 20 KiB later than they belong")
 }
 
 func TestShiftIsNotClaimedForOtherBytes(t *testing.T) {
@@ -280,8 +282,8 @@ func TestShiftIsNotClaimedForOtherBytes(t *testing.T) {
 func TestMismatchAsTextAndJSON(t *testing.T) {
 	t.Parallel()
 	b, c := corrupt(patternCounter, 4097, func(b []byte, _ content) { b[9] ^= 0xFF })
-	d, _ := diff(b, c, nil)
-	m := d.of(Case{Path: pathPinned, Pattern: patternCounter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4})
+	m, _ := diff(b, c, nil)
+	m.Case = Case{Path: pathPinned, Pattern: patternCounter, SizeBytes: 4097, Offset: Offset{1, 2, 3}, Streams: 4}
 	assert.Equal(t, "pinned counter 4 KiB + 1 B offsets 1/2/3 4 streams: 1 of 4097 bytes wrong, the first at offset 9: "+
 		"expected 00 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18, found ff 00 00 00 00 00 00 10 00 00 00 00 00 00 00 18", m.String())
 	text, err := json.Marshal(m)

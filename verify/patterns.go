@@ -2,6 +2,7 @@ package verify
 
 import (
 	"bytes"
+	"encoding/hex"
 
 	"github.com/gopinned/pinned/internal/pattern"
 )
@@ -41,42 +42,36 @@ func patterns() []Pattern {
 // positional reports whether some of the pattern's bytes show their offset.
 func (p Pattern) positional() bool { return p == patternCounter || p == patternRandom }
 
-// A content is a pattern with its seed: a function from offset to byte. mask is
-// exclusive-ored into every byte: with a mask other than 0 the bytes differ from the
-// pattern's at every offset, as poison must.
-type content struct {
-	pattern Pattern
-	seed    uint64
-	mask    byte
-}
-
-func (c content) masked(mask byte) content {
-	c.mask = mask
-	return c
-}
-
-// bytes returns the content as kernels take it.
-func (c content) bytes() pattern.Content {
-	b := pattern.Content{Kind: pattern.Constant, Seed: c.seed, Mask: uint64(c.mask) * lowBytes}
-	switch c.pattern {
+// content returns the bytes of a pattern, of which only the random one uses the seed.
+func (p Pattern) content(seed uint64) content {
+	c := pattern.Content{Kind: pattern.Constant}
+	switch p {
 	case patternOnes:
-		b.Seed = ^uint64(0)
+		c.Seed = ^uint64(0)
 	case patternAlternating:
-		b.Seed = 0xAA55AA55AA55AA55
+		c.Seed = 0xAA55AA55AA55AA55
 	case patternWalkingBit:
-		b.Kind = pattern.WalkingBit
+		c.Kind = pattern.WalkingBit
 	case patternCounter:
-		b.Kind = pattern.Counter
+		c.Kind = pattern.Counter
 	case patternRandom:
-		b.Kind = pattern.Random
-	default:
-		b.Seed = 0
+		c = pattern.Content{Kind: pattern.Random, Seed: seed}
 	}
-	return b
+	return content{c}
 }
+
+// A content is the bytes of a case, or poison: a function from offset to byte.
+type content struct{ pattern.Content }
 
 // fill writes the bytes at offsets [off, off+len(dst)). off must not be negative.
-func (c content) fill(dst []byte, off int) { c.bytes().Fill(dst, uint64(off)) }
+func (c content) fill(dst []byte, off int) { c.Fill(dst, uint64(off)) }
+
+// hex returns n bytes from offset off on as digits.
+func (c content) hex(off, n int) string {
+	b := make([]byte, n)
+	c.fill(b, off)
+	return hex.EncodeToString(b)
+}
 
 // equals reports whether found holds the bytes at offsets [off, off+len(found)).
 func (c content) equals(found []byte, off int) bool {

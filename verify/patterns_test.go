@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/gopinned/pinned/internal/pattern"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/pattern"
 )
 
 // byteAt is the pattern's definition, byte by byte.
@@ -34,7 +35,7 @@ func TestFillAgreesWithDefinitionAtAnyOffset(t *testing.T) {
 	t.Parallel()
 	const n = 1100
 	for _, p := range patterns() {
-		c := content{pattern: p, seed: 42}
+		c := p.content(42)
 		want := make([]byte, n)
 		for i := range want {
 			want[i] = byteAt(p, 42, i)
@@ -55,12 +56,12 @@ func TestPoisonDiffersEverywhere(t *testing.T) {
 	t.Parallel()
 	const n = 4096
 	for _, p := range patterns() {
-		c := content{pattern: p, seed: 7}
+		c := p.content(7)
 		seen := [][]byte{make([]byte, n)}
 		c.fill(seen[0], 0)
 		for _, q := range poisons {
 			b := make([]byte, n)
-			c.masked(q.mask).fill(b, 0)
+			c.poisonAt(q.at).fill(b, 0)
 			for _, other := range seen {
 				for i := range b {
 					require.NotEqual(t, other[i], b[i], "%s, poison of the %s, offset %d", p, q.at, i)
@@ -73,7 +74,7 @@ func TestPoisonDiffersEverywhere(t *testing.T) {
 
 func TestEqualsSeesEveryByte(t *testing.T) {
 	t.Parallel()
-	c := content{pattern: patternRandom, seed: 1}
+	c := patternRandom.content(1)
 	buf := make([]byte, 3*blockBytes+5)
 	c.fill(buf, 3)
 	for _, i := range []int{0, 1, 7, 8, blockBytes - 1, blockBytes, 2*blockBytes + 3, len(buf) - 1} {
@@ -87,7 +88,7 @@ func TestEqualsSeesEveryByte(t *testing.T) {
 func TestLargeBuffersInSegments(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	c := content{pattern: patternCounter}
+	c := patternCounter.content(0)
 	buf := make([]byte, 3*segmentBytes+4097)
 	require.NoError(t, fillAll(ctx, c, buf))
 	require.True(t, c.equals(buf, 0))
@@ -112,15 +113,15 @@ func TestLargeBuffersInSegments(t *testing.T) {
 func TestRandomSeedsDiffer(t *testing.T) {
 	t.Parallel()
 	a, b := make([]byte, 64), make([]byte, 64)
-	content{pattern: patternRandom, seed: 1}.fill(a, 0)
-	content{pattern: patternRandom, seed: 2}.fill(b, 0)
+	patternRandom.content(1).fill(a, 0)
+	patternRandom.content(2).fill(b, 0)
 	assert.NotEqual(t, a, b)
 }
 
 func BenchmarkPatterns(b *testing.B) {
 	buf := make([]byte, 4*mib)
 	for _, p := range patterns() {
-		c := content{pattern: p, seed: 3}
+		c := p.content(3)
 		b.Run(fmt.Sprintf("fill/%s", p), func(b *testing.B) {
 			b.SetBytes(int64(len(buf)))
 			b.ReportAllocs()

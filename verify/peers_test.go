@@ -143,7 +143,7 @@ func TestAFanoutThatDoesNotReachTheOtherDevice(t *testing.T) {
 	}
 	for _, pattern := range patterns() {
 		c := Case{Path: pathFanout, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}}
-		want := content{pattern: pattern, seed: 11}
+		want := pattern.content(11)
 		tr.source = &onlyFirst
 		wrong, err := tr.run(t.Context(), c, want)
 		require.NoError(t, err)

@@ -147,9 +147,10 @@ func TestOverrunReportsSideAndOffset(t *testing.T) {
 	assert.False(t, ok)
 	assert.Equal(t, []any{103, 104, 2, causeOverrun, atDevice},
 		[]any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.Cause, d.At})
-	assert.Equal(t, byte(0), d.Found[0])
-	assert.Equal(t, byte(guardByte), d.Expected[0])
-	assert.Contains(t, d.of(Case{SizeBytes: 100}).describe(), "2 bytes outside the device's target written, from offset 103")
+	assert.Equal(t, "0001d6", d.FoundHex[:6])
+	assert.Equal(t, "d6d6d6", d.ExpectedHex[:6])
+	d.SizeBytes = 100
+	assert.Contains(t, d.describe(), "2 bytes outside the device's target written, from offset 103")
 
 	before := slices.Clone(guard)
 	before[guardBytes-1] = 9

@@ -306,7 +306,7 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 		if ctx.Err() != nil {
 			return
 		}
-		want := content{pattern: c.Pattern, seed: pattern.Mix(p.plan.Seed + uint64(i))}
+		want := c.Pattern.content(pattern.Mix(p.plan.Seed + uint64(i)))
 		mismatches, err := t.run(ctx, c, want)
 		if err != nil && ctx.Err() != nil {
 			return
@@ -327,10 +327,9 @@ func (p *pathRun) trips(ctx context.Context, t *trip, cases []Case) {
 		if len(mismatches) > 0 {
 			p.MismatchCount++
 		}
-		for _, d := range mismatches {
-			if len(p.report.Mismatches) < p.plan.MaxDetails {
-				p.report.Mismatches = append(p.report.Mismatches, d.of(c))
-			}
+		for _, m := range mismatches[:min(len(mismatches), p.plan.MaxDetails-len(p.report.Mismatches))] {
+			m.Case = c
+			p.report.Mismatches = append(p.report.Mismatches, m)
 		}
 		p.done(c)
 	}

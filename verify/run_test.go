@@ -321,7 +321,7 @@ func TestCopiesThatDoNothingCannotPass(t *testing.T) {
 			tr := newTrip(t, dev, nil, path, n+8, 2)
 			source, back := tr.source, tr.sink
 			c := Case{Path: path, Pattern: pattern, SizeBytes: n, Offset: Offset{1, 2, 3}, Streams: 1}
-			want := content{pattern: pattern, seed: 11}
+			want := pattern.content(11)
 			poisonings := len(tr.targets)
 			for _, tt := range []struct {
 				uploads, downloads int

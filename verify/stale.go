@@ -73,7 +73,7 @@ func staleRead(ctx context.Context, dev *cudart.Device, n int) (r StaleResult, e
 
 func (t *trip) staleRead(ctx context.Context, n int) (r StaleResult, err error) {
 	c := Case{Path: pathPinned, Pattern: patternRandom, SizeBytes: n, Streams: 1}
-	want := content{pattern: patternRandom, seed: uint64(n)}
+	want := patternRandom.content(uint64(n))
 	if err := t.poison(ctx, c, want); err != nil {
 		return r, err
 	}

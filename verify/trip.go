@@ -3,6 +3,7 @@ package verify
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -260,7 +261,7 @@ func (t *trip) uses(s *cudart.Stream) {
 // run does the case and returns its mismatches: one in the bytes at most, and one overrun
 // for each target. After an error it has waited for the copies under way, also if ctx has
 // ended.
-func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []difference, err error) {
+func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []Mismatch, err error) {
 	switch t.path {
 	case pathKernel:
 		mismatches, err = t.checkedByKernel(ctx, c, want)
@@ -276,7 +277,7 @@ func (t *trip) run(ctx context.Context, c Case, want content) (mismatches []diff
 }
 
 // roundTrip does a case whose bytes are copied back.
-func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]difference, error) {
+func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]Mismatch, error) {
 	if err := t.poison(ctx, c, want); err != nil {
 		return nil, err
 	}
@@ -305,7 +306,7 @@ func (t *trip) roundTrip(ctx context.Context, c Case, want content) ([]differenc
 
 // arrived returns the mismatches of the bytes that came back from a device, and of the guards
 // around all targets.
-func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]difference, error) {
+func (t *trip) arrived(ctx context.Context, c Case, want content, from target) ([]Mismatch, error) {
 	mismatches, err := t.compare(ctx, c, want, from)
 	if err != nil {
 		return nil, err
@@ -315,7 +316,7 @@ func (t *trip) arrived(ctx context.Context, c Case, want content, from target) (
 }
 
 // compare returns the mismatch of the bytes that came back from a device.
-func (t *trip) compare(ctx context.Context, c Case, want content, from target) ([]difference, error) {
+func (t *trip) compare(ctx context.Context, c Case, want content, from target) ([]Mismatch, error) {
 	sent, came := t.sent(c)[guardBytes:], t.returned(c)[guardBytes:][:c.SizeBytes]
 	ok, err := equalAll(ctx, want, came)
 	if ok || err != nil {
@@ -326,7 +327,7 @@ func (t *trip) compare(ctx context.Context, c Case, want content, from target) (
 		{pageOfDevice, uintptr(from.of(c))},
 		{pageOfReturn, uintptr(unsafe.Pointer(&came[0]))},
 	})
-	return []difference{d}, nil
+	return []Mismatch{d}, nil
 }
 
 func sourceAt(c Case) int { return leadBytes + c.Source }
@@ -477,7 +478,7 @@ func (t *trip) synchronize(ctx context.Context) error {
 }
 
 // overruns compares the guards around every target.
-func (t *trip) overruns(c Case) (mismatches []difference, err error) {
+func (t *trip) overruns(c Case) (mismatches []Mismatch, err error) {
 	compare := func(at string, before, after []byte) {
 		if d, ok := overrun(at, before, after, c.SizeBytes); !ok {
 			mismatches = append(mismatches, d)
@@ -501,9 +502,9 @@ func (t *trip) overruns(c Case) (mismatches []difference, err error) {
 }
 
 // overrun compares the guards around a target of n bytes.
-func overrun(at string, before, after []byte, n int) (d difference, ok bool) {
+func overrun(at string, before, after []byte, n int) (m Mismatch, ok bool) {
 	guard := bytes.Repeat([]byte{guardByte}, guardBytes)
-	d = difference{Cause: causeOverrun, At: at}
+	m = Mismatch{Cause: causeOverrun, At: at}
 	for _, side := range []struct {
 		found []byte
 		off   int
@@ -514,15 +515,15 @@ func overrun(at string, before, after []byte, n int) (d difference, ok bool) {
 		s := scan{size: guardBytes}
 		s.block(side.found, guard, 0)
 		s.endRegion()
-		if d.BadBytes == 0 {
-			d.FirstBadOffsetBytes = side.off + s.first
-			d.Found = append([]byte(nil), side.found[s.first:min(s.first+shownBytes, guardBytes)]...)
-			d.Expected = append([]byte(nil), guard[:len(d.Found)]...)
+		if m.BadBytes == 0 {
+			m.FirstBadOffsetBytes = side.off + s.first
+			shown := side.found[s.first:min(s.first+shownBytes, guardBytes)]
+			m.FoundHex, m.ExpectedHex = hex.EncodeToString(shown), hex.EncodeToString(guard[:len(shown)])
 		}
-		d.LastBadOffsetBytes = side.off + s.last
-		d.BadBytes += s.bad
-		d.BadBits += s.bits
-		d.Regions += s.regions.n
+		m.LastBadOffsetBytes = side.off + s.last
+		m.BadBytes += s.bad
+		m.BadBits += s.bits
+		m.Regions += s.regions.n
 	}
-	return d, d.BadBytes == 0
+	return m, m.BadBytes == 0
 }
