@@ -67,7 +67,9 @@ func consume(b *testing.B, src Source, o Options, works bool) {
 	st := l.Stats()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "samples/s")
 	b.ReportMetric(float64(st.Batches-before.Batches)/float64(l.driver.copies-copies), "batches/copy")
-	b.ReportMetric((hostos.CPUTime()-cpu).Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
+	cpu = hostos.CPUTime() - cpu
+	b.ReportMetric(cpu.Seconds()/float64(st.Bytes-before.Bytes)*1e9, "cpu-s/GB")
+	b.ReportMetric(float64(cpu.Nanoseconds())/float64(st.Batches-before.Batches), "cpu-ns/batch")
 	b.Logf("N %d: bottleneck %s; reading %v, transforming %v, turns %v, slots %v, copying %v after %v for the consumer, waits %v, consuming %v", b.N, st.Bottleneck(),
 		st.Reading-before.Reading, st.Transforming-before.Transforming, st.TransformWaits-before.TransformWaits, st.SlotWaits-before.SlotWaits,
 		st.Copying-before.Copying, st.CopyWaits-before.CopyWaits, st.BatchWaits-before.BatchWaits, st.Consuming-before.Consuming)
@@ -191,10 +193,15 @@ func BenchmarkIO(b *testing.B) {
 	consume(b, slow{data(n), n}, Options{BatchSize: 256, Workers: 2048, Shuffle: true}, false)
 }
 
-// BenchmarkOverhead is samples that take no time, of 4 bytes.
+// BenchmarkOverhead is what the loader itself takes: batches of samples that take no time, and small batches of
+// samples in memory.
 func BenchmarkOverhead(b *testing.B) {
-	src := Func(1<<22, []int{4}, func(context.Context, int, [][]byte) error { return nil })
-	consume(b, src, Options{BatchSize: 256, Shuffle: true}, false)
+	none := Func(1<<22, []int{4}, func(context.Context, int, [][]byte) error { return nil })
+	small, err := InMemory([]int{64}, make([]byte, 64<<16))
+	require.NoError(b, err)
+	b.Run("none", func(b *testing.B) { consume(b, none, Options{BatchSize: 256, Shuffle: true}, false) })
+	b.Run("small", func(b *testing.B) { consume(b, small, Options{BatchSize: 16}, false) })
+	b.Run("small/12-workers", func(b *testing.B) { consume(b, small, Options{BatchSize: 16, Workers: 12}, false) })
 }
 
 // BenchmarkPermutation is the cost of a place in a shuffled order.

@@ -76,7 +76,11 @@ func (b *block) at(n int) claim {
 func (d *driver) publishAhead(e *epoch, p *loop) {
 	for !e.allPublished && e.ahead() < d.l.o.Workers {
 		d.collect()
-		if b := d.newBlock(e); b != nil || e.ends() {
+		slots := d.usable(d.l.layout.block)
+		if e.unclaimed() >= d.l.o.Workers && len(slots) < min(d.l.layout.block, d.l.batches()-e.next) {
+			return // soon there are more, for the same calls
+		}
+		if b := d.newBlock(e, slots); b != nil || e.ends() {
 			d.publish(e, b)
 			continue
 		}
@@ -96,23 +100,22 @@ func (d *driver) publishAhead(e *epoch, p *loop) {
 	}
 }
 
-// newBlock prepares the next batches, on a free slot and the slots that follow it in memory. It
-// returns nil if there is no slot or no batch. If a slot's last copy failed, the epoch ends
-// before the batch.
-func (d *driver) newBlock(e *epoch) *block {
+// newBlock prepares the next batches on slots. It returns nil if there is no slot or no batch. If a
+// slot's last copy failed, the epoch ends before the batch.
+func (d *driver) newBlock(e *epoch, slots []*slot) *block {
 	b := &block{before: e.last.before + e.last.claims}
-	for len(b.slots) < d.l.layout.block && !e.ends() {
-		s := d.take(b.slots)
-		if s == nil {
+	for n, s := range slots {
+		if e.ends() {
 			break
 		}
 		if err := s.copyErr(e); err != nil {
 			e.fail(e.next, fmt.Errorf("loader: batch %d of epoch %d: %w", e.next, e.number, err))
 			break
 		}
+		d.free.remove(s)
 		s.begin(e.number, e.next, d.l.sizeOf(e.next))
-		b.slots = append(b.slots, s)
 		e.next++
+		b.slots = slots[:n+1]
 	}
 	if b.slots == nil {
 		return nil
@@ -204,37 +207,27 @@ func (d *driver) anyReleased() bool {
 	return false
 }
 
-// take removes a free slot to be filled. After the slots of a block that is the slot which
-// follows them in memory, if the GPU is done with it. For a new block it is the first slot in
-// memory with which the GPU is done. So the loader uses only as many slots as its rate needs,
-// which stay in the CPU's caches, and consecutive batches are neighbours. If the GPU is done
-// with no slot, take chooses the slot whose copy was queued first. It returns nil if there is no
-// such slot, or its copy has not completed.
-func (d *driver) take(block []*slot) *slot {
-	s := d.choose(block)
-	if s == nil || !s.copied.Completed() {
-		return nil
-	}
-	d.free.remove(s)
-	return s
-}
-
-func (d *driver) choose(block []*slot) *slot {
-	if n := len(block); n > 0 {
-		if s := d.free.after(block[n-1]); s != nil && s.done() {
-			return s
+// usable returns free slots to be filled: n neighbours in memory at most, with which the GPU is
+// done. They begin at the first such slot. So the loader uses only as many slots as its rate needs,
+// which stay in the CPU's caches. If the GPU is done with no slot, they begin at the slot whose copy
+// was queued first, and the copies of all have completed: the next copy waits for the consumer.
+func (d *driver) usable(n int) []*slot {
+	first, usable := d.free.first(anySlot), (*slot).done
+	if first != nil && !first.completed() {
+		oldest := d.oldest()
+		oldest.done() // queries
+		if first = d.free.first((*slot).completed); first == nil {
+			first, usable = oldest, (*slot).fillable
 		}
+	}
+	if first == nil || !first.fillable() {
 		return nil
 	}
-	first := d.free.first(anySlot)
-	if first == nil || first.completed() {
-		return first
+	end := first.at + 1
+	for end < min(first.at+n, len(d.l.slots)) && d.free.has(d.l.slots[end]) && usable(d.l.slots[end]) {
+		end++
 	}
-	d.oldest().done() // queries
-	if s := d.free.first((*slot).completed); s != nil {
-		return s
-	}
-	return d.oldest()
+	return d.l.slots[first.at:end]
 }
 
 // oldest returns the free slot with the oldest copy, of the slots that are not known to be

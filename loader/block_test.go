@@ -153,14 +153,14 @@ func TestNextBlockOfWholeBatches(t *testing.T) {
 	t.Parallel()
 	for _, whole := range []bool{false, true} {
 		f := newBlocks(t, 400, nil)
-		f.d.publish(f.e, f.d.newBlock(f.e))
+		f.d.publish(f.e, f.d.newBlock(f.e, f.d.usable(f.l.layout.block)))
 		f.e.last.whole = whole
 		w := f.worker()
 		_, first := w.next(t.Context())
 		require.True(t, first, "no block is left")
-		f.d.publish(f.e, f.d.newBlock(f.e))
+		f.d.publish(f.e, f.d.newBlock(f.e, f.d.usable(f.l.layout.block)))
 		f.e.last.whole = whole
-		f.d.publish(f.e, f.d.newBlock(f.e))
+		f.d.publish(f.e, f.d.newBlock(f.e, f.d.usable(f.l.layout.block)))
 		for claims := 1; claims < f.e.current.Load().claims; claims++ {
 			_, first = w.next(t.Context())
 			require.False(t, first)
@@ -170,16 +170,30 @@ func TestNextBlockOfWholeBatches(t *testing.T) {
 	}
 }
 
+// A worker also requests a block with one of the last claims for which there is no other.
+func TestTheLastClaimsRequestABlock(t *testing.T) {
+	t.Parallel()
+	f := newBlocks(t, 400, nil)
+	f.d.publish(f.e, f.d.newBlock(f.e, f.l.slots[:4]))
+	w := f.worker()
+	for claimed, want := range []bool{true, false, true, false} {
+		ok, first := w.next(t.Context())
+		require.True(t, ok)
+		require.Equal(t, want, first, "claim %d of 4, of 2 workers", claimed)
+	}
+}
+
 // batches is a source of many samples in one call.
 type batches struct{ Source }
 
 func (b batches) ReadBatch(context.Context, []int, [][]byte) error { return nil }
 
-// ahead opens a block after the last one, from which a worker claims, and returns its slots
+// ahead opens a block after the last one, of which all is claimed, and returns its slots
 // and its batches.
 func (f *driven) ahead() (slots, numbers []int) {
 	f.Helper()
 	before := f.e.last
+	before.claimed.Store(int64(before.claims))
 	f.e.current.Store(before)
 	f.d.publishAhead(f.e, f.p)
 	next := before.next.Load()
@@ -254,11 +268,52 @@ func TestBlocksArePublishedAhead(t *testing.T) {
 			blocks = append(blocks, b.claims)
 		}
 		require.Equal(t, test.blocks, blocks, "%+v", test)
-		w.begin(claim{})
-		ok, first = w.next(t.Context())
-		require.True(t, ok)
-		require.False(t, first)
+		for claims := 1; claims < blocks[0]; claims++ {
+			w.begin(claim{})
+			ok, first = w.next(t.Context())
+			require.True(t, ok)
+			require.False(t, first, "another block follows")
+		}
 	}
+}
+
+// While there is a claim for each worker, a block waits until it can have all its batches.
+func TestShortBlocksAreForIdleWorkers(t *testing.T) {
+	t.Parallel()
+	f := newBlocks(t, 47, nil)
+	all := f.takeAll()
+	f.release(0, 1)
+	f.d.publishAhead(f.e, f.p)
+	require.Equal(t, all[:2], f.e.last.slots, "nothing else is left to be claimed")
+	f.e.current.Store(f.e.last)
+	require.GreaterOrEqual(t, f.e.unclaimed(), f.l.o.Workers)
+	f.release(4, 5, 6)
+	f.d.publishAhead(f.e, f.p)
+	require.Equal(t, all[:2], f.e.last.slots, "it would have three batches")
+	f.release(7)
+	f.d.publishAhead(f.e, f.p)
+	require.Equal(t, all[4:8], f.e.last.slots)
+
+	// The last block of an epoch has fewer.
+	f.e.next = f.l.batches() - 1
+	f.release(9)
+	f.e.current.Store(f.e.last)
+	f.d.publishAhead(f.e, f.p)
+	require.Equal(t, all[9:10], f.e.last.slots)
+	require.True(t, f.e.allPublished)
+
+	// Idle workers do not wait for the consumer's stream, either: all slots that can be filled are one block.
+	f = newBlocks(t, 400, nil)
+	f.sim.Hold()
+	user := stream(t, f.l.dev)
+	for _, s := range f.takeAll()[:3] {
+		require.NoError(t, user.Memset(s.mem, 0, 1))
+		s.using.Add(user)
+		f.release(s.at)
+	}
+	f.d.publishAhead(f.e, f.p)
+	require.Equal(t, f.l.slots[:3], f.e.last.slots)
+	f.sim.Release()
 }
 
 // A block has fewer batches if the slots after the first one are not free, or the GPU is
@@ -351,7 +406,7 @@ func TestWaitingForABlock(t *testing.T) {
 		require.False(t, f.d.starving.Load())
 		require.EqualValues(t, 3, f.d.requests.Load(), "the first that waits, and the first slot")
 		f.d.collect()
-		f.d.publish(f.e, f.d.newBlock(f.e))
+		f.d.publish(f.e, f.d.newBlock(f.e, f.d.usable(f.l.layout.block)))
 		seen := make(map[claim]bool)
 		for range 4 {
 			c := <-got
@@ -364,7 +419,7 @@ func TestWaitingForABlock(t *testing.T) {
 		require.Zero(t, f.e.ahead(), "no other worker finds them")
 		switch ending {
 		case "all opened":
-			f.d.publish(f.e, f.d.newBlock(f.e))
+			f.d.publish(f.e, f.d.newBlock(f.e, f.d.usable(f.l.layout.block)))
 			require.True(t, f.e.allPublished)
 			for range workers - 4 {
 				require.NotNil(t, (<-got).s)

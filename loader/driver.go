@@ -215,6 +215,12 @@ func (d *driver) hold(p *loop) bool {
 	return true
 }
 
+// due reports whether filled batches need the driver. While batches are held, it is enough that it finds a quarter
+// of a copy of them: the end of that time drives.
+func (d *driver) due(e *epoch) bool {
+	return !d.holding.Load() || 4*len(e.filled)*d.l.layout.bytes >= d.l.maxCopy()
+}
+
 // neighbours returns the number of held batches in the next copy: the first one and those that
 // follow it in memory. It stops at a batch whose memory the consumer's streams still use, because
 // the copy would wait for them.

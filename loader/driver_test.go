@@ -257,6 +257,37 @@ func TestBatchesWaitWhileTheLinkIsBusy(t *testing.T) {
 	s.requireArrived(0, 1, 2, 3, 4, 5, 6)
 }
 
+// While batches are held, a worker that has filled another one leaves it: the goroutine that waits for the link
+// drives, or the worker with which a quarter of a copy is filled.
+func TestWorkersDoNotDriveForHeldBatches(t *testing.T) {
+	t.Parallel()
+	const batch = maxCopy / 16 / 300 // 16 of them fit
+	s := newSending(t, 10, batch)
+	require.Equal(t, 16, maxCopy/s.l.layout.bytes)
+	s.sim.Hold()
+	finish := func(i int) (due bool) {
+		one := s.fill(i, i)
+		w := &worker{l: s.l, e: s.e, claim: claim{one, 0, batch}}
+		return w.finishClaim()
+	}
+	for i := range 3 {
+		require.True(t, finish(i), "none is held")
+		s.complete()
+	}
+	require.True(t, s.d.holding.Load())
+	require.Equal(t, 2, s.copies())
+	for i := 3; i < 6; i++ {
+		require.False(t, finish(i), "three and the one that is held are no copy")
+	}
+	require.True(t, finish(6))
+	s.complete()
+	require.False(t, finish(7), "the driver has the others")
+	require.Equal(t, 2, s.copies())
+	s.sim.Release()
+	require.Eventually(t, func() bool { return len(s.arrived()) == 8 }, time.Minute, time.Millisecond)
+	s.requireArrived(0, 1, 2, 3, 4, 5, 6, 7)
+}
+
 // Batches that are enough for a copy do not wait.
 func TestBatchesThatFillACopyDoNotWait(t *testing.T) {
 	t.Parallel()
@@ -507,8 +538,9 @@ func TestTheNextUseRecordsTheEndsOfABatch(t *testing.T) {
 // take takes slots while there is one to be filled, and returns which they are.
 func (f *driven) take() (order []int) {
 	f.d.collect()
-	for s := f.d.take(nil); s != nil; s = f.d.take(nil) {
-		order = append(order, slices.Index(f.l.slots, s))
+	for slots := f.d.usable(1); slots != nil; slots = f.d.usable(1) {
+		f.d.free.remove(slots[0])
+		order = append(order, slots[0].at)
 	}
 	return order
 }
@@ -521,7 +553,7 @@ func (f *driven) release(slots ...int) {
 
 // The slot that is filled next is the first one that the GPU is done with, whichever
 // was released first; or else the one whose copy was queued first, if that is done.
-func TestTakeChoosesTheFirstCompletedSlot(t *testing.T) {
+func TestTheFirstCompletedSlotIsUsed(t *testing.T) {
 	t.Parallel()
 	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, nil)
 	require.Equal(t, []int{0, 1, 2, 3, 4}, f.take())
@@ -567,27 +599,23 @@ func TestTakeChoosesTheFirstCompletedSlot(t *testing.T) {
 	require.NoError(t, dev.Free(mem))
 }
 
-// The slot after another one in memory is taken if it is free and the GPU is done with it.
-func TestTakeChoosesTheNextSlotOfABlock(t *testing.T) {
+// The slots after the first one in memory are used as far as they are free and the GPU is done with them.
+func TestUsableNeighbours(t *testing.T) {
 	t.Parallel()
 	f := newDriven(t, numbered(100, 8), Options{BatchSize: 4, Prefetch: 4}, nil)
-	after := func(at int) *slot { return f.d.take(f.l.slots[at : at+1]) }
-	require.Same(t, f.l.slots[0], f.d.take(nil))
-	require.Same(t, f.l.slots[1], after(0))
-	require.Nil(t, after(0), "1 is not free")
-	for at := range 3 {
-		require.Same(t, f.l.slots[at+2], after(at+1))
-	}
-	require.Nil(t, after(4), "it is the last one")
+	slots := f.l.slots
+	require.Equal(t, slots[:2], f.d.usable(2))
+	require.Equal(t, slots, f.d.usable(5))
+	require.Equal(t, slots, f.d.usable(9), "there are no more")
+	f.d.free.remove(slots[3])
+	require.Equal(t, slots[:3], f.d.usable(5), "3 is not free")
+	f.d.free.remove(slots[0])
+	f.d.free.add(slots[3])
 	f.sim.Hold()
-	f.l.slots[1].begin(0, 0, 4)
-	require.True(t, f.d.copy(f.p, f.l.slots[1:2]))
-	f.release(3, 1)
-	f.d.collect()
-	require.Nil(t, after(0), "it is being copied")
-	require.Same(t, f.l.slots[3], after(2))
+	slots[3].begin(0, 0, 4)
+	require.True(t, f.d.copy(f.p, slots[3:4]))
+	require.Equal(t, slots[1:3], f.d.usable(5), "3 is being copied")
 	f.sim.Release()
-	require.NoError(t, f.l.slots[1].wait(t.Context()))
-	require.Same(t, f.l.slots[1], after(0))
-	require.Empty(t, slices.Collect(f.d.free.all))
+	require.NoError(t, slots[3].wait(t.Context()))
+	require.Equal(t, slots[1:], f.d.usable(5))
 }

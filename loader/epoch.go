@@ -133,6 +133,12 @@ func (e *epoch) ahead() int {
 	return e.last.before + e.last.claims - b.before - b.claims
 }
 
+// unclaimed returns the number of claims that workers have yet to take.
+func (e *epoch) unclaimed() int {
+	b := e.current.Load()
+	return e.last.before + e.last.claims - b.before - min(int(b.claimed.Load()), b.claims)
+}
+
 // fail ends the epoch before a batch with the batch's error.
 func (e *epoch) fail(batch int, err error) {
 	if e.l.o.Unordered {

@@ -111,6 +111,9 @@ func (s *slot) done() bool {
 // call.
 func (s *slot) completed() bool { return s.copied.Completed() && s.using.Completed() }
 
+// fillable reports whether the GPU is known to be done with the slot's host memory. It makes no call.
+func (s *slot) fillable() bool { return s.copied.Completed() }
+
 // wait waits until the GPU is done with all of the slot's memory.
 func (s *slot) wait(ctx context.Context) error {
 	if err := s.copied.Wait(ctx); err != nil {
@@ -130,14 +133,6 @@ func newSlotSet(slots []*slot) slotSet { return slotSet{slots, make([]uint64, (l
 func (x *slotSet) add(s *slot)      { x.bits[s.at/64] |= 1 << (s.at % 64) }
 func (x *slotSet) remove(s *slot)   { x.bits[s.at/64] &^= 1 << (s.at % 64) }
 func (x *slotSet) has(s *slot) bool { return x.bits[s.at/64]&(1<<(s.at%64)) != 0 }
-
-// after returns the slot that follows s in memory, or nil if it is not in the set.
-func (x *slotSet) after(s *slot) *slot {
-	if s.at+1 == len(x.slots) || !x.has(x.slots[s.at+1]) {
-		return nil
-	}
-	return x.slots[s.at+1]
-}
 
 // first returns the first slot for which found returns true, or nil.
 func (x *slotSet) first(found func(*slot) bool) *slot {

@@ -99,15 +99,16 @@ func (w *worker) work(p *loop) {
 }
 
 // next takes a claim. It returns false if there is none, or the loop ends. first reports whether it
-// is the first claim of a block, and the worker has to make a request for the next one. A worker that fills a whole
-// batch makes one soon, so that it does not if there is a block already.
+// is the first claim of a block, or one of the last if no block follows, and the worker has to make a request for
+// the next one. A worker that fills a whole batch makes one soon, so that it does not if there is a block already.
 func (w *worker) next(ctx context.Context) (ok, first bool) {
 	e := w.e
 	for ctx.Err() == nil {
 		b := e.current.Load()
 		var c claim
 		if n := int(b.claimed.Add(1)) - 1; n < b.claims {
-			c, first = b.at(n), n == 0 && !(b.whole && b.next.Load() != nil)
+			last := b.next.Load() == nil
+			c, first = b.at(n), n == 0 && (last || !b.whole) || n == b.claims-w.l.o.Workers && last
 		} else if next := b.next.Load(); next != nil {
 			e.current.CompareAndSwap(b, next)
 			continue
@@ -250,8 +251,8 @@ func (w *worker) handleError(ctx context.Context, err error) {
 	}
 }
 
-// finishClaim ends the claim. It returns true if the batch is filled, and the driver must copy it.
-func (w *worker) finishClaim() (filled bool) {
+// finishClaim ends the claim. It returns true if the batch is filled, and the driver must copy it now.
+func (w *worker) finishClaim() (due bool) {
 	c := w.claim
 	w.claim = claim{}
 	if c.s.missing.Add(-int32(c.to-c.from)) > 0 {
@@ -259,7 +260,7 @@ func (w *worker) finishClaim() (filled bool) {
 	}
 	c.s.compact(&w.l.host)
 	w.e.filled <- c.s // never full
-	return true
+	return w.l.driver.due(w.e)
 }
 
 // A semaphore limits a number of goroutines. Below the limit it is only a counter, which is cheaper
