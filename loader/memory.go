@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,20 +72,24 @@ func (m memory) check() error {
 func (m memory) Len() int      { return len(m.data[0]) / m.fields[0] }
 func (m memory) Fields() []int { return m.fields }
 
-// fits checks that the destination has the size of the samples, and that the samples exist.
-func (m memory) fits(to [][]byte, indices []int) error {
-	if len(to) != len(m.fields) {
-		return fmt.Errorf("loader: memory: the destination has %d fields, not %d", len(to), len(m.fields))
+// fits checks that a destination has the fields of n samples.
+func fits(to [][]byte, fields []int, n int) error {
+	if len(to) != len(fields) {
+		return fmt.Errorf("the destination has %d fields, not %d", len(to), len(fields))
 	}
-	for f, size := range m.fields {
-		if n := len(indices) * size; len(to[f]) != n {
-			return fmt.Errorf("loader: memory: field %d: the destination has %d bytes, not %d", f, len(to[f]), n)
+	for f, size := range fields {
+		if len(to[f]) != n*size {
+			return fmt.Errorf("field %d: the destination has %d bytes, not %d", f, len(to[f]), n*size)
 		}
 	}
-	n := m.Len()
+	return nil
+}
+
+// exist checks that all indices are of n samples.
+func exist(indices []int, n int) error {
 	for _, i := range indices {
-		if i < 0 || i >= n {
-			return fmt.Errorf("loader: memory: sample %d of %d", i, n)
+		if uint(i) >= uint(n) {
+			return fmt.Errorf("sample %d of %d", i, n)
 		}
 	}
 	return nil
@@ -98,14 +103,14 @@ func (m memory) Read(ctx context.Context, i int, sample [][]byte) error {
 
 // ReadBatch implements BatchSource.
 func (m memory) ReadBatch(_ context.Context, indices []int, samples [][]byte) error {
-	if err := m.fits(samples, indices); err != nil {
-		return err
+	if err := cmp.Or(fits(samples, m.fields, len(indices)), exist(indices, m.Len())); err != nil {
+		return fmt.Errorf("loader: memory: %w", err)
 	}
 	for f, size := range m.fields {
-		if !m.gpuOnly {
+		if m.gpuOnly {
+			copySamples(samples[f], m.data[f], size, indices)
+		} else {
 			gather(samples[f], m.data[f], size, indices, func(to, from []byte) int { return copy(to, from) })
-		} else if err := CopySamples(samples[f], m.data[f], size, indices); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -120,19 +125,20 @@ func CopySamples(to, from []byte, size int, indices []int) error {
 	if size <= 0 || len(to)%size != 0 || len(to)/size != len(indices) {
 		return fmt.Errorf("loader: copy %d samples of %d bytes into %d bytes", len(indices), size, len(to))
 	}
-	samples := len(from) / size
-	for _, i := range indices {
-		if uint(i) >= uint(samples) {
-			return fmt.Errorf("loader: copy sample %d of %d", i, samples)
-		}
+	if err := exist(indices, len(from)/size); err != nil {
+		return fmt.Errorf("loader: copy %w", err)
 	}
+	copySamples(to, from, size, indices)
+	return nil
+}
+
+func copySamples(to, from []byte, size int, indices []int) {
 	from = slices.Clip(from)
 	if ntcopy.Together(to, size) {
 		ntcopy.Rows(to, from, size, indices)
 	} else {
 		gather(to, from, size, indices, ntcopy.Copy)
 	}
-	return nil
 }
 
 // gather copies the samples with the given indices back to back. Neighbours take one copy.

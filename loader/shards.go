@@ -141,20 +141,17 @@ func (s *shards) Read(_ context.Context, i int, sample [][]byte) error {
 	if i < 0 || i >= s.Len() {
 		return fmt.Errorf("loader: shards: sample %d of %d", i, s.Len())
 	}
-	shard, at := s.locate(i)
-	if len(sample) != len(s.fields) {
-		return fmt.Errorf("loader: shards: the destination has %d fields, not %d", len(sample), len(s.fields))
+	if err := fits(sample, s.fields, 1); err != nil {
+		return fmt.Errorf("loader: shards: %w", err)
 	}
+	shard, at := s.locate(i)
 	file, err := os.Open(s.paths[shard])
 	if err != nil {
 		return fmt.Errorf("loader: shards: %w", err)
 	}
 	defer file.Close()
 	off := int64(at * s.sample)
-	for f, field := range sample {
-		if len(field) != s.fields[f] {
-			return fmt.Errorf("loader: shards: field %d: the destination has %d bytes, not %d", f, len(field), s.fields[f])
-		}
+	for _, field := range sample {
 		if n, err := file.ReadAt(field, off); n < len(field) {
 			if err == io.EOF {
 				err = fmt.Errorf("it shrank: %w", io.ErrUnexpectedEOF)
