@@ -87,7 +87,7 @@ func (d *driver) publishAhead(e *epoch, p *loop) {
 		d.mu.Lock()
 		starving := e.waiting > 0
 		d.mu.Unlock()
-		if d.starving.Store(starving); d.anyReleased() { // perhaps before it was set
+		if d.starving.Store(starving); d.collect() { // perhaps before it was set
 			d.starving.Store(false)
 			continue
 		}
@@ -183,28 +183,20 @@ func (d *driver) setStopped(e *epoch, stopped bool) {
 	}
 }
 
-// collect adds the released slots to the free ones. A bit may be of a slot that begin has found, which
-// is not released any more.
-func (d *driver) collect() {
+// collect adds the released slots to the free ones. It reports whether there were any.
+func (d *driver) collect() (some bool) {
 	for i := range d.released {
 		if d.released[i].Load() == 0 {
 			continue
 		}
 		for word := d.released[i].Swap(0); word != 0; word &= word - 1 {
-			if s := d.l.slots[64*i+bits.TrailingZeros64(word)]; s.lent.CompareAndSwap(slotReleased, slotOwned) {
-				d.free.add(s)
-			}
+			s := d.l.slots[64*i+bits.TrailingZeros64(word)]
+			s.lent.Store(false)
+			d.free.add(s)
 		}
+		some = true
 	}
-}
-
-func (d *driver) anyReleased() bool {
-	for i := range d.released {
-		if d.released[i].Load() != 0 {
-			return true
-		}
-	}
-	return false
+	return some
 }
 
 // usable returns free slots to be filled: n neighbours in memory at most, with which the GPU is

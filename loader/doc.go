@@ -78,26 +78,17 @@
 // If CUDA cannot report that memory is unused, the loader does not use it again: the
 // epoch ends with the error, and Close returns the error, until CUDA can.
 //
-// # Without a device
-//
-// [NewHost] makes a loader that fills host memory of the caller, such as a file that another process
-// maps, and opens no CUDA. Its batches are the same, in the same order. Nothing is copied: a batch
-// is delivered when it is filled, and its memory is filled again after its release.
+// [NewHost] makes a loader without a device, which fills host memory of the caller.
 //
 // # Copies
 //
 // A batch is copied when its last sample is filled, in one copy. While two copies
 // are in flight, batches of 2 MiB or less wait for the next ones, so that
 // neighbours in memory share a copy of 4 MiB or less: until one of the two copies has
-// completed, and at most a millisecond.
+// completed, and at most a millisecond. Small batches get neighbours: their memory is handed to the workers in ranges.
 //
 // Batches of one copy share the calls for it: the consumer's stream waits once for all of
-// them (cudaStreamWaitEvent). An event at the end of the work on a batch is recorded
-// (cudaEventRecord) only if the stream has got work since its last event: by Release, or for a
-// batch that the loop releases by the next Use.
-//
-// Options.OnDevice queues kernels after the copy of a batch, which change it on the device before
-// it is delivered.
+// them (cudaStreamWaitEvent).
 //
 // One goroutine at a time makes the loader's calls into CUDA, mostly a worker. Even if a call does
 // not return, New, Batches and Close return when their contexts end. The memory stays allocated

@@ -92,10 +92,11 @@ func (d *driver) begin(e *epoch) {
 	if d.epoch == e {
 		return
 	}
+	d.collect()
 	d.epoch, d.held = e, nil
 	d.free = newSlotSet(d.l.slots)
 	for _, s := range d.l.slots {
-		if s.lent.CompareAndSwap(slotReleased, slotOwned) || s.lent.Load() == slotOwned {
+		if !s.lent.Load() {
 			d.free.add(s)
 		}
 	}
@@ -103,7 +104,6 @@ func (d *driver) begin(e *epoch) {
 
 // release takes back a slot from the consumer.
 func (d *driver) release(s *slot) {
-	s.lent.Store(slotReleased)
 	d.released[s.at/64].Or(1 << (s.at % 64))
 	if d.starving.Load() && d.starving.Swap(false) {
 		d.request()

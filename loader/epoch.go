@@ -314,7 +314,7 @@ func (p *loop) deliver(s *slot, yield func(*Batch, error) bool) (more bool) {
 	e, l := p.e, p.e.l
 	e.got = e.got.with(s.number)
 	l.counters.batches.Add(1)
-	s.lent.Store(slotLent)
+	s.lent.Store(true)
 	b := &Batch{l: l, s: s, indices: s.indices, epoch: e.number, number: s.number, position: e.position()}
 	if !e.consuming {
 		e.consuming = true

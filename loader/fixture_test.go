@@ -97,7 +97,7 @@ func epochOf(t testing.TB, l *Loader, s *cudart.Stream, fields ...int) [][]int {
 // lent returns how many slots the consumer has.
 func lent(l *Loader) (n int) {
 	for _, s := range l.slots {
-		if s.lent.Load() == slotLent {
+		if s.lent.Load() && l.driver.released[s.at/64].Load()&(1<<(s.at%64)) == 0 {
 			n++
 		}
 	}

@@ -39,45 +39,37 @@ const (
 // gatherLists returns the number of lists of indices with which the GPU gathers from a source: one of
 // samples, and for Shards another of places in the batch. It is 0 if the GPU does not gather: l gets
 // the owners of memory that is pinned.
-func (l *Loader) gatherLists(o Options) int {
+func (l *Loader) gatherLists(o Options) (lists int, err error) {
 	if l.dev == nil || o.Transform != nil || o.HostBatches {
-		return 0
+		return 0, nil
 	}
-	switch src := l.src.(type) {
-	case *shards:
-		return 2
-	case memory:
-		if src.Len() > math.MaxUint32 {
-			return 0
+	_, windows := l.src.(*shards)
+	src, inMemory := l.src.(memory)
+	if !windows && (!inMemory || src.Len() > math.MaxUint32) {
+		return 0, nil
+	}
+	same, err := l.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
+	if err == nil && same == 0 {
+		err = fmt.Errorf("%v cannot access host memory by its address: %w", l.dev, errors.ErrUnsupported)
+	}
+	switch {
+	case windows && err != nil:
+		return 0, fmt.Errorf("gather by the GPU: %w", err)
+	case err != nil:
+		return 0, nil
+	case windows:
+		return 2, nil
+	}
+	var fields []pinnedField
+	for _, data := range src.data {
+		owner, _, ok := hostmem.Find(data)
+		if !ok {
+			return 0, nil
 		}
-		if same, err := l.dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem); err != nil || same == 0 {
-			return 0
-		}
-		var fields []pinnedField
-		for _, data := range src.data {
-			owner, _, ok := hostmem.Find(data)
-			if !ok {
-				return 0
-			}
-			fields = append(fields, pinnedField{owner, address(data)})
-		}
-		l.gather = &gatherer{data: fields}
-		return 1
+		fields = append(fields, pinnedField{owner, address(data)})
 	}
-	return 0
-}
-
-// open loads the kernel.
-func (g *gatherer) open(ctx context.Context, dev *cudart.Device) (err error) {
-	sameAddress, err := dev.Attribute(cudart.AttrCanUseHostPointerForRegisteredMem)
-	if err != nil {
-		return err
-	}
-	if sameAddress == 0 {
-		return fmt.Errorf("%v cannot access host memory by its address: %w", dev, errors.ErrUnsupported)
-	}
-	g.kernel, err = gpukernels.NewBlocks(ctx, dev)
-	return err
+	l.gather = &gatherer{data: fields}
+	return 1, nil
 }
 
 func (g *gatherer) close(ctx context.Context) error {

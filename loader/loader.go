@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/gpukernels"
 	"github.com/gopinned/pinned/internal/lifetime"
 	"github.com/gopinned/pinned/internal/sentinel"
 )
@@ -100,20 +100,8 @@ type resources struct {
 // option or a field of the source. After an error nothing stays allocated, unless the error
 // contains that. If ctx ends while a call into CUDA does not return, the memory is
 // released when the call returns.
-func New(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
-	l, err := newLoader(ctx, dev, src, o)
-	return l, failed("new", err)
-}
-
-// failed adds the name of the operation to an error, if err is not nil.
-func failed(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("loader: %s: %w", what, err)
-}
-
-func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (*Loader, error) {
+func New(ctx context.Context, dev *cudart.Device, src Source, o Options) (l *Loader, err error) {
+	defer func() { err = failed("new", err) }()
 	switch {
 	case ctx == nil:
 		return nil, errNilContext
@@ -139,6 +127,14 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 	})
 }
 
+// failed adds the name of the operation to an error, if err is not nil.
+func failed(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("loader: %s: %w", what, err)
+}
+
 // NewHost returns a loader without a device: order, workers, batches and positions are those of
 // [New], and batches stay in host memory, for another process or another library. It opens no CUDA.
 //
@@ -149,20 +145,15 @@ func newLoader(ctx context.Context, dev *cudart.Device, src Source, o Options) (
 // does not track a GPU that reads the memory: [Batch.Use] and [Batch.Field] do not apply.
 //
 // Errors are those of memory, or name an argument, an option or a field of the source.
-func NewHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader, error) {
-	l, err := newHost(src, o, memory)
-	return l, failed("new host", err)
-}
-
-func newHost(src Source, o Options, memory func(n int) ([]byte, error)) (*Loader, error) {
+func NewHost(src Source, o Options, memory func(n int) ([]byte, error)) (l *Loader, err error) {
+	defer func() { err = failed("new host", err) }()
 	switch {
 	case memory == nil:
 		return nil, errors.New("the function for memory is nil")
 	case o.OnDevice != nil:
 		return nil, fmt.Errorf("Options.OnDevice: %w", errNoDevice)
 	}
-	l, err := prepare(nil, src, o)
-	if err != nil {
+	if l, err = prepare(nil, src, o); err != nil {
 		return nil, err
 	}
 	n := l.o.slots() * l.layout.bytes
@@ -188,9 +179,9 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 		return nil, errors.New("the source has a method Transform, which no loader calls: give it to Options.Transform")
 	}
 	l := &Loader{spec: spec{dev: dev, src: src}, created: time.Now()}
-	lists := l.gatherLists(o)
-	if lists > 0 && o.Workers == 0 {
-		o.Workers = min(gatherWorkers, runtime.GOMAXPROCS(0))
+	lists, err := l.gatherLists(o)
+	if err != nil {
+		return nil, err
 	}
 	o, layout, err := o.resolve(src, lists)
 	if err != nil {
@@ -254,7 +245,7 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 		l.windows = newWindows(ctx, l)
 	}
 	if l.gather != nil {
-		if err = l.gather.open(ctx, l.dev); err != nil {
+		if l.gather.kernel, err = gpukernels.NewBlocks(ctx, l.dev); err != nil {
 			return fmt.Errorf("gather by the GPU: %w", err)
 		}
 	}

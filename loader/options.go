@@ -174,7 +174,7 @@ func (o Options) resolve(src Source, lists int) (Options, layout, error) {
 	}
 	l.lists = lists
 	if o.Workers == 0 {
-		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0))
+		o.Workers = defaultWorkers(runtime.GOMAXPROCS(0), lists > 0)
 	}
 	o.Workers = min(o.Workers, n)
 	if o.Workers > maxWorkers {
@@ -229,8 +229,11 @@ func shape(src Source) (n int, fields []int, err error) {
 // slots returns the number of batches in memory. One is lent to the consumer.
 func (o Options) slots() int { return o.Prefetch + 1 }
 
-func defaultWorkers(procs int) int {
-	if procs <= 4 {
+func defaultWorkers(procs int, gather bool) int {
+	switch {
+	case gather:
+		return min(gatherWorkers, procs)
+	case procs <= 4:
 		return procs
 	}
 	return procs * 3 / 4

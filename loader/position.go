@@ -141,6 +141,10 @@ func (b batchSet) after(n int) int {
 
 // with returns the set with a batch n that is not in it. It may change b.
 func (b batchSet) with(n int) batchSet {
+	if last := len(b) - 1; last >= 0 && b[last].to == n {
+		b[last].to++
+		return b
+	}
 	i := b.after(n)
 	b = slices.Insert(b, i, batchRange{n, n + 1})
 	if i+1 < len(b) && b[i+1].from == n+1 {

@@ -18,7 +18,7 @@ import (
 //	filled     worker.finishClaim           | the driver
 //	copied     driver.copy                  | the loop
 //	lent       loop.deliver                 | the consumer
-//	released   Release                      | nobody
+//	released   driver.release               | nobody, until driver.collect
 //
 // A slot may become free at any time, also after errors. Its memory may be used again when
 // copied and using are completed.
@@ -31,7 +31,7 @@ type slot struct {
 	copied     cudart.Point // end of the last copy: host may be filled after it
 	copyNumber int          // number of that copy, from 1; 0 if there was none
 	using      fence.Fence  // the consumer's streams: mem may be written after them
-	lent       atomic.Int32 // of the states, whether the consumer has the slot
+	lent       atomic.Bool  // to the consumer, or released and not collected
 
 	epoch, number int   // epoch and number of the batch
 	indices       []int // numbers of the samples in the source
@@ -39,12 +39,6 @@ type slot struct {
 	holes         atomic.Int32 // skipped samples
 	missing       atomic.Int32 // samples that are not filled yet
 }
-
-const (
-	slotOwned    int32 = iota // by the driver, workers or the loop
-	slotLent                  // to the consumer
-	slotReleased              // by the consumer, which the driver has yet to find
-)
 
 // begin prepares the slot for a batch of n samples.
 func (s *slot) begin(epoch, number, n int) {
