@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +16,7 @@ import (
 
 // A sharedFile is a mapped range of a file.
 type sharedFile struct {
-	*hostos.FileMapping
+	*hostos.PagesAhead
 	file     *os.File
 	off, end int64 // of the range
 	before   int64 // the file's size, before it was extended to end
@@ -60,8 +57,9 @@ func (m *sharedFile) open(fd int, cached bool) error {
 	return errors.ErrUnsupported
 }
 
-func (m *sharedFile) mmap(fd int) (err error) {
-	m.FileMapping, err = hostos.MapFile(fd, m.off, int(m.end-m.off))
+func (m *sharedFile) mmap(fd int) error {
+	mapping, err := hostos.MapFile(fd, m.off, int(m.end-m.off))
+	m.PagesAhead = hostos.NewPagesAhead(mapping)
 	return err
 }
 
@@ -121,7 +119,7 @@ func (m *sharedFile) shrink(fd int, size int64) error {
 // faster than a fault each, and unmapped afterwards: workers do that side by side, munmap does it with one thread.
 func (m *sharedFile) put(to, from []byte) {
 	switch {
-	case m.new: // pagesAhead has mapped huge pages
+	case m.new: // its pages are mapped
 		ntcopy.Copy(to, from)
 		return
 	case m.before < m.end:
@@ -149,9 +147,7 @@ func (p target) downloadMapped(ctx context.Context, f *os.File, off int64, n int
 		return err
 	})
 	if m.new {
-		ahead := &pagesAhead{Memory: memory, file: m, made: map[int]int{}}
-		done, err = p.stage(ctx, stage.Copy{N: n, Down: true, Host: ahead})
-		ahead.end()
+		done, err = p.stage(ctx, stage.Copy{N: n, Down: true, Host: &newFile{memory, m.PagesAhead, 0}})
 	} else {
 		// Workers that populate parts of one page table, 2 MiB, wait for one another.
 		c := stage.Copy{N: n, Down: true, Host: memory, Slow: m.onDisk, Kernel: true, Piece: hostos.HugePage, MaxChunk: 2 * hostos.HugePage}
@@ -160,76 +156,23 @@ func (p target) downloadMapped(ctx context.Context, f *os.File, off int64, n int
 	return done, true, errors.Join(err, m.close(done))
 }
 
-const (
-	// aheadBytes is the number of bytes whose pages one call makes: MADV_COLLAPSE begins with work of all cores.
-	aheadBytes = 2 * hostos.HugePage
-	// maxMakers is the number of goroutines that make pages, if there are as many cores besides those that copy.
-	maxMakers = 12
-)
-
-// A pagesAhead is a [stage.Host] of a file's mapping whose pages are made ahead of the copies, so that these hold no
+// A newFile is a [stage.Host] of a file's mapping whose pages are made ahead of the copies, so that these hold no
 // memory of the ring meanwhile.
-type pagesAhead struct {
+type newFile struct {
 	stage.Memory
-	file *sharedFile
-
-	job     *stage.Job
-	makers  sync.WaitGroup
-	stopped atomic.Bool
-
-	mu    sync.Mutex
-	next  int         // from here on nobody makes pages yet
-	ready int         // up to here all pages are made, or the kernel has refused them
-	made  map[int]int // ranges with pages behind ready: start and end
+	pages *hostos.PagesAhead
 	taken int
 }
 
-func (a *pagesAhead) Start(j *stage.Job) {
-	a.job = j
-	for range min(maxMakers, (3*runtime.GOMAXPROCS(0)+3)/4) {
-		a.makers.Go(a.make)
-	}
+func (f *newFile) Start(j *stage.Job) {
+	f.pages.Start(func(off int) bool { return !j.PastEnd(off) }, j.Wake)
 }
 
-func (a *pagesAhead) make() {
-	for !a.stopped.Load() {
-		a.mu.Lock()
-		from := a.next
-		a.next = min(len(a.file.Bytes), from+aheadBytes-int(a.file.off+int64(from))&(hostos.HugePage-1))
-		to := a.next
-		a.mu.Unlock()
-		if from == to || a.job.PastEnd(from) {
-			return
-		}
-		a.file.MakePages(from, to-from)
-		a.mu.Lock()
-		a.made[from] = to
-		for end, ok := a.made[a.ready]; ok; end, ok = a.made[a.ready] {
-			delete(a.made, a.ready)
-			a.ready = end
-		}
-		a.mu.Unlock()
-		a.job.Wake()
-	}
+func (f *newFile) Ready() int { return f.pages.Ready() - f.taken }
+
+func (f *newFile) Take(off, n int) stage.Part {
+	f.taken = off + n
+	return f.Memory.Take(off, n)
 }
 
-func (a *pagesAhead) Ready() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.ready - a.taken
-}
-
-func (a *pagesAhead) Take(off, n int) stage.Part {
-	a.mu.Lock()
-	a.taken = off + n
-	a.mu.Unlock()
-	return a.Memory.Take(off, n)
-}
-
-func (a *pagesAhead) Stop() { a.stopped.Store(true) }
-
-// end waits until nobody makes pages any more.
-func (a *pagesAhead) end() {
-	a.Stop()
-	a.makers.Wait()
-}
+func (f *newFile) Stop() { f.pages.Stop() }

@@ -33,8 +33,8 @@ type savedFile struct {
 	size    int64        // of the whole file
 	sums    *sums        // nil without checksums
 	temp    *os.File
-	direct  *os.File            // temp, with O_DIRECT, or nil
-	mapped  *hostos.FileMapping // of a file of tmpfs, or nil
+	direct  *os.File           // temp, with O_DIRECT, or nil
+	mapped  *hostos.PagesAhead // of a file of tmpfs, or nil
 }
 
 // A savedAt is a tensor and its place in the file.

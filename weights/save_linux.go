@@ -22,7 +22,7 @@ func freeSpace(dir string) (n int64, known bool) {
 
 // reserve sets the size of a file, and takes the space for it, but on tmpfs, where that would write all pages. A file
 // there is mapped if it has huge pages.
-func reserve(f *os.File, n int64) (mapped *hostos.FileMapping, err error) {
+func reserve(f *os.File, n int64) (mapped *hostos.PagesAhead, err error) {
 	var s unix.Statfs_t
 	inMemory := unix.Fstatfs(int(f.Fd()), &s) == nil && s.Type == unix.TMPFS_MAGIC
 	if !inMemory {
@@ -34,7 +34,11 @@ func reserve(f *os.File, n int64) (mapped *hostos.FileMapping, err error) {
 	if err := f.Truncate(n); err != nil || !inMemory || n < hostos.HugePage {
 		return nil, err
 	}
-	return hostos.MapFile(int(f.Fd()), 0, int(n))
+	mapping, err := hostos.MapFile(int(f.Fd()), 0, int(n))
+	if err != nil {
+		return nil, err
+	}
+	return hostos.NewPagesAhead(mapping), nil
 }
 
 // openDirect opens a file for writing without the page cache. It returns nil where that cannot be done.

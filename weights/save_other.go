@@ -13,7 +13,7 @@ var errNoSpace = errors.New("no space left")
 
 func freeSpace(string) (int64, bool) { return 0, false }
 
-func reserve(f *os.File, n int64) (*hostos.FileMapping, error) { return nil, f.Truncate(n) }
+func reserve(f *os.File, n int64) (*hostos.PagesAhead, error) { return nil, f.Truncate(n) }
 
 func openDirect(string) *os.File { return nil }
 

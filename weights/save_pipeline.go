@@ -26,8 +26,6 @@ const (
 	// caller's.
 	throughPiece = 8 << 20
 	throughBytes = 128 << 20
-	// throughCopies is snapshotCopies for a file in memory whose pages are made before a piece is leased.
-	throughCopies = 12
 	// directWriters is the number of goroutines that write without the page cache, cacheWriters to a file in it, to
 	// which the kernel lets one at a time write, and memoryWriters at most to a file in memory.
 	directWriters = 4
@@ -193,9 +191,7 @@ func (n *pipeline) write() {
 	<-n.start
 	var aligned []byte
 	for p := range n.filled {
-		if p.lease == nil || !n.through {
-			p.makePages(p.off, len(p.mem))
-		}
+		n.awaitPages(p.savedFile, p.off+int64(len(p.mem)))
 		if p.direct != nil && aligned == nil {
 			aligned = alignedMemory(putBytes)
 		}
@@ -250,10 +246,12 @@ func (n *pipeline) put(p filledPiece, aligned []byte, sum bool) (done int, err e
 	return done, err
 }
 
-// makePages makes the pages of a file in memory for bytes that will be written.
-func (f *savedFile) makePages(off int64, n int) {
+// awaitPages waits until the pages of a file in memory are made for the bytes before an offset. The first call begins to
+// make them.
+func (n *pipeline) awaitPages(f *savedFile, end int64) {
 	if f.mapped != nil {
-		f.mapped.MakePages(int(off), n)
+		f.mapped.Start(func(int) bool { return n.ctx.Err() == nil }, func() {})
+		f.mapped.Wait(int(end))
 	}
 }
 
@@ -267,18 +265,14 @@ func (n *pipeline) copyFile(f *savedFile) error {
 		}
 		of[piece[0].device] = append(of[piece[0].device], piece)
 	}
-	copies := snapshotCopies
-	if n.through && f.mapped != nil {
-		copies = min(throughCopies, max(snapshotCopies, runtime.GOMAXPROCS(0)))
-	}
 	var running sync.WaitGroup
 	for _, pieces := range of {
 		var next atomic.Int64
-		for worker := range min(copies, len(pieces)) {
+		for stream := range min(snapshotCopies, len(pieces)) {
 			running.Go(func() {
 				for i := next.Add(1) - 1; i < int64(len(pieces)) && n.ctx.Err() == nil; i = next.Add(1) - 1 {
 					off := pieces[i][0].off
-					if err := n.copyPiece(f, off, pieces[i], worker%snapshotCopies); err != nil {
+					if err := n.copyPiece(f, off, pieces[i], stream); err != nil {
 						n.fail(f, off, err)
 					}
 				}
@@ -292,9 +286,10 @@ func (n *pipeline) copyFile(f *savedFile) error {
 // copyPiece copies the piece of a file from off on to leased memory by one of each device's streams. The pool takes the
 // memory back when its copies are done, also those that were abandoned.
 func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream int) error {
-	size := int(runs[len(runs)-1].end() - off)
+	end := runs[len(runs)-1].end()
+	size := int(end - off)
 	if n.through {
-		f.makePages(off, size)
+		n.awaitPages(f, end)
 	}
 	lease, err := n.pool.TryGet(n.ctx, size)
 	if errors.Is(err, hostmem.ErrLimit) {
