@@ -39,8 +39,9 @@ type SaveOptions struct {
 	// Snapshot is a pool of pinned memory. The tensors are copied to it at the speed of the link, and written from
 	// there while the caller goes on. If it has less memory than the tensors, Save also waits for writes. Its MaxBytes
 	// bounds the memory, 32 MiB at least; the pool keeps it for the next save, until the caller trims or closes it.
-	// Without a pool the bytes of devices go through up to 128 MiB of pinned memory, those of host memory are written
-	// from where they are, and Save waits for the file system.
+	// Without a pool the bytes of devices go through up to 128 MiB of pinned memory, which the next save of the process
+	// uses again, and which is unmapped after a minute or two without one. Those of host memory are written from where
+	// they are, and Save waits for the file system.
 	Snapshot *pool.Pool
 	// NoChecksums leaves the checksums out.
 	NoChecksums bool

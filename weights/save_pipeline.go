@@ -13,6 +13,7 @@ import (
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/hostmem/pool"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/raw"
 	"github.com/gopinned/pinned/transfer"
 )
 
@@ -65,8 +66,13 @@ func newPipeline(s *Saving) (*pipeline, error) {
 		start: make(chan struct{}), streams: map[*cudart.Device]deviceStreams{},
 	}
 	if n.through {
-		if err := n.newPool(); err != nil {
-			return n, err
+		n.size = throughPiece
+		n.begin()
+		if len(n.devices) > 0 {
+			var err error
+			if n.pool, err = idlePools.Of(n.devices[0]).take(n.devices[0]); err != nil {
+				return n, err
+			}
 		}
 	}
 	for _, dev := range s.devices {
@@ -92,12 +98,39 @@ func newPipeline(s *Saving) (*pipeline, error) {
 	return n, nil
 }
 
-// newPool makes a pool for a save whose caller waits for the writes.
-func (n *pipeline) newPool() (err error) {
-	n.size = throughPiece
-	n.begin()
-	if len(n.devices) > 0 {
-		n.pool, err = pool.New(n.devices[0], pool.Options{MaxBytes: throughBytes, Buffer: hostmem.Options{Label: "weights save"}})
+// idlePools has, for each device, the pool of the last save whose caller waited, so that the next one pins nothing. The
+// pool unmaps its memory when it has been idle for some time.
+var idlePools bounded.Each[cudart.Device, idlePool]
+
+type idlePool struct {
+	atomic.Pointer[pool.Pool] // nil if there is none, or a save has it
+	atClose                   sync.Once
+}
+
+// take returns the device's pool, or another one while a save has that: a file system that does not respond then delays
+// no other save.
+func (i *idlePool) take(dev *cudart.Device) (*pool.Pool, error) {
+	if p := i.Swap(nil); p != nil {
+		return p, nil
+	}
+	return pool.New(dev, pool.Options{MaxBytes: throughBytes, Buffer: hostmem.Options{Label: "weights save"}})
+}
+
+// keep keeps a pool without leases until the runtime is closed. It returns false if there is one already, or the runtime
+// was closed.
+func (i *idlePool) keep(p *pool.Pool, rt *cudart.Runtime) bool {
+	i.atClose.Do(func() { raw.AtClose(rt, i.close) })
+	return i.CompareAndSwap(nil, p) && (!raw.Closed(rt) || !i.CompareAndSwap(p, nil))
+}
+
+func (i *idlePool) close() error {
+	p := i.Load()
+	if p == nil {
+		return nil
+	}
+	err := p.Close()
+	if err == nil {
+		i.CompareAndSwap(p, nil)
 	}
 	return err
 }
@@ -172,12 +205,16 @@ func (n *pipeline) begin() { n.once.Do(func() { close(n.start) }) }
 // complete ends the writers when they have begun, and have written all pieces.
 func (n *pipeline) complete() { close(n.filled) }
 
-// release closes the streams, and the pool of a save whose caller waits, when the writers have ended.
+// release closes the streams. When the writers have ended it keeps the pool of a save whose caller waits, or closes it
+// after an error.
 func (n *pipeline) release() (err error) {
 	if n.through {
 		n.writing.Wait()
 		if n.pool != nil {
-			err = release(n.caller, n.devices[0].Runtime(), n.pool)
+			dev := n.devices[0]
+			if n.ctx.Err() != nil || !idlePools.Of(dev).keep(n.pool, dev.Runtime()) {
+				err = release(n.caller, dev.Runtime(), n.pool)
+			}
 		}
 	}
 	for dev, streams := range n.streams {

@@ -1,12 +1,18 @@
 package weights
 
 import (
+	"crypto/rand"
+	"errors"
+	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/testgpu"
 )
 
 // Pieces have all bytes of the runs, in order, end at multiples of their size, and have host memory apart if asked.
@@ -43,4 +49,65 @@ func TestFilesAreCutIntoPieces(t *testing.T) {
 		}
 		assert.Equal(t, off, at)
 	}
+}
+
+// The second save from a device pins nothing. Saves at once have a pool each, of which one is kept, and that of a save
+// that fails is not. What is kept is unmapped when the runtime is closed.
+func TestSavesUsePinnedMemoryAgain(t *testing.T) {
+	t.Parallel()
+	if testgpu.Real() {
+		t.Skip("calls are counted on the simulated GPU")
+	}
+	sim, rt := testgpu.Sim(t, cudasim.Config{}) // which finds leaks at the end
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	const size = 1 << 20 // one lease
+	ptr, err := dev.Malloc(size)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Free(ptr)) }()
+	tensors := []SavedTensor{{Name: "w", DType: U8, Shape: []int{size}, Memory: Memory{Device: dev, Ptr: ptr, Bytes: size}}}
+	dir := t.TempDir()
+	save := func(changed func(change) error) error {
+		s := &Saving{path: filepath.Join(dir, rand.Text()+".safetensors"), changed: changed}
+		if err := s.begin(t.Context(), tensors); err != nil {
+			return err
+		}
+		return s.Wait(t.Context())
+	}
+	calls := func() [2]int { return [2]int{sim.Calls("cudaHostRegister"), sim.Calls("cudaHostUnregister")} }
+	require.NoError(t, save(nothing))
+	assert.Equal(t, [2]int{1, 0}, calls())
+	for range 3 {
+		require.NoError(t, save(nothing))
+	}
+	assert.Equal(t, [2]int{1, 0}, calls(), "the same memory")
+
+	var saves, writing sync.WaitGroup
+	writing.Add(2)
+	for range 2 {
+		once := sync.OnceFunc(func() { writing.Done(); writing.Wait() })
+		saves.Go(func() {
+			assert.NoError(t, save(func(c change) error {
+				if c.call == "write" {
+					once()
+				}
+				return nil
+			}))
+		})
+	}
+	saves.Wait()
+	assert.Equal(t, [2]int{2, 1}, calls(), "two saves at once")
+
+	failed := errors.New("failed")
+	require.ErrorIs(t, save(func(c change) error {
+		if c.call == "write" {
+			return failed
+		}
+		return nil
+	}), failed)
+	assert.Equal(t, [2]int{2, 2}, calls(), "a save that fails")
+	require.NoError(t, save(nothing))
+	assert.Equal(t, [2]int{3, 2}, calls())
+	require.NoError(t, rt.Close())
+	assert.Equal(t, [2]int{3, 3}, calls())
 }
