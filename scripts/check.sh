@@ -159,20 +159,19 @@ check_test() { CGO_ENABLED=0 gotest test -shuffle=on -count=1 -timeout=5m ./...;
 # The steps below take -short: tests that judge every host there is, one after the other, take one in eight
 # (hosttest.Sample); check_test takes all.
 
-# Packages that compute, and share and start nothing: the race detector and another processor find nothing in them. Their
-# sources are looked at, so that what is listed here stays so.
-sequential=(cmd/pincheck/internal/{capture,compare,doctor,findings,measure,printable,procmem,reference,result,supportfile} internal/{hosttest,hosttext,ptx,sentinel,units})
-
-# tested lists the packages of the steps below: neither the sequential ones nor those whose tests only read the sources.
+# tested lists the packages of the steps below: those that are not in tree-only.txt. The sources of those are looked at, so
+# that what is listed there stays so.
 tested() {
-	local package shared='^[[:space:]]+(go|select) |"(unsafe|syscall|sync/atomic|golang.org/x/sys/unix)"|[^a-z]chan |sync\.(Mutex|RWMutex|Map|Pool|Cond|WaitGroup)'
-	for package in "${sequential[@]}"; do
+	local package once shared='^[[:space:]]+(go|select) |"(unsafe|syscall|sync/atomic|golang.org/x/sys/unix)"|[^a-z]chan |sync\.(Mutex|RWMutex|Map|Pool|Cond|WaitGroup)|testgpu"|cudasim"|cudart\.Open\('
+	once=$(grep -v '^#' scripts/tree-only.txt)
+	for package in $once; do
+		[[ $package != internal/rules ]] || continue # it starts programs, to read the sources
 		if grep -nE "$shared" "$package"/*.go; then
-			echo "$package is no longer sequential: take it from the list" >&2
+			echo "$package shares, starts or opens something: take it from scripts/tree-only.txt" >&2
 			return 1
 		fi
 	done
-	go list ./... | grep -vxF "$(printf "$(go list -m)/%s\n" internal/rules "${sequential[@]}")"
+	go list ./... | grep -vxF "$(printf "$(go list -m)/%s\n" $once)"
 }
 
 check_race() {
@@ -197,6 +196,7 @@ native() {
 
 # Of the programs, which use everything, arm64 runs the tests that go from end to end.
 whole=(cmd/pincheck cmd/pincheck/internal/bench cmd/pincheck/internal/report examples/gcn)
+ends='^Test(Simulated|AllOnOneDevice|TrainsAsTheCPUDoes)'
 
 # -exec runs a package's test binary under qemu, in the package's own directory: of those with native code. The others do the
 # same on every processor; the step vet compiles them for this one.
@@ -208,7 +208,7 @@ check_arm64() {
 	mapfile -t packages <<<"$packages"
 	export PINNED_TEST_EXEC=$run GOARCH=arm64 CGO_ENABLED=0
 	gotest arm64 -exec "$run" -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
-	gotest arm64-whole -exec "$run" -short -shuffle=on -count=1 -timeout=10m -run '^Test(Simulated|AllOnOneDevice|TrainsAsTheCPUDoes)' "${whole[@]/#/./}"
+	gotest arm64-whole -exec "$run" -short -shuffle=on -count=1 -timeout=10m -run "$ends" "${whole[@]/#/./}"
 }
 
 # The tests that ask for PINNED_TEST_LIBCUDART, with NVIDIA's own libraries. That a library cannot
@@ -246,16 +246,26 @@ libcudarts() {
 
 # The bundles for a GPU host, unpacked and run here without a GPU: the tests must pass outside the source tree, without
 # Go, with libcuda instead of libcudart, simulated (the steps above have libcudart), and as on eight cores: what a ring
-# has, and who copies, depends on their number. Two builds must compare.
+# has, and who copies, depends on their number. Programs whose code asks neither for the library's API nor for the number
+# of cores run the tests that go from end to end. Two builds must compare.
 # Benchmarks may differ on a shared host: exit status 1 is accepted here.
 check_gpuscript() {
 	scripts/gpu-test.sh build -quick
 	scripts/bench.sh build -base HEAD -quick
 	CGO_ENABLED=0 go test -run XXX -bench . -benchtime 1x -timeout=2m ./internal/benchmarks
-	local place status=0 compared=0
+	local place package programs=() others=() status=0 compared=0
 	place=$(mktemp -d)
 	tar -xf .build/gpu/bundle.tar.xz -C "$place"
-	env -u GOROOT -u GOPATH PATH=/usr/bin:/bin GOMAXPROCS=8 "$place/gpu-test.sh" run -no-gpu -libcudart driver -out "$out/gpuscript" || status=1
+	for package in $(grep -v '^#' "$place/manifest" | cut -f1); do
+		if [[ " ${whole[*]} " == *" $package "* ]] && ! grep -qE 'GOMAXPROCS|NumCPU|cudart\.(AnyAPI|DriverAPI|RuntimeAPI)' $(find "$package" -maxdepth 1 -name '*.go' ! -name '*_test.go'); then
+			programs+=(-only "$package")
+		else
+			others+=(-only "$package")
+		fi
+	done
+	unpacked() { env -u GOROOT -u GOPATH PATH=/usr/bin:/bin GOMAXPROCS=8 "$place/gpu-test.sh" run -no-gpu -libcudart driver "$@" || status=1; }
+	unpacked -out "$out/gpuscript" "${others[@]}"
+	unpacked -out "$out/gpuscript-whole" -run "$ends" "${programs[@]}"
 	rm -rf "$place"
 	mkdir "$place"
 	tar -xf .build/bench/bundle.tar.xz -C "$place"

@@ -46,8 +46,6 @@ set -euo pipefail
 die() { echo "gpu-test: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set -/{/^set -/!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
 
-# Packages whose tests read the source tree, which is not in a bundle.
-needs_source=(internal/rules)
 # Tests that run at once. A process has callbacks for 16 simulators. With a test for each core of a large host a
 # simulator gets those of one that was closed a moment ago, and a last call of that one's test reaches it.
 parallel=8
@@ -80,13 +78,14 @@ build() {
 		echo "# $(go version), linux/$arch, no cgo"
 	} >"$tree/manifest"
 
-	# Only packages that have tests.
-	local packages package name built=()
+	# Only packages that have tests, and not those that are tested in the source tree alone.
+	local packages package name once built=()
+	once=$(grep -v '^#' scripts/tree-only.txt)
 	packages=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...)
 	for package in $packages; do
 		package=${package#"$(go list -m)"}
 		package=${package#/}
-		[[ " ${needs_source[*]} " == *" $package "* ]] && continue
+		! grep -qxF "$package" <<<"$once" || continue
 		((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $package "* ]] || continue
 		name=$(basename "$package").test
 		mkdir -p "$tree/$package"
