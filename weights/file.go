@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"maps"
 	"slices"
@@ -71,8 +72,8 @@ type File struct {
 // a *FormatError if the file is refused.
 func OpenFile(path string) (*File, error) { return openFile(system{}, path) }
 
-func openFile(in tree, path string) (*File, error) {
-	opened, size, err := in.open(path)
+func openFile(in fs.FS, path string) (*File, error) {
+	opened, size, err := openRegular(in, path)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package weights
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -124,7 +125,7 @@ func list(names []string) string {
 
 // readIndexes returns the files that each index of a directory names, but for indexes of other files,
 // such as pytorch_model.bin.index.json. The error is that of an index by its name that cannot be read.
-func readIndexes(in tree, dir string, names []string) (indexes map[string][]string, failed error) {
+func readIndexes(in fs.FS, dir string, names []string) (indexes map[string][]string, failed error) {
 	indexes = map[string][]string{}
 	for _, name := range names {
 		if !indexName.MatchString(name) {
@@ -149,9 +150,9 @@ func readIndexes(in tree, dir string, names []string) (indexes map[string][]stri
 const usualIndex, usualFile = "model.safetensors.index.json", "model.safetensors"
 
 // findModel returns the model in a directory, whose path it returns as filepath.Split does.
-func findModel(in tree, path string) (dir string, files modelFiles, err error) {
+func findModel(in fs.FS, path string) (dir string, files modelFiles, err error) {
 	dir, _ = filepath.Split(filepath.Join(path, "x"))
-	names, err := in.names(dir, "")
+	names, err := namesIn(in, dir, "")
 	if err != nil {
 		return dir, files, err
 	}
@@ -180,23 +181,24 @@ func findModel(in tree, path string) (dir string, files modelFiles, err error) {
 }
 
 // realPart returns the path of the part that a file of another name is a link to, else the file's path.
-func realPart(in tree, path string) string {
-	real, err := in.realPath(path)
-	if err != nil || partOf(filepath.Base(path)).count > 0 || partOf(filepath.Base(real)).count == 0 {
-		return path
+func realPart(in fs.FS, path string) string {
+	if isSystem(in) && partOf(filepath.Base(path)).count == 0 {
+		if real, err := filepath.EvalSymlinks(path); err == nil && partOf(filepath.Base(real)).count > 0 {
+			return real
+		}
 	}
-	return real
+	return path
 }
 
 // modelOf returns the model that a file is opened for, and its directory: that of an index, or of a part.
-func modelOf(in tree, path string) (dir string, files modelFiles, err error) {
+func modelOf(in fs.FS, path string) (dir string, files modelFiles, err error) {
 	path = realPart(in, path)
 	dir, name := filepath.Split(path)
 	alone := modelFiles{name: name, parts: []string{name}}
 	if isIndex(name) {
 		return dir, alone, nil
 	}
-	names, err := in.names(dir, name)
+	names, err := namesIn(in, dir, name)
 	if err != nil {
 		return dir, alone, err
 	}

@@ -2,6 +2,7 @@ package weights
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"path"
 	"path/filepath"
@@ -15,8 +16,8 @@ type index struct {
 	tensors []byte // the value of weight_map, an object
 }
 
-func readIndex(in tree, path string) (x index, err error) {
-	file, size, err := in.open(path)
+func readIndex(in fs.FS, path string) (x index, err error) {
+	file, size, err := openRegular(in, path)
 	if err != nil {
 		return x, err
 	}
@@ -93,7 +94,7 @@ func (m *Model) openIndexed(path string) error {
 		return err
 	}
 	names, _ := x.files() // as check has read them
-	m.openAll(filepath.Dir(path), names)
+	m.openAhead(filepath.Dir(path), names)
 	files := map[string]*File{}
 	err = x.each(func(tensor, name string) (err error) {
 		if m.byName[tensor] != nil {
@@ -123,7 +124,7 @@ func (m *Model) openNamed(index source, tensor, name string) (*File, error) {
 	}
 	dir := filepath.Dir(index.name)
 	path := filepath.Join(dir, name)
-	if m.in.outside(dir, filepath.Dir(path)) {
+	if outsideOf(m.in, dir, filepath.Dir(path)) {
 		return nil, index.invalid(tensor, "its file is %s, whose folder is a link out of the index's directory", quote(name))
 	}
 	f, err := m.open(path)

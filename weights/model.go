@@ -18,7 +18,7 @@ import (
 type Model struct {
 	files  []*File
 	byName map[string]*Tensor
-	in     tree              // only while it is opened, as ahead
+	in     fs.FS             // only while it is opened, as ahead
 	ahead  map[string]opened // by path: opened, and not in files yet
 }
 
@@ -75,11 +75,11 @@ func OpenModelFS(fsys fs.FS, name string) (*Model, error) {
 	if fsys == nil {
 		return nil, fmt.Errorf("weights: open %s: nil file system", name)
 	}
-	return openModel(fsTree{fsys}, name)
+	return openModel(fsys, name)
 }
 
-func openModel(in tree, path string) (*Model, error) {
-	folder, err := in.isDir(path)
+func openModel(in fs.FS, path string) (*Model, error) {
+	folder, err := isDir(in, path)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (m *Model) openParts(dir string, files modelFiles) error {
 	if p := partOf(files.name); !p.inRange() {
 		return &FormatError{File: path, Reason: fmt.Sprintf("its name has the number %d of %d parts, want 1 to %d", p.number, p.count, p.count)}
 	}
-	m.openAll(dir, files.parts)
+	m.openAhead(dir, files.parts)
 	for _, part := range files.parts {
 		f, err := m.open(dir + part)
 		if err == nil {

@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,21 +12,54 @@ import (
 	"sync"
 )
 
-// A tree has the files of a model: those of the operating system, or of an [fs.FS]. Paths are those of package
-// filepath.
-type tree interface {
-	isDir(path string) (bool, error)
-	// open opens a regular file, and returns its size.
-	open(path string) (readerCloser, int64, error)
-	// names returns the names in a directory but those of folders: those that exist, or else those that a model may
-	// have, if the tree does not list them. file is the name that the model is opened by, "" for the directory.
-	names(dir, file string) ([]string, error)
-	// realPath returns the path without symbolic links.
-	realPath(path string) (string, error)
-	// outside reports whether symbolic links lead from a directory to a folder outside of it.
-	outside(dir, folder string) bool
-	// opensAtOnce is the number of files that are opened at once.
-	opensAtOnce() int
+// system is the file system of the operating system. Its paths are those of package filepath, as all paths here are;
+// pathIn converts them for other file systems.
+type system struct{}
+
+// Open refuses all but regular files before it opens them, because opening a pipe waits for a writer.
+func (in system) Open(path string) (fs.File, error) {
+	info, err := in.Stat(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, notRegular(path, info)
+	}
+	return os.Open(path)
+}
+
+// Stat names the target of a symbolic link to nothing, which is not a missing name: caches are full of links.
+func (system) Stat(path string) (fs.FileInfo, error) {
+	info, err := os.Stat(path)
+	if to, linkErr := os.Readlink(path); linkErr == nil && errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w (it is a symbolic link to %s)", err, to)
+	}
+	return info, err
+}
+
+func (system) ReadDir(dir string) ([]fs.DirEntry, error) { return os.ReadDir(cmp.Or(dir, ".")) }
+
+func isSystem(in fs.FS) bool {
+	_, ok := in.(system)
+	return ok
+}
+
+func pathIn(in fs.FS, name string) string {
+	if isSystem(in) {
+		return name
+	}
+	return path.Clean(filepath.ToSlash(name))
+}
+
+func isDir(in fs.FS, name string) (bool, error) {
+	if name = pathIn(in, name); name == "." {
+		return true, nil
+	}
+	info, err := fs.Stat(in, name)
+	if err != nil {
+		return false, fmt.Errorf("weights: %w", err)
+	}
+	return info.IsDir(), nil
 }
 
 type readerCloser interface {
@@ -33,75 +67,37 @@ type readerCloser interface {
 	io.Closer
 }
 
-// system is the tree of the operating system.
-type system struct{}
-
-func (system) isDir(path string) (bool, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return false, statError(path, err)
-	}
-	return info.IsDir(), nil
-}
-
-// open refuses other files before it opens them, because opening a pipe waits for a writer.
-func (system) open(path string) (readerCloser, int64, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, 0, statError(path, err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, 0, notRegular(path, info)
-	}
-	f, err := os.Open(path)
+// openRegular opens a regular file, and returns its size.
+func openRegular(in fs.FS, name string) (readerCloser, int64, error) {
+	f, err := in.Open(pathIn(in, name))
 	if err != nil {
 		return nil, 0, fmt.Errorf("weights: %w", err)
 	}
-	if info, err = f.Stat(); err != nil { // the path may name another file by now
-		return nil, 0, errors.Join(fmt.Errorf("weights: %w", err), f.Close())
+	r, ok := f.(readerCloser)
+	info, err := f.Stat() // the path may name another file by now
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = notRegular(name, info)
+	case !ok:
+		err = fmt.Errorf("open %s: %T has no ReadAt: want a file system whose files can be read at offsets", name, f)
+	default:
+		return r, info.Size(), nil
 	}
-	return f, info.Size(), nil
+	return nil, 0, errors.Join(fmt.Errorf("weights: %w", err), f.Close())
 }
 
 func notRegular(path string, info fs.FileInfo) error {
-	return fmt.Errorf("weights: open %s: not a regular file (%v)", path, info.Mode().Type())
+	return fmt.Errorf("open %s: not a regular file (%v)", path, info.Mode().Type())
 }
 
-// statError returns the error for a path that stat refuses. Caches are full of links: a link to
-// nothing is not a missing name.
-func statError(path string, err error) error {
-	if to, linkErr := os.Readlink(path); linkErr == nil && errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("weights: %w (it is a symbolic link to %s)", err, to)
+// outsideOf reports whether symbolic links lead from a directory to a folder outside of it. A link to a file may lead out
+// of the directory: Hugging Face's cache has its files elsewhere. A path that does not exist is reported when the file is
+// opened.
+func outsideOf(in fs.FS, dir, folder string) bool {
+	if !isSystem(in) {
+		return false
 	}
-	return fmt.Errorf("weights: %w", err)
-}
-
-func (system) names(dir, _ string) (names []string, err error) {
-	if dir == "" {
-		dir = "."
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("weights: %w", err)
-	}
-	for _, entry := range entries {
-		folder := entry.IsDir()
-		if entry.Type()&os.ModeSymlink != 0 && (weightsName.MatchString(entry.Name()) || indexName.MatchString(entry.Name())) {
-			info, err := os.Stat(filepath.Join(dir, entry.Name())) // opening reports a link to nothing
-			folder = err == nil && info.IsDir()
-		}
-		if !folder {
-			names = append(names, entry.Name())
-		}
-	}
-	return names, nil
-}
-
-func (system) realPath(path string) (string, error) { return filepath.EvalSymlinks(path) }
-
-// outside: a link to a file may lead out of the directory: Hugging Face's cache has its files elsewhere. What does not
-// exist is reported when the file is opened.
-func (system) outside(dir, folder string) bool {
 	var real [2]string
 	for i, path := range []string{dir, folder} {
 		path, err := filepath.Abs(path)
@@ -116,53 +112,14 @@ func (system) outside(dir, folder string) bool {
 	return err != nil || !filepath.IsLocal(within)
 }
 
-func (system) opensAtOnce() int { return 1 }
-
-// An fsTree is the tree of an fs.FS.
-type fsTree struct{ fs.FS }
-
-// slashed returns a path in the form of package fs.
-func slashed(name string) string { return path.Clean(filepath.ToSlash(name)) }
-
-func (t fsTree) isDir(name string) (bool, error) {
-	if slashed(name) == "." {
-		return true, nil
-	}
-	info, err := fs.Stat(t.FS, slashed(name))
-	if err != nil {
-		return false, fmt.Errorf("weights: %w", err)
-	}
-	return info.IsDir(), nil
-}
-
-func (t fsTree) open(name string) (readerCloser, int64, error) {
-	f, err := t.Open(slashed(name))
-	if err != nil {
-		return nil, 0, fmt.Errorf("weights: %w", err)
-	}
-	r, ok := f.(readerCloser)
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		err = fmt.Errorf("weights: %w", err)
-	case !info.Mode().IsRegular():
-		err = notRegular(name, info)
-	case !ok:
-		err = fmt.Errorf("weights: open %s: %T has no ReadAt: want a file system whose files can be read at offsets", name, f)
-	default:
-		return r, info.Size(), nil
-	}
-	return nil, 0, errors.Join(err, f.Close())
-}
-
 // errUnlisted is the error of a file system that does not list its files.
 var errUnlisted = errors.New("does not list its files")
 
-func (t fsTree) list(dir string) ([]fs.DirEntry, error) {
-	if l, ok := t.FS.(fs.ReadDirFS); ok {
+func entriesOf(in fs.FS, dir string) ([]fs.DirEntry, error) {
+	if l, ok := in.(fs.ReadDirFS); ok {
 		return l.ReadDir(dir)
 	}
-	f, err := t.Open(dir)
+	f, err := in.Open(dir)
 	if err != nil {
 		return nil, errUnlisted
 	}
@@ -173,31 +130,38 @@ func (t fsTree) list(dir string) ([]fs.DirEntry, error) {
 	return nil, errUnlisted
 }
 
-func (t fsTree) names(dir, file string) (names []string, err error) {
-	entries, err := t.list(slashed(dir))
+// namesIn returns the names in a directory but those of folders: those that exist, or else those that a model may
+// have, if the file system does not list them. file is the name that the model is opened by, "" for the directory.
+func namesIn(in fs.FS, dir, file string) (names []string, err error) {
+	entries, err := entriesOf(in, pathIn(in, dir))
 	if errors.Is(err, errUnlisted) || errors.Is(err, errors.ErrUnsupported) {
-		return t.likely(dir, file)
+		return likelyNames(in, dir, file)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("weights: %w", err)
 	}
 	for _, entry := range entries {
-		if !entry.IsDir() {
-			names = append(names, entry.Name())
+		folder, name := entry.IsDir(), entry.Name()
+		if entry.Type()&fs.ModeSymlink != 0 && (weightsName.MatchString(name) || indexName.MatchString(name)) {
+			info, err := fs.Stat(in, pathIn(in, filepath.Join(dir, name))) // opening reports a link to nothing
+			folder = err == nil && info.IsDir()
+		}
+		if !folder {
+			names = append(names, name)
 		}
 	}
 	return names, nil
 }
 
-// likely returns the names of a model's files in a directory that is not listed: all parts by the name of one, or the
-// usual names of a model.
-func (t fsTree) likely(dir, file string) (names []string, err error) {
+// likelyNames returns the names of a model's files in a directory that is not listed: all parts by the name of one, or
+// the usual names of a model.
+func likelyNames(in fs.FS, dir, file string) (names []string, err error) {
 	if file != "" {
 		p := partOf(file)
 		return append(p.missing([]part{p}), file), nil
 	}
 	for _, name := range []string{usualIndex, usualFile} {
-		f, err := t.Open(slashed(dir + name))
+		f, err := in.Open(pathIn(in, dir+name))
 		if err == nil {
 			return []string{name}, f.Close()
 		}
@@ -205,15 +169,8 @@ func (t fsTree) likely(dir, file string) (names []string, err error) {
 			return nil, fmt.Errorf("weights: %w", err)
 		}
 	}
-	return nil, fmt.Errorf("weights: open %s: %w: neither %s nor %s, and the file system lists no files: open the model by the name of its index or of a file", slashed(dir), fs.ErrNotExist, usualIndex, usualFile)
+	return nil, fmt.Errorf("weights: open %s: %w: neither %s nor %s, and the file system lists no files: open the model by the name of its index or of a file", pathIn(in, dir), fs.ErrNotExist, usualIndex, usualFile)
 }
-
-func (fsTree) realPath(path string) (string, error) { return path, nil }
-
-func (fsTree) outside(_, _ string) bool { return false }
-
-// opensAtOnce: to open a file of a server takes round trips.
-func (fsTree) opensAtOnce() int { return 8 }
 
 // opened is the result of opening a file.
 type opened struct {
@@ -221,18 +178,20 @@ type opened struct {
 	err  error
 }
 
-// openAll opens files, several at once if the tree prefers that. What is opened so is returned by open, or closed by
-// Close.
-func (m *Model) openAll(dir string, names []string) {
-	atOnce := min(m.in.opensAtOnce(), len(names))
-	if atOnce <= 1 {
+// opensAtOnce is the number of files that are opened at once where that may take round trips to a server.
+const opensAtOnce = 8
+
+// openAhead opens files of other file systems than the operating system's, several at once. open returns them, or
+// closeAhead closes them.
+func (m *Model) openAhead(dir string, names []string) {
+	if isSystem(m.in) || len(names) <= 1 {
 		return
 	}
 	m.ahead = map[string]opened{}
 	next := make(chan string)
 	var mu sync.Mutex
 	var running sync.WaitGroup
-	for range atOnce {
+	for range min(opensAtOnce, len(names)) {
 		running.Go(func() {
 			for path := range next {
 				f, err := openFile(m.in, path)
