@@ -53,18 +53,12 @@ var errEnough = errors.New("enough blocks are wrong")
 // *[ChecksumError] for each block that is wrong, a hundred at most, or [ErrNoChecksums], and else is that of
 // OpenModel or of reading. When ctx ends, Verify returns its error as soon as reads that have begun return.
 func Verify(ctx context.Context, path string) error {
-	if ctx == nil {
-		return fmt.Errorf("weights: verify %s: the context is nil", path)
-	}
 	m, err := OpenModel(path)
 	if err != nil {
 		return err
 	}
 	defer m.Close() // which was only read
-	if err := m.verify(ctx); err != nil {
-		return fmt.Errorf("weights: verify %s: %w", path, err)
-	}
-	return nil
+	return m.Verify(ctx)
 }
 
 // Verify is as the function [Verify], of a model that is open, for instance by [OpenModelFS]. Files that have an OpenRange
@@ -73,18 +67,14 @@ func (m *Model) Verify(ctx context.Context) error {
 	if ctx == nil {
 		return errors.New("weights: verify: the context is nil")
 	}
-	if err := m.verify(ctx); err != nil {
-		return fmt.Errorf("weights: verify: %w", err)
-	}
-	return nil
-}
-
-func (m *Model) verify(ctx context.Context) error {
 	var errs []error
 	for _, f := range m.orEmpty().files {
 		errs = append(errs, f.verify(ctx))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("weights: verify: %w", err)
+	}
+	return nil
 }
 
 // verify compares all bytes of a file with its checksums.
@@ -188,13 +178,15 @@ func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byt
 		first, last := c.blocks[unit[0]], c.blocks[unit[len(unit)-1]]
 		var r io.ReadCloser
 		err := bounded.Guard(func() (err error) {
-			r, err = opener.OpenRange(ctx, first.off, last.end()-first.off)
+			if r, err = opener.OpenRange(ctx, first.off, last.end()-first.off); r == nil && err == nil {
+				err = errors.New("OpenRange returned a nil reader")
+			}
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("weights: read %s: %w", f.name, err)
 		}
-		defer r.Close() // which was only read
+		defer func() { _ = bounded.Guard(r.Close) }() // it was only read
 		read = func(p []byte, off int64) error { return source{r: inOrder{r}, size: f.size, name: f.name}.read(p, off) }
 	}
 	for _, i := range unit {
@@ -218,4 +210,18 @@ func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byt
 // inOrder is an [io.ReaderAt] of a reader whose bytes are read in order.
 type inOrder struct{ io.Reader }
 
-func (r inOrder) ReadAt(p []byte, _ int64) (int, error) { return io.ReadFull(r.Reader, p) }
+// maxEmptyReads is the number of reads in a row that may return no bytes, as in package bufio.
+const maxEmptyReads = 100
+
+func (r inOrder) ReadAt(p []byte, _ int64) (n int, err error) {
+	for empty := 0; n < len(p) && err == nil; empty++ {
+		if empty == maxEmptyReads {
+			return n, io.ErrNoProgress
+		}
+		got := 0
+		if got, err = r.Read(p[n:]); got != 0 {
+			n, empty = n+got, 0
+		}
+	}
+	return n, err
+}

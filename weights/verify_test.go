@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -313,4 +315,96 @@ func TestChecksumsOfFilesFromAnywhere(t *testing.T) {
 	var none context.Context
 	require.ErrorContains(t, (&weights.Model{}).Verify(none), "context")
 	require.NoError(t, (*weights.Model)(nil).Verify(t.Context()))
+}
+
+// A lyingRange is a range whose reads and Close are functions.
+type lyingRange struct {
+	read  func(p []byte) (int, error)
+	close func() error
+}
+
+func (r *lyingRange) Read(p []byte) (int, error) { return r.read(p) }
+func (r *lyingRange) Close() error               { return r.close() }
+
+// A lyingFile is a file that opens ranges of another kind than its ReadAt has.
+type lyingFile struct {
+	*os.File
+	open func(*io.SectionReader) io.ReadCloser
+}
+
+func (f lyingFile) OpenRange(_ context.Context, off, n int64) (io.ReadCloser, error) {
+	return f.open(io.NewSectionReader(f.File, off, n)), nil
+}
+
+type lyingFS struct {
+	fs.FS
+	open func(*io.SectionReader) io.ReadCloser
+}
+
+func (l lyingFS) Open(name string) (fs.File, error) {
+	f, err := l.FS.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	return lyingFile{f.(*os.File), l.open}, nil
+}
+
+// Ranges that break the rules of readers are errors of Verify and of loads, no panics and no endless loops.
+func TestRangesThatLie(t *testing.T) {
+	t.Parallel()
+	devs := devicesOf(t, 1)
+	dir := t.TempDir()
+	require.NoError(t, save(t.Context(), filepath.Join(dir, "model.safetensors"), newToSave(t, devs).tensors, weights.SaveOptions{}))
+	closes := func() error { return nil }
+	for name, tt := range map[string]struct {
+		open func(r *io.SectionReader) io.ReadCloser
+		want string // "" for success
+	}{
+		"nil":         {func(*io.SectionReader) io.ReadCloser { return nil }, "nil reader"},
+		"a typed nil": {func(*io.SectionReader) io.ReadCloser { return (*lyingRange)(nil) }, "memory"},
+		"no bytes": {func(*io.SectionReader) io.ReadCloser {
+			return &lyingRange{func([]byte) (int, error) { return 0, nil }, closes}
+		}, io.ErrNoProgress.Error()},
+		"an early end": {func(*io.SectionReader) io.ReadCloser {
+			return &lyingRange{func([]byte) (int, error) { return 0, io.EOF }, closes}
+		}, "unexpected EOF"},
+		"too many": {func(*io.SectionReader) io.ReadCloser {
+			return &lyingRange{func(p []byte) (int, error) { return len(p) + 1, nil }, closes}
+		}, "bytes where"},
+		"negative": {func(*io.SectionReader) io.ReadCloser {
+			return &lyingRange{func([]byte) (int, error) { return -1, nil }, closes}
+		}, "-1"},
+		"a panic": {func(*io.SectionReader) io.ReadCloser {
+			return &lyingRange{func([]byte) (int, error) { panic("boom") }, closes}
+		}, "panic: boom"},
+		"other bytes": {func(*io.SectionReader) io.ReadCloser {
+			return &lyingRange{func(p []byte) (int, error) { clear(p); return len(p), nil }, closes}
+		}, "wrong checksum"},
+		"a byte at a time": {func(r *io.SectionReader) io.ReadCloser {
+			return &lyingRange{iotest.OneByteReader(iotest.DataErrReader(r)).Read, closes}
+		}, ""},
+		"an error of Close": {func(r *io.SectionReader) io.ReadCloser {
+			return &lyingRange{r.Read, func() error { return errors.New("boom") }}
+		}, ""},
+		"a panic of Close": {func(r *io.SectionReader) io.ReadCloser {
+			return &lyingRange{r.Read, func() error { panic("boom") }}
+		}, ""},
+	} {
+		m, err := weights.OpenModelFS(lyingFS{os.DirFS(dir), tt.open}, ".")
+		require.NoError(t, err, name)
+		err = m.Verify(t.Context())
+		if tt.want == "" {
+			require.NoError(t, err, name)
+		} else {
+			require.ErrorContains(t, err, tt.want, name)
+		}
+		plan, err := weights.NewPlan(m.Tensors(), nil, weights.PlanOptions{})
+		require.NoError(t, err)
+		l, err := plan.LoadNew(t.Context(), devs, weights.LoadOptions{Checksums: true})
+		if err == nil {
+			require.NoError(t, l.Close())
+		}
+		require.True(t, tt.want == "" || err != nil, name)
+		require.NoError(t, m.Close())
+	}
 }

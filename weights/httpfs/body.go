@@ -28,10 +28,14 @@ type body struct {
 	unlink   func() bool // of the context of the FS
 	stall    *time.Timer // ends the request that does not go on
 	failed   int         // attempts in a row without a byte
+	empty    int         // reads in a row without a byte or an error
 	err      error       // which is final
 }
 
 var errStalled = errors.New("the server does not go on")
+
+// maxEmptyReads is the number of reads in a row in which a response may have no bytes, as in package bufio.
+const maxEmptyReads = 100
 
 // Read reads what the server has sent, and makes requests where that is needed.
 func (b *body) Read(p []byte) (n int, err error) {
@@ -47,7 +51,10 @@ func (b *body) Read(p []byte) (n int, err error) {
 		}
 		n, err = b.readSome(p[:min(int64(len(p)), b.end-b.at)])
 		if b.at += int64(n); n > 0 {
-			b.failed = 0
+			b.failed, b.empty = 0, 0
+		}
+		if b.empty++; err == nil && b.empty > maxEmptyReads {
+			b.empty, err = 0, io.ErrNoProgress
 		}
 		if b.at == b.end {
 			b.stop()

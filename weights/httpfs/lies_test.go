@@ -492,3 +492,30 @@ func TestHeadersAndURLs(t *testing.T) {
 	require.ErrorContains(t, err, "New")
 	require.NoError(t, (*FS)(nil).Close())
 }
+
+// idle is a body that returns no bytes and no error.
+type idle struct{ io.Closer }
+
+func (idle) Read([]byte) (int, error) { return 0, nil }
+
+type idleTransport struct{ http.RoundTripper }
+
+func (t idleTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := t.RoundTripper.RoundTrip(r)
+	if err == nil {
+		response.Body = idle{response.Body}
+	}
+	return response, err
+}
+
+// Reads that return nothing, as those of a Client's own Transport may, are no endless loop.
+func TestReadsWithoutBytes(t *testing.T) {
+	t.Parallel()
+	s := serve(t, contentOf(1000), nil)
+	fsys, pauses := s.fs(t, Options{Attempts: 3, Client: &http.Client{Transport: idleTransport{http.DefaultTransport}}})
+	_, err := fsys.Open("file")
+	require.ErrorIs(t, err, io.ErrNoProgress)
+	require.ErrorContains(t, err, "after 3 attempts")
+	require.Len(t, *pauses, 2)
+	require.Empty(t, fsys.slots)
+}

@@ -2,6 +2,7 @@ package httpfs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ type sums struct {
 	want      []byte // of the file, or of the digests of its parts
 	composite bool
 	parts     []*part
-	early     atomic.Int64 // bytes that parts keep
+	early     atomic.Int64 // the memory for bytes that parts keep
 	limit     int64        // of early
 
 	mu       sync.Mutex
@@ -57,6 +58,12 @@ type piece struct {
 	mem      []byte
 	crc      uint64
 }
+
+// pieceBytes is the memory that a piece takes besides its bytes, of which a server may send one at a time.
+const pieceBytes = 64
+
+// memory returns the memory for a piece that came early.
+func (c piece) memory() int64 { return c.end - c.off + pieceBytes }
 
 func newSums(k *kind, want []byte, composite bool, size, partSize int64) *sums {
 	s := &sums{kind: k, want: want, composite: composite, limit: maxEarly}
@@ -104,7 +111,7 @@ func (p *part) addCRC(k *kind, off int64, mem []byte) {
 	if c.off < p.at && c.end > p.at { // some of them were read before
 		c.off, c.crc = p.at, k.sum(mem[p.at-off:])
 	}
-	p.insert(c)
+	p.insertCRC(k, c)
 	for len(p.pieces) > 0 && p.pieces[0].off <= p.at {
 		if next := p.pieces[0]; next.off == p.at {
 			p.crc, p.at = k.combine(p.crc, next.crc, next.end-next.off), next.end
@@ -113,13 +120,25 @@ func (p *part) addCRC(k *kind, off int64, mem []byte) {
 	}
 }
 
-// insert inserts a piece that is behind at.
-func (p *part) insert(c piece) {
+// insert inserts a piece that is behind at, and returns its index, or -1 for another piece.
+func (p *part) insert(c piece) int {
 	if c.off < p.at || c.off == c.end {
+		return -1
+	}
+	i, _ := slices.BinarySearchFunc(p.pieces, c.off, func(q piece, off int64) int { return cmp.Compare(q.off, off) })
+	p.pieces = slices.Insert(p.pieces, i, c)
+	return i
+}
+
+// insertCRC inserts a piece, and joins it with the piece before it: a server may send a byte at a time.
+func (p *part) insertCRC(k *kind, c piece) {
+	i := p.insert(c)
+	if i < 1 || p.pieces[i-1].end != c.off {
 		return
 	}
-	i, _ := slices.BinarySearchFunc(p.pieces, c.off, func(q piece, off int64) int { return int(min(max(q.off-off, -1), 1)) })
-	p.pieces = slices.Insert(p.pieces, i, c)
+	before := &p.pieces[i-1]
+	before.crc, before.end = k.combine(before.crc, c.crc, c.end-c.off), c.end
+	p.pieces = slices.Delete(p.pieces, i, i+1)
 }
 
 // addInOrder adds bytes to a part whose checksum needs them in order: those that come early are copied.
@@ -142,7 +161,7 @@ func (p *part) addInOrder(s *sums, off int64, mem []byte) {
 		if next.end > p.at {
 			p.write(next.mem[p.at-next.off:])
 		}
-		s.early.Add(next.off - next.end)
+		s.early.Add(-next.memory())
 	}
 	p.busy = false
 }
@@ -160,17 +179,18 @@ func (p *part) keep(s *sums, off int64, mem []byte) {
 	if skip := p.at - off; skip > 0 {
 		mem, off = mem[min(skip, int64(len(mem))):], p.at
 	}
-	switch n := int64(len(mem)); {
-	case p.lost || n == 0:
-	case s.early.Add(n) > s.limit:
+	c := piece{off: off, end: off + int64(len(mem))}
+	switch {
+	case p.lost || len(mem) == 0:
+	case s.early.Add(c.memory()) > s.limit:
 		p.lost = true
-		for _, early := range p.pieces {
-			n += early.end - early.off
+		for _, dropped := range append(p.pieces, c) {
+			s.early.Add(-dropped.memory())
 		}
-		s.early.Add(-n)
 		p.pieces = nil
 	default:
-		p.insert(piece{off: off, end: off + n, mem: bytes.Clone(mem)})
+		c.mem = bytes.Clone(mem)
+		p.insert(c)
 	}
 }
 

@@ -368,6 +368,61 @@ func TestBytesThatComeTooEarly(t *testing.T) {
 	require.True(t, complete)
 }
 
+// A server that sends a byte at a time takes no more memory for those that come early than one that sends many.
+func TestSingleBytesThatComeEarly(t *testing.T) {
+	t.Parallel()
+	content := contentOf(5_000)
+	n := int64(len(content))
+	for _, k := range []*kind{crc32C, crc64N} {
+		s := newSums(k, k.of(content), false, n, n)
+		for off := 10; off < len(content); off++ {
+			require.NoError(t, s.add(int64(off), content[off:off+1]))
+			require.Len(t, s.parts[0].pieces, 1, k.name)
+		}
+		require.NoError(t, s.add(0, content[:10]))
+		complete, err := s.outcome()
+		require.NoError(t, err)
+		require.True(t, complete)
+	}
+	s := newSums(sha, sha.of(content), false, n, n)
+	s.limit = 10_000
+	for off := 10; off < len(content); off++ {
+		require.NoError(t, s.add(int64(off), content[off:off+1]))
+		require.LessOrEqual(t, len(s.parts[0].pieces)*pieceBytes, 10_000)
+	}
+	require.True(t, s.parts[0].lost)
+	require.Zero(t, s.early.Load())
+}
+
+// The parts that a server tells of take memory: there are no more than storage has.
+func TestManyPartsAreNoChecksum(t *testing.T) {
+	t.Parallel()
+	for _, parts := range []int{maxParts, maxParts + 1} {
+		content := contentOf(parts)
+		s := serve(t, content, nil)
+		s.lie = func(_ int64, w http.ResponseWriter, r *http.Request) bool {
+			w.Header().Set("ETag", fmt.Sprintf(`"%032d-%d"`, 0, parts))
+			w.Header().Set("X-Amz-Request-Id", "1")
+			if r.URL.Query().Has("partNumber") {
+				w.Header().Set("X-Amz-Mp-Parts-Count", fmt.Sprint(parts))
+				w.Header().Set("Content-Length", "1")
+				w.WriteHeader(http.StatusPartialContent)
+				return true
+			}
+			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+			return true
+		}
+		fsys, _ := s.fs(t, Options{Checksums: true})
+		_, err := fsys.Open("file")
+		if parts > maxParts {
+			require.NoError(t, err)
+			require.ErrorIs(t, fsys.Verify(t.Context(), "file"), errors.ErrUnsupported)
+		} else {
+			require.ErrorIs(t, err, ErrChecksum)
+		}
+	}
+}
+
 func TestKindsHaveTheirCheckValues(t *testing.T) {
 	t.Parallel()
 	for k, want := range map[*kind]string{
