@@ -60,6 +60,17 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
+// failures returns the failures of the queues, in the order of the segments at which they failed.
+func (l *loading) failures() (list []*failure) {
+	for _, q := range l.queues {
+		if q.failed != nil {
+			list = append(list, q.failed)
+		}
+	}
+	slices.SortFunc(list, func(f, g *failure) int { return cmp.Compare(f.segments[f.first].number, g.segments[g.first].number) })
+	return list
+}
+
 // err returns the error of the load: the failure that ended it, joined with the errors of other
 // queues, except for those that the failure caused. The LoadError names the segment that failed first, or
 // else the first incomplete one.
@@ -76,21 +87,15 @@ func (l *loading) err(reported bool) error {
 	case !reported:
 		errs = append(errs, fmt.Errorf("progress has not returned: %w", bounded.Ended(l.ctx)))
 	}
-	incomplete, known := map[*Tensor]bool{}, at != nil
-	for _, q := range l.queues {
-		f := q.failed
-		if f == nil {
-			continue
-		}
+	incomplete := map[*Tensor]bool{}
+	for _, f := range l.failures() {
 		for t := range f.incomplete() {
 			incomplete[t] = true
 		}
 		if f != at && (len(errs) == 0 || !errors.Is(f.err, reason) || errors.Is(f.err, transfer.ErrUnderWay)) {
 			errs = append(errs, f.err)
 		}
-		if !known && (at == nil || f.segments[f.first].number < at.segments[at.first].number) {
-			at = f
-		}
+		at = cmp.Or(at, f)
 	}
 	for _, q := range l.queues {
 		errs = append(errs, q.err)

@@ -99,13 +99,7 @@ func (l *loading) compareChecksums() error {
 	}
 	wrong := map[*File][]*ChecksumError{}
 	var list []error
-	blocks := map[*File][]int{} // that have bytes of the load
-	for _, t := range l.placed {
-		p, end := l.passed[t.Tensor.File], t.Tensor.Offset+int64(t.end())
-		for i := p.within(t.Tensor.Offset + int64(t.From)); i < len(p.sums.blocks) && p.sums.blocks[i].off < end; i++ {
-			blocks[t.Tensor.File] = append(blocks[t.Tensor.File], i)
-		}
-	}
+	blocks := l.blocks()
 	for _, f := range l.files {
 		errs, err := l.compareFile(f, blocks[f])
 		if err != nil {
@@ -135,6 +129,18 @@ func (l *loading) compareChecksums() error {
 		}
 	}
 	return e
+}
+
+// blocks returns the blocks of each file that have bytes of the load.
+func (l *loading) blocks() map[*File][]int {
+	list := map[*File][]int{}
+	for _, t := range l.placed {
+		p, end := l.passed[t.Tensor.File], t.Tensor.Offset+int64(t.end())
+		for i := p.within(t.Tensor.Offset + int64(t.From)); i < len(p.sums.blocks) && p.sums.blocks[i].off < end; i++ {
+			list[t.Tensor.File] = append(list[t.Tensor.File], i)
+		}
+	}
+	return list
 }
 
 // compareFile compares blocks of a file, and returns an error for each wrong one.
