@@ -70,8 +70,8 @@ func (x index) files() ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), err
 }
 
-// check returns an error if the index names only some parts of a model.
-func (x index) check() error {
+// modelFiles returns the names of the files, or an error if they are only some parts of a model.
+func (x index) modelFiles() ([]string, error) {
 	names, err := x.files()
 	if err == nil && len(names) == 0 {
 		err = x.invalid("", "weight_map has no tensor")
@@ -81,19 +81,19 @@ func (x index) check() error {
 			err = x.invalid("", "weight_map has no tensor of %d of the %d parts of the model: %s", n, n+len(m.parts), list(m.missing))
 		}
 	}
-	return err
+	return names, err
 }
 
 // openIndexed opens the files that an index names, and takes each tensor from its file.
 func (m *Model) openIndexed(path string) error {
 	x, err := readIndex(m.in, path)
-	if err == nil {
-		err = x.check()
-	}
 	if err != nil {
 		return err
 	}
-	names, _ := x.files() // as check has read them
+	names, err := x.modelFiles()
+	if err != nil {
+		return err
+	}
 	m.openAhead(filepath.Dir(path), names)
 	files := map[string]*File{}
 	err = x.each(func(tensor, name string) (err error) {

@@ -17,26 +17,9 @@ import (
 // collector frees no device memory. Its methods may be called from any goroutine.
 type Loaded struct {
 	memory []*cudart.DeviceMemory // in the order of Plan.Devices
-	parts  []LoadedPart
-	byName map[string][]LoadedPart
+	parts  []Placed
+	byName map[string][]Placed
 	life   lifetime.Lifetime
-}
-
-// A LoadedPart is a part of a tensor in device memory: Size bytes at Offset.
-type LoadedPart struct {
-	Part
-	Memory *cudart.DeviceMemory
-	Offset int // in bytes, from the start of Memory
-}
-
-// Ptr returns the part's address. The error wraps [cudart.ErrClosed] after the memory was closed,
-// and [cudart.ErrInvalidValue] for a zero LoadedPart. It does not block.
-func (p LoadedPart) Ptr() (cudart.DevPtr, error) {
-	at, err := p.Memory.Range(p.Offset, p.Size)
-	if err != nil {
-		return 0, fmt.Errorf("weights: address: %w", err)
-	}
-	return at, nil
 }
 
 // LoadModel opens the model at a path as [OpenModel] does, allocates device memory for all of its
@@ -71,7 +54,7 @@ var allocations bounded.Each[cudart.Device, bounded.Group]
 // write to the memory, which stays allocated. The Loaded is returned with that error; close it when the
 // calls of CUDA have returned.
 func (p *Plan) LoadNew(ctx context.Context, devices []*cudart.Device, o LoadOptions) (*Loaded, error) {
-	l := &Loaded{byName: map[string][]LoadedPart{}}
+	l := &Loaded{byName: map[string][]Placed{}}
 	err := l.allocate(ctx, p, devices)
 	if err != nil {
 		err = fmt.Errorf("weights: load: %w", err)
@@ -117,9 +100,9 @@ func (l *Loaded) allocate(ctx context.Context, p *Plan, devices []*cudart.Device
 			if err := t.check(); err != nil {
 				return err
 			}
-			part := LoadedPart{t.Part, m, t.Offset}
-			l.parts = append(l.parts, part)
-			l.byName[t.Tensor.Name] = append(l.byName[t.Tensor.Name], part)
+			t.Memory = m
+			l.parts = append(l.parts, t)
+			l.byName[t.Tensor.Name] = append(l.byName[t.Tensor.Name], t)
 		}
 	}
 	return nil
@@ -157,7 +140,7 @@ func (l *Loaded) Ptr(name string) (cudart.DevPtr, error) {
 
 // Parts returns the parts of the tensor of that name, in the order of the plan's devices. It does
 // not block.
-func (l *Loaded) Parts(name string) []LoadedPart {
+func (l *Loaded) Parts(name string) []Placed {
 	if l == nil {
 		return nil
 	}
@@ -166,7 +149,7 @@ func (l *Loaded) Parts(name string) []LoadedPart {
 
 // All iterates over all parts, in the order of the plan's devices, and of the places on each. It
 // does not block.
-func (l *Loaded) All() iter.Seq[LoadedPart] {
+func (l *Loaded) All() iter.Seq[Placed] {
 	if l == nil {
 		l = &Loaded{}
 	}

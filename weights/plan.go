@@ -8,6 +8,8 @@ import (
 	"maps"
 	"math"
 	"slices"
+
+	"github.com/gopinned/pinned/cudart"
 )
 
 // A Part is a tensor, or some of its bytes: Size bytes that start From bytes into it.
@@ -194,6 +196,18 @@ type DevicePlan struct {
 type Placed struct {
 	Part
 	Offset int // in bytes
+	// Memory is the memory of a Loaded. It is nil in a Plan.
+	Memory *cudart.DeviceMemory
+}
+
+// Ptr returns the address of a part of a Loaded. The error wraps [cudart.ErrClosed] after the memory was closed,
+// and [cudart.ErrInvalidValue] for a part without memory. It does not block.
+func (p Placed) Ptr() (cudart.DevPtr, error) {
+	at, err := p.Memory.Range(p.Offset, p.Size)
+	if err != nil {
+		return 0, fmt.Errorf("weights: address: %w", err)
+	}
+	return at, nil
 }
 
 // NewPlan plans the copy of tensors to devices. tensors is File.Tensors, Model.Tensors or a
@@ -281,7 +295,7 @@ func planShares(shares []Share, align int) (*Plan, error) {
 			return nil, fmt.Errorf("device %d gets more than %d bytes", s.Device, math.MaxInt)
 		}
 		at := d.Bytes + padding
-		d.Tensors = append(d.Tensors, Placed{s.Part, at})
+		d.Tensors = append(d.Tensors, Placed{Part: s.Part, Offset: at})
 		d.Bytes = at + s.Size
 	}
 	for _, device := range slices.Sorted(maps.Keys(devices)) {

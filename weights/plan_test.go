@@ -72,8 +72,8 @@ func TestNeighboursAreOneSegment(t *testing.T) {
 		Device: 0,
 		Bytes:  1536,
 		Tensors: []weights.Placed{
-			{tensors[0].Whole(), 0}, {tensors[1].Whole(), 256}, {tensors[2].Whole(), 768},
-			{tensors[3].Whole(), 1024}, {tensors[4].Whole(), 1280}, {tensors[5].Whole(), 1536},
+			{Part: tensors[0].Whole(), Offset: 0}, {Part: tensors[1].Whole(), Offset: 256}, {Part: tensors[2].Whole(), Offset: 768},
+			{Part: tensors[3].Whole(), Offset: 1024}, {Part: tensors[4].Whole(), Offset: 1280}, {Part: tensors[5].Whole(), Offset: 1536},
 		},
 	}}, p.Devices)
 	want := weights.Upload{Devices: []int{0}, Bytes: 1536, Segments: []weights.Segment{

@@ -141,7 +141,7 @@ func TestZeroNilAndOutOfRangeAreErrors(t *testing.T) {
 		"Loaded.Ptr of zero":                   {func() error { _, err := new(weights.Loaded).Ptr("a"); return err }, "nothing of this name"},
 		"Loaded.Close of nil":                  {noLoaded.Close, "nil Loaded"},
 		"Loaded.Close without ctx":             {func() error { return new(weights.Loaded).CloseContext(noCtx) }, "the context is nil"},
-		"LoadedPart.Ptr of zero":               {func() error { _, err := weights.LoadedPart{}.Ptr(); return err }, "weights: address"},
+		"Placed.Ptr of zero":                   {func() error { _, err := weights.Placed{}.Ptr(); return err }, "weights: address"},
 		"Place without a context":              {func() error { return weights.Place(noCtx, nil, weights.LoadOptions{}) }, "the context is nil"},
 		"Place of zero":                        {place(weights.Placement{}), "nil tensor"},
 		"Place of a tensor without a file":     {place(weights.Placement{Part: withoutFile.Whole(), To: memory}), "not from a File's"},

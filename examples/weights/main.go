@@ -347,7 +347,7 @@ func verify(ctx context.Context, loaded *weights.Loaded, copiers []*transfer.Cop
 }
 
 // same returns an error unless a tensor's bytes on a device are those of its file.
-func same(ctx context.Context, p weights.LoadedPart, c *transfer.Copier) error {
+func same(ctx context.Context, p weights.Placed, c *transfer.Copier) error {
 	t := p.Tensor
 	at, err := p.Ptr()
 	if err != nil {
