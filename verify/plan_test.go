@@ -158,3 +158,16 @@ func TestOverrunReportsSideAndOffset(t *testing.T) {
 	assert.False(t, ok)
 	assert.Equal(t, []any{-1, 104, 3, atReturn}, []any{d.FirstBadOffsetBytes, d.LastBadOffsetBytes, d.BadBytes, d.At})
 }
+
+// Sizes that memory cannot have are skipped, also if a number of copies of them is more than an int counts.
+func TestLargestSizesAreSkipped(t *testing.T) {
+	t.Parallel()
+	_, dev := simulated(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
+	for _, n := range []int{math.MaxInt, math.MaxInt - 4096, math.MaxInt/2 + 1, math.MaxInt/3 + 2} {
+		r, err := Run(t.Context(), dev, Plan{Sizes: []int{n}, Variants: 1, NoStale: true, Peer: dev.Runtime().Devices()[1]})
+		require.NoError(t, err)
+		assert.Empty(t, r.Failures)
+		assert.Positive(t, r.CasesPlanned)
+		assert.Equal(t, r.CasesPlanned, r.SkippedCases)
+	}
+}

@@ -228,11 +228,11 @@ func (p *pathRun) affordable(cases []Case) []Case {
 		switch {
 		case info.managed && n > maxManaged:
 			return fmt.Sprintf("managed memory is verified up to %s", units.ExactBytes(maxManaged))
-		case info.managed && 3*n > free/4:
+		case info.managed && n > free/4/3:
 			return fmt.Sprintf("managed memory takes at most a quarter of the %d bytes free on the device", free)
-		case buffers*n > free/2:
+		case n > free/2/buffers:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the device", free)
-		case measured && info.hostCopies*n > host/2:
+		case measured && info.hostCopies > 0 && n > host/2/info.hostCopies:
 			return fmt.Sprintf("takes at most half of the %d bytes free on the host", host)
 		}
 		return ""

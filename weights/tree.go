@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 )
 
 // system is the file system of the operating system. Its paths are those of package filepath, as all paths here are;
@@ -189,12 +190,16 @@ func (m *Model) openAhead(dir string, names []string) {
 	}
 	m.ahead = map[string]opened{}
 	next := make(chan string)
+	var failed atomic.Bool
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	for range min(opensAtOnce, len(names)) {
 		running.Go(func() {
 			for path := range next {
 				f, err := openFile(m.in, path)
+				if err != nil {
+					failed.Store(true) // an index may name a million files
+				}
 				mu.Lock()
 				m.ahead[path] = opened{f, err}
 				mu.Unlock()
@@ -202,7 +207,7 @@ func (m *Model) openAhead(dir string, names []string) {
 		})
 	}
 	for _, name := range names {
-		if name = filepath.FromSlash(name); filepath.IsLocal(name) {
+		if name = filepath.FromSlash(name); filepath.IsLocal(name) && !failed.Load() {
 			next <- filepath.Join(dir, name)
 		}
 	}

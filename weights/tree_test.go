@@ -1,9 +1,12 @@
 package weights_test
 
 import (
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/fstest"
 
@@ -104,6 +107,32 @@ func TestFilesOfAModelThatFailsAreClosed(t *testing.T) {
 	var format *weights.FormatError
 	require.ErrorAs(t, err, &format)
 	require.Len(t, openFiles(t, dir), before)
+}
+
+// countedFS counts the files that are opened.
+type countedFS struct {
+	fs.FS
+	opens *atomic.Int64
+}
+
+func (c countedFS) Open(name string) (fs.File, error) {
+	c.opens.Add(1)
+	return c.FS.Open(name)
+}
+
+// An index that names many files which are missing is refused at the first ones.
+func TestFewMissingFilesAreOpened(t *testing.T) {
+	t.Parallel()
+	var index strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&index, `,"t%d":"f%d.safetensors"`, i, i)
+	}
+	files := mapFS(map[string][]byte{"model.safetensors.index.json": []byte(`{"weight_map":{` + index.String()[1:] + "}}")})
+	var opens atomic.Int64
+	_, err := weights.OpenModelFS(countedFS{unlisted{files}, &opens}, "model.safetensors.index.json")
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "named by the index")
+	require.Less(t, opens.Load(), int64(100))
 }
 
 // A model of a file system loads as one of files does.

@@ -98,7 +98,7 @@ var started = map[string][]string{
 		"weights.pipeline.copyFile",
 	},
 	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
-		"weights.Model.openAll",
+		"weights.Model.openAhead",
 		"weights/httpfs.body.pause",
 		"weights/httpfs.body.send",
 		"weights/httpfs.file.verify",

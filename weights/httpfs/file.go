@@ -2,6 +2,7 @@ package httpfs
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func (f *file) open() error {
 	if int64(n) != min(f.size, headBytes) {
 		return fmt.Errorf("read %s: %w", shown(f.url), io.ErrUnexpectedEOF)
 	}
-	f.head = head[:n:n]
+	f.head = bytes.Clone(head[:n]) // a short file takes no more memory than it has bytes
 	if f.told == nil {
 		return nil
 	}
