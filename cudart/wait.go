@@ -7,10 +7,10 @@ import (
 	"math"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/poll"
 )
 
 // How a goroutine waits for the GPU.
@@ -47,7 +47,7 @@ const (
 type waits struct {
 	rt       *Runtime
 	pool     sync.Pool     // of *wait
-	spinning atomic.Int32  // waits that query
+	spinning poll.Limit    // waits that query
 	spinners int32         // maximum of spinning
 	queries  bounded.Group // of Point.Done
 	poller   *bounded.Relay
@@ -169,7 +169,7 @@ func (w *waits) await(ctx context.Context, me *wait) error {
 	case w.rt.isClosed():
 		w.put(me)
 		return fmt.Errorf("wait for %v: the Runtime was closed: %w", what, ErrClosed)
-	case !w.takeSpinner():
+	case !w.spinning.TryBegin(w.spinners):
 		w.enqueue(me)
 	case ctx.Done() == nil: // nothing can end the wait early: the caller may query
 		over, err := w.spin(me)
@@ -203,14 +203,6 @@ func (w *waits) abandon(me *wait) {
 	w.remove(me)
 }
 
-func (w *waits) takeSpinner() bool {
-	if w.spinning.Add(1) <= w.spinners {
-		return true
-	}
-	w.spinning.Add(-1)
-	return false
-}
-
 // begin is the wait of a caller whose context can end.
 func (w *waits) begin(me *wait) {
 	if over, err := w.spin(me); over {
@@ -220,9 +212,9 @@ func (w *waits) begin(me *wait) {
 	}
 }
 
-// spin queries for a few microseconds, until the place is reached. It returns the slot
-// of takeSpinner. Then an event marks the place, so that work which is queued later
-// is not waited for.
+// spin queries for a few microseconds, until the place is reached. Then it counts as
+// spinning no more, and an event marks the place, so that work which is queued
+// later is not waited for.
 func (w *waits) spin(me *wait) (over bool, err error) {
 	over, err = spin(me.query)
 	if !over && !me.at.Completed() {
@@ -241,26 +233,15 @@ func (t *timeline) mark(n uint64) {
 }
 
 // spin queries for a few microseconds. errNotReached ends that early.
-func spin(query func() (done bool, err error)) (over bool, _ error) {
-	// The clock is read after several queries, because it takes as long as one.
-	const queries = 8
-	var start time.Time
-	for {
-		for range queries {
-			switch done, err := query(); {
-			case err == errNotReached:
-				return false, nil
-			case done || err != nil:
-				return true, err
-			}
-			if start.IsZero() {
-				start = time.Now()
-			}
-		}
-		if time.Since(start) >= spinFor {
-			return false, nil
-		}
+func spin(query func() (done bool, err error)) (over bool, err error) {
+	over = poll.Poller{For: spinFor, Polls: 8}.Until(func() (done bool) {
+		done, err = query()
+		return done || err != nil
+	})
+	if err == errNotReached {
+		return false, nil
 	}
+	return over, err
 }
 
 // queryOnce is the wait of Point.Done: it queries once.

@@ -67,7 +67,7 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	r := &running[T]{Call: c}
 	if !c.Short {
 		go r.run()
-	} else if Go(r.run) && Poll(r.returned) {
+	} else if Go(r.run) && short.Until(r.returned) {
 		return r.get()
 	}
 	done := make(chan struct{}, 1)

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gopinned/pinned/internal/relax"
+	"github.com/gopinned/pinned/internal/poll"
 )
 
 // A spare is a goroutine that has made a short call soon after another one, and polls for the next before it ends. A
@@ -41,8 +41,11 @@ const (
 	minProcs = 4
 )
 
+// short polls for the end of a short call, or for the next one.
+var short = poll.Memory(pollTime, nil)
+
 // Go calls f, which mostly takes some microseconds, on another goroutine. f must not belong to a bubble of
-// testing/synctest. polled reports whether the call has begun on a core of its own: then Poll finds
+// testing/synctest. polled reports whether the call has begun on a core of its own: then polling finds
 // out about its end sooner than a wait.
 func Go(f func()) (polled bool) {
 	if pass(f) {
@@ -97,7 +100,7 @@ func (s *spare) poll() bool {
 	if s.called.Store(false); !polling.CompareAndSwap(nil, s) {
 		return false
 	}
-	if Poll(s.called.Load) {
+	if short.Until(s.called.Load) {
 		return true
 	}
 	if polling.CompareAndSwap(s, nil) {
@@ -107,21 +110,4 @@ func (s *spare) poll() bool {
 		runtime.Gosched()
 	}
 	return true
-}
-
-// Poll polls for pollTime until done returns true, and reports whether it did. It does not yield to
-// other goroutines.
-func Poll(done func() bool) bool {
-	const polls = 8 // between two looks at the clock
-	for began := time.Now(); ; {
-		for range polls {
-			if done() {
-				return true
-			}
-			relax.Core()
-		}
-		if time.Since(began) > pollTime {
-			return done()
-		}
-	}
 }

@@ -79,7 +79,7 @@ var rooms = []room{
 	{dir: "internal/bounded"},
 	{dir: "internal/units"},
 	{dir: "internal/crc"},
-	{dir: "internal/relax"},
+	{dir: "internal/poll"},
 	{dir: "internal/sentinel"},
 	{dir: "internal/testgpu", modules: []string{"purego", "testify"}, testOnly: true},
 	{dir: "hostmem/internal/hostmemtest", modules: []string{"testify", "x/sys"}, testOnly: true},

@@ -151,7 +151,7 @@ func TestConcurrencyIsLimited(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for range 2000 {
-				if !s.tryAdd() {
+				if !s.TryBegin(s.max) {
 					continue
 				}
 				now := got.Add(1)
@@ -168,8 +168,8 @@ func TestConcurrencyIsLimited(t *testing.T) {
 	require.EqualValues(t, 4, s.free())
 	for range 4 {
 		require.False(t, (&workerPool{copying: s}).saturated())
-		require.True(t, s.tryAdd())
+		require.True(t, s.TryBegin(s.max))
 	}
-	require.False(t, s.tryAdd())
+	require.False(t, s.TryBegin(s.max))
 	require.True(t, (&workerPool{copying: s}).saturated())
 }

@@ -153,7 +153,12 @@ func TestExtensionIsMappedAndUnmapped(t *testing.T) {
 	require.Nil(t, r.try(request{n: benchUnit, dir: toHost}), "what may be unregistered is not used")
 	done()
 	b.sim.ResetFaults()
-	b.eventually("it is unmapped", func() bool { return r.extension.pinned.Load() == 0 })
+	b.eventually("it is unmapped", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.extension.over == nil // its goroutine has ended: the next wait begins another
+	})
+	require.Zero(t, r.extension.pinned.Load())
 	require.Equal(t, 1, b.sim.Outstanding().Registrations)
 	done = both()
 	b.eventually("the extension is mapped again", b.extended)

@@ -11,7 +11,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/fence"
-	"github.com/gopinned/pinned/internal/relax"
+	"github.com/gopinned/pinned/internal/poll"
 )
 
 // A Job is a Copy that runs. Its goroutine and workers fill or drain its chunks in pieces,
@@ -181,18 +181,9 @@ func (j *Job) drive() (over bool) {
 // lockDriver takes the driver lock. It spins for a while first, because a goroutine that
 // sleeps wakes tens of microseconds late.
 func (j *Job) lockDriver() {
-	if j.driver.mu.TryLock() {
-		return
+	if !poll.Memory(maxSpin, j.pools[0].yield).Until(j.driver.mu.TryLock) {
+		j.driver.mu.Lock()
 	}
-	for begin := time.Now(); time.Since(begin) < maxSpin; j.pools[0].yield() {
-		for range 16 {
-			relax.Core()
-			if j.driver.mu.TryLock() {
-				return
-			}
-		}
-	}
-	j.driver.mu.Lock()
 }
 
 // tryDrive drives the job if something is due, unless another goroutine drives it. It reports
@@ -417,28 +408,20 @@ const minSpin = 30 * time.Microsecond
 
 // pause waits until the job may have work to do.
 func (j *Job) pause() {
-	spin := maxSpin
-	for begin := time.Now(); time.Since(begin) < spin; {
-		for range 8 {
-			if len(j.wake) > 0 || j.work.pieces.Load() > 0 {
-				break
-			}
-			relax.Core()
+	began := time.Now()
+	more := func() bool {
+		if !j.tryDrive() && (time.Since(began) >= minSpin || !j.small && j.pools[0].stalled()) {
+			return false
 		}
-		if !j.tryDrive() {
-			if spin = minSpin; !j.small && j.pools[0].stalled() {
-				spin = 0
-			}
-		}
+		return j.pools[0].yield()
+	}
+	polls := poll.Poller{For: maxSpin, Polls: 8, Hints: 1, More: more} // fewer of memory: driving queries the GPU
+	if polls.Until(func() bool { return len(j.wake) > 0 || j.work.pieces.Load() > 0 }) {
 		select {
 		case <-j.wake:
-			return
 		default:
 		}
-		if j.work.pieces.Load() > 0 {
-			return
-		}
-		j.pools[0].yield()
+		return
 	}
 	points, arriving, ring := j.awaited()
 	j.sleep(points)
@@ -551,11 +534,8 @@ func (j *Job) waitForEnds() {
 			defer p.Notify(make(chan struct{}, 1))() // so that it is known when the loop below waits for it
 		}
 	} else {
-		for begin := time.Now(); !j.pools[0].saturated() && time.Since(begin) < endSpin && !j.ends.Done(background); j.pools[0].yield() {
-			for range 64 {
-				relax.Core()
-			}
-		}
+		notSaturated := func() bool { return j.pools[0].yield() && !j.pools[0].saturated() }
+		poll.Poller{For: endSpin, Polls: 1, Hints: 64, More: notSaturated}.Until(func() bool { return j.ends.Done(background) })
 	}
 	for _, p := range ends {
 		if err := p.Wait(ctx); err != nil {

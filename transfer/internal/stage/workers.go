@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gopinned/pinned/internal/relax"
+	"github.com/gopinned/pinned/internal/poll"
 )
 
 // A workerPool starts goroutines that copy for jobs on devices of one NUMA node, beside the
@@ -20,8 +20,8 @@ type workerPool struct {
 
 	jobs      atomic.Pointer[[]*Job]   // never changed in place
 	published atomic.Uint64            // incremented when a job has more pieces
-	spinning  atomic.Int32             // workers that poll for a job
-	waiting   atomic.Int32             // workers that wait for the next piece of their job
+	spinning  poll.Limit               // workers that poll for a job
+	waiting   poll.Limit               // workers that wait for the next piece of their job
 	slow      atomic.Int32             // workers that work on slow jobs
 	active    [directions]atomic.Int32 // devices with an active job: see setActive
 
@@ -39,20 +39,11 @@ type worker struct {
 // A concurrency limits the workers that copy at once, on all NUMA nodes together. Goroutines
 // of jobs count as well, and are never refused.
 type concurrency struct {
-	atomic.Int32
+	poll.Limit
 	max int32
 }
 
 func newConcurrency(procs int) *concurrency { return &concurrency{max: int32(defaultWorkers(procs))} }
-
-// tryAdd counts one more goroutine, unless the limit is reached.
-func (c *concurrency) tryAdd() bool {
-	if c.Add(1) <= c.max {
-		return true
-	}
-	c.Add(-1)
-	return false
-}
 
 func (c *concurrency) free() int32 { return c.max - c.Load() }
 
@@ -198,7 +189,7 @@ func (p *workerPool) run(w *worker) {
 // find assigns a worker to a job that has work, and fewer workers than others. The worker
 // counts as copying then.
 func (p *workerPool) find(w *worker) *Job {
-	if !p.copying.tryAdd() {
+	if !p.copying.TryBegin(p.copying.max) {
 		return nil
 	}
 	var best *Job
@@ -230,7 +221,12 @@ func (p *workerPool) work(j *Job) {
 		p.publish(j)
 	}
 	for n := 1; ; n++ {
-		if !j.copyPiece() && !(p.awaitPiece(j) && j.copyPiece()) || n%rebalanceEvery == 0 && p.wanted(j) {
+		if !j.copyPiece() {
+			if p.awaitPiece(j); !j.copyPiece() {
+				break
+			}
+		}
+		if n%rebalanceEvery == 0 && p.wanted(j) {
 			break
 		}
 	}
@@ -255,39 +251,31 @@ func (p *workerPool) lacks(j *Job, many int32) bool {
 	return j.work.workers.Load() < min(many, p.workersOf(j))
 }
 
-// awaitPiece polls for a job's next piece for maxSpin, and drives the job meanwhile. A worker
-// that slept instead would have to be woken for the next chunk, while the link is idle.
-func (p *workerPool) awaitPiece(j *Job) bool {
+// awaitPiece polls for a job's next piece for maxSpin, unless other jobs want the worker, and drives the job meanwhile. A
+// worker that slept instead would have to be woken for the next chunk, while the link is idle.
+func (p *workerPool) awaitPiece(j *Job) {
+	if !p.waiting.TryBegin(int32(runtime.GOMAXPROCS(0)) / 2) {
+		return
+	}
 	defer p.waiting.Add(-1)
-	if procs := int32(runtime.GOMAXPROCS(0)); p.waiting.Add(1) > procs/2 {
-		return false
-	}
 	seen := p.published.Load()
-	for begin := time.Now(); time.Since(begin) < maxSpin; {
-		for range 16 {
-			if j.work.pieces.Load() > 0 {
-				return true
-			}
-			if now := p.published.Load(); now != seen {
-				if seen = now; p.wanted(j) {
-					return false
-				}
-			}
-			relax.Core()
+	more := func() bool { return j.tryDrive() && p.yield() }
+	poll.Memory(maxSpin, more).Until(func() bool {
+		if j.work.pieces.Load() > 0 {
+			return true
 		}
-		if !j.tryDrive() {
-			return false
-		}
-		p.yield()
-	}
-	return false
+		before := seen
+		seen = p.published.Load()
+		return seen != before && p.wanted(j)
+	})
 }
 
-// yield lets other goroutines run where there are few cores to spin on.
-func (p *workerPool) yield() {
+// yield lets other goroutines run where there are few cores to spin on. It returns true.
+func (p *workerPool) yield() bool {
 	if p.max <= 2 || p.saturated() {
 		runtime.Gosched()
 	}
+	return true
 }
 
 // saturated reports whether as many goroutines copy as there may be: a goroutine that only
@@ -297,19 +285,12 @@ func (p *workerPool) saturated() bool { return p.copying.free() <= 0 }
 // spin polls for work for maxSpin, and reports whether there may be some. It does not while there are only jobs that wait
 // for their readers or writers: several workers would spin all the time then, at four times the cost of the copy.
 func (p *workerPool) spin(seen uint64) bool {
-	defer p.spinning.Add(-1)
-	if procs := int32(runtime.GOMAXPROCS(0)); p.spinning.Add(1) > procs/4 {
+	if !p.spinning.TryBegin(int32(runtime.GOMAXPROCS(0)) / 4) {
 		return false
 	}
-	for begin := time.Now(); time.Since(begin) < maxSpin && !p.stalled(); {
-		for range 16 {
-			if p.published.Load() != seen {
-				return true
-			}
-			relax.Core()
-		}
-	}
-	return false
+	defer p.spinning.Add(-1)
+	active := func() bool { return !p.stalled() }
+	return poll.Memory(maxSpin, active).Until(func() bool { return p.published.Load() != seen })
 }
 
 // stalled reports whether there are jobs, and none of them is active.

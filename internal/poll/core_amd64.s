@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func Core()
-TEXT ·Core(SB), NOSPLIT, $0-0
+// func core()
+TEXT ·core(SB), NOSPLIT, $0-0
 	PAUSE
 	PAUSE
 	PAUSE
