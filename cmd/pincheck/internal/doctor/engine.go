@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"slices"
+	"sync"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
@@ -32,9 +33,9 @@ type group struct {
 	examined func(*Facts) bool
 }
 
-// groups returns all checks. Findings of one severity are in this order: causes that keep a GPU
+// groups are all checks. Findings of one severity are in this order: causes that keep a GPU
 // from being used, in the order in which to fix them; mismatches and failures; speed; memory.
-func groups() []group {
+var groups = sync.OnceValue(func() []group {
 	devices := func(has func(*Device) bool) func(*Facts) bool {
 		return func(f *Facts) bool {
 			return len(f.Devices) > 0 && !slices.ContainsFunc(f.Devices, func(d Device) bool { return !has(&d) })
@@ -65,7 +66,7 @@ func groups() []group {
 		{"memory budget", budgetChecks, host(func(h *hostinfo.Host) bool { return h.Memory.Total > 0 && h.Memory.Available > 0 })},
 		{"programs' memory", wasteChecks, func(f *Facts) bool { return len(f.Processes) > 0 }},
 	}
-}
+})
 
 // Title is what the check finds, in a few words.
 func (c Check) Title() string { return c.page().Title }
@@ -81,12 +82,14 @@ func (c Check) page() findings.Page {
 }
 
 // Checks returns all checks, in the order of findings of one severity.
-func Checks() (all []Check) {
+func Checks() []Check { return checks() }
+
+var checks = sync.OnceValue(func() (all []Check) {
 	for _, g := range groups() {
 		all = append(all, g.checks...)
 	}
 	return all
-}
+})
 
 // Passed returns the names of the check groups that had data and found no warning or problem, not even one that
 // follows from another.

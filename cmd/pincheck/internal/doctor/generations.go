@@ -168,9 +168,9 @@ func tooOld(f *Facts) []Finding {
 		return nil
 	}
 	var out Finding
-	count := 0
+	count, all := 0, f.services()
 	for _, g := range f.Host.GPUs {
-		if len(f.Devices) > 0 && !slices.ContainsFunc(f.services(), func(o busGPU) bool { return o.Address == g.Address && o.finding == tooOldID }) {
+		if len(f.Devices) > 0 && !slices.ContainsFunc(all, func(o busGPU) bool { return o.Address == g.Address && o.finding == tooOldID }) {
 			continue
 		}
 		because, values, seen, is := unsupported(f.Host, g)

@@ -30,6 +30,9 @@ type File struct {
 	Kind    Kind    `json:"kind"`
 	Machine Machine `json:"machine"`
 	Rows    []Row   `json:"rows"`
+
+	link  hostinfo.PCIe // of the machine; zero for another kind of link
+	words []string      // of the name of its GPU
 }
 
 // A Machine is a type of machine: nothing in it tells one machine of the type from another.
@@ -105,6 +108,7 @@ func (f *File) check() error {
 	if err != nil && m.Link != nvlinkC2C {
 		return fmt.Errorf("machine: link %q: want one such as PCIe 5.0 x16, or %s", m.Link, nvlinkC2C)
 	}
+	f.link, f.words = link, wordsOf(m.GPU)
 	known := Machine{Link: m.Link}
 	switch f.Kind {
 	case Measured:

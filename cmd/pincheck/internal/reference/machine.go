@@ -40,20 +40,22 @@ func MachineOf(host *hostinfo.Host, gpu string, link hostinfo.PCIe) Machine {
 }
 
 // coherent are the GPUs that share an NVLink-C2C with their processor.
-var coherent = []string{"GH200", "GB200", "GB300", "GB10"}
+var coherent = [][]string{{"GH200"}, {"GB200"}, {"GB300"}, {"GB10"}}
 
 // Coherent reports whether a GPU shares an NVLink-C2C with its processor: its copies do
 // not go over the PCI Express link that the host shows.
 func Coherent(gpu string) bool {
-	return slices.ContainsFunc(coherent, func(words string) bool { return named(words, gpu) })
+	has := wordsOf(gpu)
+	return slices.ContainsFunc(coherent, func(words []string) bool { return named(words, has) })
+}
+
+// wordsOf returns the words of a product's name.
+func wordsOf(name string) []string {
+	return strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 }
 
 // named reports whether a product's name has all of these words: NVIDIA A100-SXM4-80GB is an A100,
 // NVIDIA RTX A1000 is not.
-func named(words, product string) bool {
-	of := func(name string) []string {
-		return strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
-	}
-	has := of(product)
-	return words != "" && !slices.ContainsFunc(of(words), func(w string) bool { return !slices.Contains(has, w) })
+func named(words, has []string) bool {
+	return len(words) > 0 && !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(has, w) })
 }

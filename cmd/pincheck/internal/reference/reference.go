@@ -91,8 +91,10 @@ func (t *Table) Expect(m Machine, s *result.Series) *result.Expected {
 		return nil
 	}
 	var best *choice
+	link, _ := hostinfo.ParsePCIe(m.Link)
+	words := wordsOf(m.GPU)
 	for _, f := range t.files {
-		c, ok := f.nearTo(m)
+		c, ok := f.nearTo(m, link, words)
 		if !ok || c.rank >= otherGPU && (size < largeCopy || direction == result.Both) {
 			continue
 		}
@@ -129,11 +131,11 @@ func isCopy(s *result.Series) bool {
 	return true
 }
 
-// nearTo returns how near the file is to a machine; not ok is that it says nothing of it. A link counts for those
-// with fewer lanes, too.
-func (f *File) nearTo(m Machine) (c choice, ok bool) {
+// nearTo returns how near the file is to a machine with a link and the words of its GPU's name; not ok is that it says
+// nothing of it. A link counts for those with fewer lanes, too.
+func (f *File) nearTo(m Machine, link hostinfo.PCIe, words []string) (c choice, ok bool) {
 	c = choice{file: f, scale: 1}
-	if f.Machine.Link == m.Link && named(f.Machine.GPU, m.GPU) {
+	if f.Machine.Link == m.Link && named(f.words, words) {
 		switch {
 		case f.Kind == Cited:
 			c.rank = citedGPU
@@ -142,15 +144,13 @@ func (f *File) nearTo(m Machine) (c choice, ok bool) {
 		}
 		return c, true
 	}
-	theirs, err := hostinfo.ParsePCIe(f.Machine.Link)
-	ours, unknown := hostinfo.ParsePCIe(m.Link)
-	if err != nil || unknown != nil || theirs.Speed != ours.Speed || theirs.Width < ours.Width {
+	if link.Width == 0 || f.link.Speed != link.Speed || f.link.Width < link.Width {
 		return c, false
 	}
 	if c.rank = otherGPU; f.Kind == Computed {
 		c.rank = arithmetic
 	}
-	c.scale = float64(ours.Width) / float64(theirs.Width)
+	c.scale = float64(link.Width) / float64(f.link.Width)
 	return c, true
 }
 
