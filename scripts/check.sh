@@ -195,7 +195,7 @@ native() {
 }
 
 # Of the programs, which use everything, arm64 runs the tests that go from end to end.
-whole=(cmd/pincheck cmd/pincheck/internal/bench cmd/pincheck/internal/report examples/gcn)
+whole=(cmd/pincheck cmd/pincheck/internal/bench examples/gcn)
 ends='^Test(Simulated|AllOnOneDevice|TrainsAsTheCPUDoes)'
 
 # -exec runs a package's test binary under qemu, in the package's own directory: of those with native code. The others do the

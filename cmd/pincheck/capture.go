@@ -15,7 +15,6 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
 // captureFile is written unless --output names another file.
@@ -95,7 +94,7 @@ func (s *session) writeArchive(recorder *hostinfo.Recorder, withNames bool) erro
 	var b bytes.Buffer
 	err := capture.Write(&b, a)
 	if err == nil {
-		err = report.WriteFile(s.output, b.Bytes())
+		err = writeFile(s.output, b.Bytes())
 	}
 	if err != nil {
 		return outputError{fmt.Errorf("--output: %w", err)}

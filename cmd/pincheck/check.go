@@ -45,7 +45,7 @@ type session struct {
 	mu       sync.Mutex
 	sealed   bool
 	runtime  *cudart.Runtime
-	progress *report.Progress // nil shows nothing
+	progress *progress // nil shows nothing
 }
 
 // change calls do to change the result, unless the result is sealed.
@@ -212,7 +212,7 @@ func (o *options) emit(cmd *cobra.Command, sys system, write func(io.Writer, rep
 	var b bytes.Buffer
 	err := write(&b, report.Style{Verbose: o.verbose})
 	if err == nil {
-		err = report.WriteFile(o.output, b.Bytes())
+		err = writeFile(o.output, b.Bytes())
 	}
 	if err != nil {
 		return outputError{fmt.Errorf("--output: %w", err)}
@@ -233,16 +233,16 @@ func (s *session) showLocked(at report.At) {
 		return
 	}
 	if s.progress == nil {
-		s.progress = report.NewProgress(s.cmd.ErrOrStderr(), s.sys.getenv)
+		s.progress = newProgress(s.cmd.ErrOrStderr(), s.sys.getenv)
 	}
-	s.progress.Show(at)
+	s.progress.show(at)
 }
 
 // hide removes the display of progress, before something else is written to standard error.
 func (s *session) hide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.progress.Close()
+	s.progress.close()
 	s.progress = nil
 }
 

@@ -1,4 +1,4 @@
-package report
+package main
 
 import (
 	"errors"
@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// CheckFile returns the error that WriteFile would have now, where the directory does not
+// checkFile returns the error that writeFile would have now, where the directory does not
 // exist or may not be written. It leaves nothing, and does not open a pipe: when that is closed, its
 // reader has reached the end.
-func CheckFile(path string) error {
+func checkFile(path string) error {
 	if special(path) {
 		if info, err := os.Stat(path); err == nil && info.Mode().Type() == fs.ModeNamedPipe {
 			return nil
@@ -31,11 +31,11 @@ func CheckFile(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// WriteFile writes a file that appears whole or not at all: data is written to a new file
+// writeFile writes a file that appears whole or not at all: data is written to a new file
 // beside it, which then takes its name. A file of that name is replaced, with its
 // permissions; a symbolic link is followed. Devices and pipes are written directly; a pipe that no
 // program reads is an error.
-func WriteFile(path string, data []byte) error {
+func writeFile(path string, data []byte) error {
 	if special(path) {
 		f, err := openSpecial(path)
 		if err != nil {

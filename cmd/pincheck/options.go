@@ -75,7 +75,7 @@ func (o *options) validate(can ...report.Format) (report.Format, error) {
 		}
 	}
 	if o.output != "" {
-		if err := report.CheckFile(o.output); err != nil {
+		if err := checkFile(o.output); err != nil {
 			return "", outputError{fmt.Errorf("--output: %w", err)}
 		}
 	}

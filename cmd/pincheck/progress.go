@@ -1,28 +1,22 @@
-package report
+package main
 
 import (
-	"fmt"
 	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 )
 
-// At is how far a run is.
-type At struct {
-	What  string        // is done now
-	Share float64       // that is done, 0 to 1
-	Left  time.Duration // 0 is unknown
-}
-
-// Progress shows how far a run is: on a terminal in a line that is drawn again and again, elsewhere in a line every
+// progress shows how far a run is: on a terminal in a line that is drawn again and again, elsewhere in a line every
 // few seconds, also while nothing changes. It ignores errors of writing, because a run must not fail for its progress.
-// A nil Progress shows nothing.
-type Progress struct {
+// A nil progress shows nothing.
+type progress struct {
 	w     io.Writer
 	began time.Time
-	style *Style // of a terminal; nil elsewhere
+	style *report.Style // of a terminal; nil elsewhere
 	stop  chan struct{}
 	wg    sync.WaitGroup
 
@@ -31,7 +25,7 @@ type Progress struct {
 
 // shown is how far a run was at a time since its beginning.
 type shown struct {
-	At
+	report.At
 	after time.Duration
 }
 
@@ -40,14 +34,13 @@ const (
 	lineEvery = 5 * time.Second
 )
 
-// NewProgress returns a Progress that writes to w until it is closed: a bar that is drawn again and
-// again on a terminal that can, else a line now and then.
-func NewProgress(w io.Writer, getenv func(string) string) *Progress {
-	p := &Progress{w: w, began: time.Now(), stop: make(chan struct{})}
-	every, write := lineEvery, p.line
-	if IsTerminal(w) && getenv("TERM") != "dumb" {
-		style := StyleFor(w, getenv)
-		p.style, every, write = &style, drawEvery, p.draw
+// newProgress returns a progress that writes to w until it is closed.
+func newProgress(w io.Writer, getenv func(string) string) *progress {
+	p := &progress{w: w, began: time.Now(), stop: make(chan struct{})}
+	every := lineEvery
+	if report.IsTerminal(w) && getenv("TERM") != "dumb" {
+		style := report.StyleFor(w, getenv)
+		p.style, every = &style, drawEvery
 	}
 	p.wg.Go(func() {
 		t := time.NewTicker(every)
@@ -55,7 +48,7 @@ func NewProgress(w io.Writer, getenv func(string) string) *Progress {
 		for {
 			select {
 			case <-t.C:
-				write(time.Since(p.began))
+				p.write(time.Since(p.began))
 			case <-p.stop:
 				return
 			}
@@ -64,63 +57,30 @@ func NewProgress(w io.Writer, getenv func(string) string) *Progress {
 	return p
 }
 
-// Show says how far the run is now.
-func (p *Progress) Show(at At) {
-	if p == nil {
-		return
-	}
+// show sets how far the run is now.
+func (p *progress) show(at report.At) {
 	at.Share = min(max(at.Share, 0), 1)
 	p.shown.Store(&shown{at, time.Since(p.began)})
 }
 
-// now returns how far the run is after a time, with what is left of it then.
-func (p *Progress) now(spent time.Duration) At {
-	last := p.shown.Load()
-	if last == nil {
-		return At{}
+// write shows how far the run is after a time, with what is left of it then.
+func (p *progress) write(spent time.Duration) {
+	at := report.At{}
+	if last := p.shown.Load(); last != nil {
+		at = last.At
+		if at.Left > 0 {
+			at.Left = max(at.Left-(spent-last.after), 1)
+		}
 	}
-	at := last.At
-	if at.Left > 0 {
-		at.Left = max(at.Left-(spent-last.after), 1)
+	text := at.Line(spent)
+	if p.style != nil {
+		text = at.Bar(spent, *p.style)
 	}
-	return at
+	_, _ = io.WriteString(p.w, text)
 }
 
-// draw replaces the line of a terminal. Where that is wide enough, a bar is between what is done and the share.
-func (p *Progress) draw(spent time.Duration) {
-	at := p.now(spent)
-	end := fmt.Sprintf(" %3.0f%% %s", 100*at.Share, whole(spent))
-	if at.Left > 0 {
-		end += ", " + whole(at.Left) + " left"
-	}
-	room := max(p.style.Width-1-len(end), 0)
-	what, bar := clip(plain(at.What), room), ""
-	if p.style.Width >= 60 {
-		what = clip(what, room/2)
-		n := max(room-len([]rune(what))-len(" []"), 0)
-		bar = " [" + pad(strings.Repeat("█", int(at.Share*float64(n))), n) + "]"
-	}
-	_ = p.style.write(p.w, "\r"+pad(what+bar+end, p.style.Width-1))
-}
-
-// line writes one line.
-func (p *Progress) line(spent time.Duration) {
-	at := p.now(spent)
-	text := fmt.Sprintf("%3.0f%%, %s spent", 100*at.Share, whole(spent))
-	if at.Left > 0 {
-		text += fmt.Sprintf(", about %s left", whole(at.Left))
-	}
-	if at.What != "" {
-		text += ": " + plain(at.What)
-	}
-	fmt.Fprintln(p.w, text)
-}
-
-// whole formats a time in whole seconds: 1m15s.
-func whole(d time.Duration) string { return d.Round(time.Second).String() }
-
-// Close ends the display, and clears it on a terminal.
-func (p *Progress) Close() {
+// close ends the display, and clears it on a terminal.
+func (p *progress) close() {
 	if p == nil {
 		return
 	}

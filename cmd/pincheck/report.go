@@ -116,7 +116,7 @@ func (o *options) showFiles(cmd *cobra.Command, names []string) error {
 	if err != nil {
 		return err
 	}
-	if err := report.WriteFile(o.output, page); err != nil {
+	if err := writeFile(o.output, page); err != nil {
 		return outputError{fmt.Errorf("--output: %w", err)}
 	}
 	return nil

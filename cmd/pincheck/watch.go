@@ -127,7 +127,7 @@ func (w *watch) writeTextfile(now time.Time) {
 	if w.textfile == "" {
 		return
 	}
-	err := report.WriteFile(w.textfile, report.WatchMetrics(w.seen.now(), now))
+	err := writeFile(w.textfile, report.WatchMetrics(w.seen.now(), now))
 	if err != nil && !w.failed {
 		complain(w.stderr, w.cmd, fmt.Errorf("--textfile: %w (reported once)", err))
 	}

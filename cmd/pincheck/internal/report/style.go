@@ -48,17 +48,22 @@ func hasUTF8(getenv func(string) string) bool {
 var asciiForms = strings.NewReplacer("µ", "u", "…", "~", "–", "-", "×", "x", "·", ".", "±", "+", "\u00a0", " ",
 	"█", "#", "▉", "#", "▊", "#", "▋", "#", "▌", "#", "▍", " ", "▎", " ", "▏", " ", "▇", "#", "▆", "#", "▅", "=", "▄", "=", "▃", "-", "▂", "-", "▁", "_")
 
+// characters returns text in the characters of the style.
+func (s Style) characters(text string) string {
+	if !s.ASCII {
+		return text
+	}
+	return strings.Map(func(r rune) rune {
+		if r > unicode.MaxASCII {
+			return '?'
+		}
+		return r
+	}, asciiForms.Replace(text))
+}
+
 // write writes text in the characters of the style.
 func (s Style) write(w io.Writer, text string) error {
-	if s.ASCII {
-		text = strings.Map(func(r rune) rune {
-			if r > unicode.MaxASCII {
-				return '?'
-			}
-			return r
-		}, asciiForms.Replace(text))
-	}
-	_, err := io.WriteString(w, text)
+	_, err := io.WriteString(w, s.characters(text))
 	return err
 }
 
