@@ -201,7 +201,7 @@ func TestNoMissingFactAccusesAHealthyHost(t *testing.T) {
 			for where, facts := range withoutOne(t, c.Facts) {
 				if !slices.Contains(neededFacts, where) {
 					host := *read
-					host.NVIDIA.Nodes = slices.Clone(read.NVIDIA.Nodes) // to which facts are added
+					host.NVIDIA.Nodes = slices.Clone(read.NVIDIA.Nodes)            // to which facts are added
 					evaluate(where, factsOfHost(t, &host, facts), len(commands)-1) // the last knows no facts but the host
 				}
 			}
