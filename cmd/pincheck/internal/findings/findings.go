@@ -32,6 +32,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"iter"
 	"regexp"
 	"slices"
 	"strings"
@@ -81,41 +82,36 @@ type Group struct {
 	IDs  []string
 }
 
+//go:embed groups.txt
+var groupsText string
+
 // Groups returns all findings by subject. Each is in one group.
 func Groups() (all []Group) {
-	for _, g := range groups {
-		all = append(all, Group{g.name, strings.Fields(g.ids)})
+	for name, line := range sections(groupsText) {
+		if len(all) == 0 || all[len(all)-1].Name != name {
+			all = append(all, Group{Name: name})
+		}
+		g := &all[len(all)-1]
+		g.IDs = append(g.IDs, strings.Fields(line)...)
 	}
 	return all
 }
 
-var groups = []struct{ name, ids string }{
-	{"GPU and kernel module", `no_gpu gpu_switched_off gpu_off_bus nouveau_holds_gpu vfio_holds_gpu other_driver_holds_gpu
-		gpu_too_old_for_driver no_kernel_module module_not_signed no_uvm uvm_after_suspend gpu_not_initialized gpu_fault xid
-		nvlink_error`},
-	{"Containers and permissions", `container_without_gpu container_gpu_void capabilities_without_compute no_device_nodes
-		stale_device_node node_permission device_cgroup_denies systemd_denies_devices lsm_denies sandbox_refuses no_sys_nice`},
-	{"Libraries", `no_driver_library driver_library_off_path no_runtime_library library_unusable no_c_library stub_library
-		compat_library driver_mismatch driver_too_old stubs_in_library_path several_runtimes driver_alone`},
-	{"Starting CUDA", `process_not_started driver_hangs driver_crashes driver_init_failed driver_unknown_error failed_open
-		open_out_of_memory fabric_not_ready gpus_unavailable mps_unavailable hmm_breaks_start few_files few_tasks
-		address_space_limit failed_call`},
-	{"Visible GPUs", `hidden_gpu visible_devices_unknown mig_without_instance no_device missing_gpus compute_mode_prohibited
-		compute_mode_exclusive gpus_excluded device_order`},
-	{"Virtual machines, WSL, confidential computing", `vgpu_guest_driver vgpu_unlicensed wsl_no_driver wsl_gpu_blocked
-		wsl_pin_limit confidential_not_ready confidential_vm_plain_gpu confidential_computing`},
-	{"Data integrity", `wrong_bytes peer_path_loses_bytes failed_round_trips skipped_round_trips uncorrectable_ecc
-		row_remap_failed row_remap_pending memory_spares_used_up inforom_corrupted`},
-	{"Link", `narrow_link slow_link narrow_upstream link_errors slot_below_card shared_switch slow_together`},
-	{"Copies", `slow_copies asymmetric_copies slow_small_copies launch_blocking impossible_rate busy slow_pageable unsteady_copies
-		unjudged_copies write_combined_slow integrated_gpu`},
-	{"GPU state", `throttled locked_memory_clock gpu_full other_processes persistence_off`},
-	{"CPUs and NUMA", `few_cpus far_cpus far_memory pages_far far_node_slow far_node_not_measured numa_unknown sub_numa`},
-	{"Pinning", `pin_refused leaked_pins slow_pinning pin_over_2gib_leaks no_host_register few_mappings rounded_pins
-		little_headroom pinning_stalls_others pinned_by_others pin_512gib large_pages_fault memlock_rdma`},
-	{"Host memory", `host_memory_short memory_high fragmented_memory thp_off thp_defrag_always hugetlb_unused strict_overcommit
-		swapping limits_exceed_memory cgroup_below_host small_dev_shm`},
-	{"Files", `weights_on_network weights_mapped small_read_ahead`},
+// sections returns the lines of a text with the names of their sections, which are in brackets. Lines that begin with #
+// are comments.
+func sections(text string) iter.Seq2[string, string] {
+	return func(yield func(section, line string) bool) {
+		section := ""
+		for line := range strings.Lines(text) {
+			switch line = strings.TrimSpace(line); {
+			case line == "", line[0] == '#':
+			case line[0] == '[':
+				section = strings.Trim(line, "[]")
+			case !yield(section, line):
+				return
+			}
+		}
+	}
 }
 
 // Cause returns the cause of a name, or the first one for an empty name.
@@ -205,8 +201,8 @@ func parse(id, text string) (*Page, error) {
 		return malformed("it does not begin with # %s and a line such as Warning: title.", id)
 	}
 	for _, braced := range need.FindAllStringSubmatch(text, -1) {
-		if needs[braced[1]] == nil {
-			return malformed("{%s} is no need of places.go", braced[1])
+		if needs()[braced[1]] == nil {
+			return malformed("{%s} is no need of places.txt", braced[1])
 		}
 	}
 	p := &Page{ID: id, Severity: strings.ToLower(head[2]), Title: head[3], Text: at(text, nil)}

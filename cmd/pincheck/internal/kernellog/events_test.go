@@ -150,12 +150,19 @@ func TestReduce(t *testing.T) {
 func TestTable(t *testing.T) {
 	t.Parallel()
 	seen := map[int]bool{}
-	for _, x := range xids {
+	for _, x := range xids() {
 		assert.False(t, seen[x.Number], "%d is there twice", x.Number)
 		seen[x.Number] = true
 		assert.NotEmpty(t, x.Meaning, x.Number)
 		assert.NotEmpty(t, x.Action, x.Number)
 		assert.Regexp(t, `^[a-zA-Z]`, x.Meaning)
+		assert.Positive(t, x.Number)
+		assert.Contains(t, []Class{Program, Engine, Firmware, Memory, Bus, NVLink, Init, Information}, x.Class, x.Number)
+	}
+	lines := strings.Split(strings.TrimSpace(xidsText), "\n\n")
+	assert.Len(t, lines, 2, "comments, and rows")
+	for line := range strings.SplitSeq(lines[1], "\n") {
+		assert.Regexp(t, `^[0-9 ]+ \| [a-z]+ \| [^|]+ \| [^|]+$`, line)
 	}
 	wanted := []int{8, 13, 31, 32, 38, 43, 44, 45, 46, 48, 56, 57, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 122, 123, 136, 137, 140, 143,
 		144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 158}
