@@ -32,26 +32,16 @@ type benchFlags struct {
 
 func newBench(o *options, sys system) *cobra.Command {
 	f := &benchFlags{}
-	cmd := &cobra.Command{
-		Use:   "bench [NAME...] [flags]",
-		Short: "run experiments: bandwidth, latency, pinning, loaders and more",
-		Long:  "Run experiments. Each one answers a question about this machine.",
-		Example: `
-  pincheck bench bandwidth                     copies by size and kind of memory
-  pincheck bench alloc overlap --device 1      two experiments on GPU 1
-  pincheck bench all --quick                   everything, in about a minute
-  pincheck bench bandwidth --format json -o run.json`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 { // an experiment would be a subcommand
-				_, _, err := chooseExperiments(sys.experiments, args)
-				return err
-			}
-			if cmd.Flags().NFlag() > 0 {
-				return usagef("name an experiment, or all.\nFor a list, run: pincheck bench")
-			}
-			return afterWriting(writeHelp(cmd.OutOrStdout(), cmd))
-		},
-		Annotations: map[string]string{exitNote: measureExit},
+	cmd := newCommand("bench [NAME...] [flags]")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 { // an experiment would be a subcommand
+			_, _, err := chooseExperiments(sys.experiments, args)
+			return err
+		}
+		if cmd.Flags().NFlag() > 0 {
+			return usagef("name an experiment, or all.\nFor a list, run: pincheck bench")
+		}
+		return afterWriting(writeHelp(cmd.OutOrStdout(), cmd))
 	}
 	f.register(o, cmd)
 	for _, group := range []string{"Copies:", "Memory:", "Applications:"} {

@@ -22,38 +22,21 @@ const captureFile = "pincheck-capture.tar.gz"
 
 func newCapture(o *options, sys system) *cobra.Command {
 	var withNames bool
-	cmd := &cobra.Command{
-		Use:   "capture",
-		Short: "save what the checks read, to diagnose it on another machine",
-		Long: `Save what the checks read, to diagnose it on another machine.
-
-Checks this machine as pincheck does, and writes what was read and measured to
-` + captureFile + `. There, or on any machine, pincheck --from FILE
-reports the same findings.
-
-Passwords and tokens are always replaced. Names of the host and its users, home
-directories, IP and MAC addresses and UUIDs of GPUs are replaced too, unless
---with-names is given. Serial numbers are not read.`,
-		Example: `
-  pincheck capture
-  pincheck capture -o host-7.tar.gz
-  pincheck --from host-7.tar.gz`,
-		Annotations: map[string]string{exitNote: checkExit},
-		Args:        noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.output == "" {
-				o.output = captureFile
-			}
-			recorder := hostinfo.Record(sys.root)
-			sys.processes, sys.root = sys.root, recorder
-			s, err := o.fill(cmd, sys, "capture", func(ctx context.Context, s *session) error {
-				return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
-			})
-			if err != nil {
-				return err
-			}
-			return s.writeArchive(recorder, withNames)
-		},
+	cmd := newCommand("capture")
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.output == "" {
+			o.output = captureFile
+		}
+		recorder := hostinfo.Record(sys.root)
+		sys.processes, sys.root = sys.root, recorder
+		s, err := o.fill(cmd, sys, "capture", func(ctx context.Context, s *session) error {
+			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
+		})
+		if err != nil {
+			return err
+		}
+		return s.writeArchive(recorder, withNames)
 	}
 	o.share(cmd, onGPUs, []string{"output", "quiet"}, ofFindings)
 	cmd.Flags().Lookup("output").Usage = "write to FILE, atomically (default: " + captureFile + ")"

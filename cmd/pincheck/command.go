@@ -81,20 +81,6 @@ func (s system) clock() time.Time {
 	return s.now()
 }
 
-const longHelp = `Find out why transfers between CPU and GPU are slow, wrong or wasteful.
-
-Without a command, pincheck checks this machine: it sends data to each GPU and
-back, compares every byte, measures copies, and reports each fault with its
-evidence, cause, cost and fix.`
-
-const checkExamples = `
-  pincheck                            check this machine
-  pincheck explain few_cpus           what a finding means and how to fix it
-  pincheck --from bug-report.log.gz   check what somebody else has sent
-  pincheck report                     check and measure everything, as one page
-  pincheck report host-*.json         one page for many hosts
-  pincheck bench bandwidth --quick    measure copies for a few seconds`
-
 // run is the whole program, apart from the process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer, sys system) int {
 	o := &options{}
@@ -134,24 +120,14 @@ func newRoot(o *options, sys system) *cobra.Command {
 			return s.check(ctx, probe.Steps{Verify: true, Bandwidth: true})
 		})
 	}
-	root := &cobra.Command{
-		Use:           "pincheck",
-		Short:         "Check pinned memory and copies between CPU and GPU",
-		Long:          longHelp,
-		Example:       checkExamples,
-		Args:          noArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE:          check,
-		Annotations:   map[string]string{exitNote: checkExit},
-	}
+	root, same := newCommand("pincheck"), newCommand("pincheck")
+	root.Short = "Check pinned memory and copies between CPU and GPU"
+	same.Use, same.Short, same.Aliases = "check", "check this machine (the default command)", []string{"doctor"}
+	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(flagError)
 	root.Flags().BoolVar(&o.version, "version", false, "print the version")
-	same := &cobra.Command{
-		Use: "check", Aliases: []string{"doctor"}, Short: "check this machine (the default command)",
-		Long: longHelp, Example: checkExamples, Args: noArgs, RunE: check, Annotations: root.Annotations,
-	}
 	for _, c := range []*cobra.Command{root, same} {
+		c.Args, c.RunE = noArgs, check
 		o.share(c, onGPUs, asResult, ofFindings)
 		c.Flags().StringArrayVar(&o.from, "from", nil, "check what FILE has of a machine instead: an archive of pincheck capture, "+supportfile.Known+"; repeatable")
 		named(c.Flags(), "from", "FILE")
@@ -184,24 +160,10 @@ func newRoot(o *options, sys system) *cobra.Command {
 
 func newVerify(o *options, sys system) *cobra.Command {
 	s := probe.Steps{Verify: true}
-	cmd := &cobra.Command{
-		Use:   "verify",
-		Short: "prove that data survives the round trip to the GPU",
-		Long: `Prove that data survives the round trip to the GPU.
-
-Sends patterns of many sizes and alignments to each GPU and back, over pinned,
-registered, pageable, mapped and managed memory, and compares every byte. Each
-target is filled with other bytes first, so that a copy that does nothing is
-noticed.`,
-		Example: `
-  pincheck verify               a few seconds
-  pincheck verify --full        all combinations, up to 4 GiB a copy: minutes
-  pincheck verify --device 1    only GPU 1`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.produce(cmd, sys, "verify", true, func(ctx context.Context, session *session) error { return session.check(ctx, s) })
-		},
-		Annotations: map[string]string{exitNote: checkExit, related: "pincheck explain wrong_bytes"},
+	cmd := newCommand("verify")
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return o.produce(cmd, sys, "verify", true, func(ctx context.Context, session *session) error { return session.check(ctx, s) })
 	}
 	o.share(cmd, onGPUs, asResult, []string{"expect-gpus", "fail-on", "ignore"})
 	offerTickets(cmd)
@@ -210,23 +172,12 @@ noticed.`,
 }
 
 func newDevices(o *options, sys system) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "devices",
-		Short: "list GPUs, their memory and their links",
-		Long: `List GPUs, their memory and their links.
-
-Measures nothing: a link is shown as it is now, and an idle GPU slows its link
-down.`,
-		Example: `
-  pincheck devices
-  pincheck devices --format json`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.produce(cmd, sys, "devices", false, func(ctx context.Context, s *session) error {
-				return s.check(ctx, probe.Steps{})
-			})
-		},
-		Annotations: map[string]string{exitNote: "Exit status: 0 listed, 1 something failed, 3 no usable GPU."},
+	cmd := newCommand("devices")
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return o.produce(cmd, sys, "devices", false, func(ctx context.Context, s *session) error {
+			return s.check(ctx, probe.Steps{})
+		})
 	}
 	o.share(cmd, onGPUs, asResult)
 	return cmd

@@ -18,74 +18,48 @@ import (
 
 func newCompare(o *options, sys system) *cobra.Command {
 	threshold, all, judge := 3.0, false, false
-	cmd := &cobra.Command{
-		Use:   "compare FILE... [flags]",
-		Short: "show which differences between runs or hosts are significant",
-		Long: `Show which differences between runs or hosts are significant.
-
-Reads results of pincheck bench --format json, and of nvbandwidth -j (0.8 or
-later). A file may hold several results, one after the other, such as the JSON
-lines of a fleet. - is standard input.
-
-Two runs: the first run is the baseline. A series is better or worse if its
-medians differ by more than --threshold and by more than repeated runs of one
-machine show. At most one in a hundred comparisons of a machine with itself
-reports a difference.
-
-Three or more runs, one for each host: hosts that are out of line with the
-others are listed.
-
-One run with --reference: a series is worse below 90% of its row in the
-reference table. Files of pincheck bench --format reference, listed after the
-run, replace the built-in table.`,
-		Example: `
-  pincheck compare before.json after.json
-  pincheck compare host-*.json
-  pincheck compare before.json after.json --format html -o compare.html
-  pincheck compare --reference run.json`,
-		Annotations: map[string]string{exitNote: "Exit status: 0 nothing is worse, 1 a series or a host is worse."},
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usagef("name two or more files, or one with several results")
+	cmd := newCommand("compare FILE... [flags]")
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usagef("name two or more files, or one with several results")
+		}
+		return nil
+	}
+	cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		format, err := o.validate(report.ComparisonFormats()...)
+		if err != nil {
+			return err
+		}
+		if judge && cmd.Flags().Changed("threshold") {
+			return usagef("--threshold and --reference exclude each other: with a reference the threshold is that of pincheck check")
+		}
+		c, err := until(o, cmd, func() (*compare.Comparison, error) {
+			if judge {
+				return judgeFiles(args, cmd.InOrStdin())
 			}
-			return nil
-		},
-		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := o.validate(report.ComparisonFormats()...)
+			files, err := readFiles(args, cmd.InOrStdin())
 			if err != nil {
-				return err
+				return nil, usageError{err}
 			}
-			if judge && cmd.Flags().Changed("threshold") {
-				return usagef("--threshold and --reference exclude each other: with a reference the threshold is that of pincheck check")
-			}
-			c, err := until(o, cmd, func() (*compare.Comparison, error) {
-				if judge {
-					return judgeFiles(args, cmd.InOrStdin())
-				}
-				files, err := readFiles(args, cmd.InOrStdin())
-				if err != nil {
-					return nil, usageError{err}
-				}
-				c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: threshold / 100})
-				if err != nil {
-					return nil, usageError{err}
-				}
-				return c, nil
-			})
+			c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: threshold / 100})
 			if err != nil {
-				return err
+				return nil, usageError{err}
 			}
-			if err := o.emit(cmd, sys, func(w io.Writer, style report.Style) error {
-				return report.WriteComparison(w, c, tool(), format, style, all)
-			}); err != nil {
-				return err
-			}
-			if c.Verdict == compare.Worse {
-				return verdictError{result: &report.Result{Verdict: doctor.Problems}}
-			}
-			return nil
-		},
+			return c, nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := o.emit(cmd, sys, func(w io.Writer, style report.Style) error {
+			return report.WriteComparison(w, c, tool(), format, style, all)
+		}); err != nil {
+			return err
+		}
+		if c.Verdict == compare.Worse {
+			return verdictError{result: &report.Result{Verdict: doctor.Problems}}
+		}
+		return nil
 	}
 	o.share(cmd, []string{"output", "timeout"})
 	o.formats(cmd, report.ComparisonFormats()...)

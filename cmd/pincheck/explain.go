@@ -13,36 +13,27 @@ import (
 )
 
 func newExplain(sys system) *cobra.Command {
-	return &cobra.Command{
-		Use:   "explain [ID]",
-		Short: "explain a finding, or list all findings",
-		Long: `Explain a finding, or list all findings.
-
-A page has what the finding means, what was read, and each cause with its cost
-and its fix. Words in <angle brackets> stand for what pincheck finds on a host.`,
-		Example: `
-  pincheck explain
-  pincheck explain few_cpus`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usagef("want one id, and got %q", args)
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			out := cmd.OutOrStdout()
-			style := report.StyleFor(out, sys.getenv)
-			if len(args) == 0 {
-				return afterWriting(listFindings(out, style))
-			}
-			page, ok := findings.Get(args[0])
-			if !ok {
-				return unknownID(args[0])
-			}
-			return afterWriting(report.WriteMarkdown(out, page.Text, style))
-		},
-		ValidArgsFunction: cobra.FixedCompletions(checkIDs(), cobra.ShellCompDirectiveNoFileComp),
+	cmd := newCommand("explain [ID]")
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return usagef("want one id, and got %q", args)
+		}
+		return nil
 	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		out := cmd.OutOrStdout()
+		style := report.StyleFor(out, sys.getenv)
+		if len(args) == 0 {
+			return afterWriting(listFindings(out, style))
+		}
+		page, ok := findings.Get(args[0])
+		if !ok {
+			return unknownID(args[0])
+		}
+		return afterWriting(report.WriteMarkdown(out, page.Text, style))
+	}
+	cmd.ValidArgsFunction = cobra.FixedCompletions(checkIDs(), cobra.ShellCompDirectiveNoFileComp)
+	return cmd
 }
 
 // listFindings writes all findings by group, with severity and title.

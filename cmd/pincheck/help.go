@@ -1,6 +1,7 @@
 package main
 
 import (
+	"embed"
 	"fmt"
 	"io"
 	"strings"
@@ -16,22 +17,39 @@ const (
 )
 
 // exitStatus is the topic exit-status of pincheck help.
-const exitStatus = `  0    healthy, or measured
-  1    problems found, or something failed
-  3    no usable GPU
-  4    incomplete: stopped by --timeout; what was found is printed
-  5    warnings, no problems
-  6    inconclusive: no findings, and no GPU was measured
-  64   wrong usage
-  74   the output could not be written
-  130  interrupted; what was found is printed
-`
+//
+//go:embed help/exit-status.txt
+var exitStatus string
 
-// Notes about the exit status, by what a command does.
-const (
-	checkExit   = "Exit status: 0 healthy, 5 warnings, 1 problems, 3 no usable GPU."
-	measureExit = "Exit status: 0 measured, 1 something failed, 3 no usable GPU."
-)
+// measureExit is the note about the exit status of experiments.
+const measureExit = "Exit status: 0 measured, 1 something failed, 3 no usable GPU."
+
+// pages are the texts of commands, by their names: the summary, which is also the first line of the help, what the help
+// says below it, examples, and what annotations have.
+//
+//go:embed help
+var pages embed.FS
+
+// newCommand returns a command with the texts of its page.
+func newCommand(use string) *cobra.Command {
+	name, _, _ := strings.Cut(use, " ")
+	text, err := pages.ReadFile("help/" + name + ".txt")
+	if err != nil {
+		panic(err) // a mistake in this program, whose every start would end here
+	}
+	rest, next, _ := strings.Cut(string(text), "\nRelated: ")
+	rest, exit, _ := strings.Cut(rest, "\nExit status: ")
+	rest, examples, _ := strings.Cut(rest, "\nExamples:\n")
+	short, long, _ := strings.Cut(rest, "\n")
+	cmd := &cobra.Command{
+		Use: use, Short: short, Long: strings.ToUpper(short[:1]) + short[1:] + ".\n" + long, Example: examples,
+		Annotations: map[string]string{related: strings.TrimSpace(next)},
+	}
+	if exit != "" {
+		cmd.Annotations[exitNote] = "Exit status: " + strings.TrimSpace(exit)
+	}
+	return cmd
+}
 
 // writeHelp writes the help of a command.
 func writeHelp(w io.Writer, cmd *cobra.Command) error {

@@ -21,41 +21,25 @@ const reportFile = "pincheck-report.html"
 
 func newReport(o *options, sys system) *cobra.Command {
 	full := false
-	cmd := &cobra.Command{
-		Use:   "report [FILE...] [flags]",
-		Short: "check, measure everything and write one HTML page",
-		Long: `Check, measure everything and write one HTML page.
-
-Checks the GPUs, runs all experiments of pincheck bench, and writes
-` + reportFile + `. The page needs nothing else: no network, no fonts, no
-scripts.
-
-With files it runs nothing and shows the results in them, which --format json or
-jsonl wrote: one host, or a fleet. - is standard input.`,
-		Example: `
-  pincheck report                           about a minute
-  pincheck report --full -o host-7.html     all sizes, long samples: minutes
-  pincheck report host-*.json               one page for many hosts`,
-		Annotations:       map[string]string{exitNote: checkExit},
-		ValidArgsFunction: cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if !cmd.Flags().Changed("format") {
-				o.format = string(report.HTML)
-			}
-			if o.format == string(report.HTML) && o.output == "" {
-				o.output = reportFile
-			}
-			var err error
-			if len(args) > 0 {
-				err = o.showFiles(cmd, args)
-			} else {
-				err = o.produce(cmd, sys, "report", true, func(ctx context.Context, s *session) error { return s.all(ctx, !full) })
-			}
-			if written := (verdictError{}); (err == nil || errors.As(err, &written)) && o.output != "" && !o.quiet {
-				fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", printable.Line(o.output))
-			}
-			return err
-		},
+	cmd := newCommand("report [FILE...] [flags]")
+	cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"json", "jsonl"}, cobra.ShellCompDirectiveFilterFileExt)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !cmd.Flags().Changed("format") {
+			o.format = string(report.HTML)
+		}
+		if o.format == string(report.HTML) && o.output == "" {
+			o.output = reportFile
+		}
+		var err error
+		if len(args) > 0 {
+			err = o.showFiles(cmd, args)
+		} else {
+			err = o.produce(cmd, sys, "report", true, func(ctx context.Context, s *session) error { return s.all(ctx, !full) })
+		}
+		if written := (verdictError{}); (err == nil || errors.As(err, &written)) && o.output != "" && !o.quiet {
+			fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", printable.Line(o.output))
+		}
+		return err
 	}
 	o.share(cmd, onGPUs, asResult, ofFindings)
 	cmd.Flags().Lookup("format").DefValue = string(report.HTML)

@@ -25,46 +25,28 @@ const shortestInterval = time.Second
 func newWatch(o *options, sys system) *cobra.Command {
 	interval, textfile := time.Minute, ""
 	damped := damping{3, 4}
-	cmd := &cobra.Command{
-		Use:   "watch",
-		Short: "check repeatedly without using the GPU, and print changes",
-		Long: `Check repeatedly without using the GPU, and print changes.
-
-Reads only what the host shows: it does not start CUDA and uses no memory of a
-GPU, so it can run beside other work. It ends on Ctrl-C and SIGTERM.
-
-The first check reports what it finds at once. After it, a finding appears when
-3 of the last 4 checks had it, and ends when 3 of them did not (--damping), so
-that a condition that toggles is not reported each time.
-
-With --format jsonl each change is a JSON object on one line. With --textfile
-the findings are also metrics for the textfile collector of node_exporter; the
-file is removed when watch ends.`,
-		Example: `
-  pincheck watch
-  pincheck watch --interval 10s --format jsonl`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			format, err := o.validate(report.Text, report.JSONLines)
-			switch {
-			case err != nil:
-				return err
-			case interval < shortestInterval:
-				return usagef("--interval %v: must be at least %v", interval, shortestInterval)
-			case textfile != "" && !strings.HasSuffix(textfile, ".prom"):
-				return usagef("--textfile %s: node_exporter reads files whose names end in .prom", textfile)
-			}
-			ctx := cmd.Context()
-			if o.timeout > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, o.timeout)
-				defer cancel()
-			}
-			return (&watch{
-				options: o, cmd: cmd, sys: sys, out: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), lines: format == report.JSONLines,
-				textfile: textfile, seen: conditions{damping: damped},
-			}).run(ctx, interval)
-		},
+	cmd := newCommand("watch")
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		format, err := o.validate(report.Text, report.JSONLines)
+		switch {
+		case err != nil:
+			return err
+		case interval < shortestInterval:
+			return usagef("--interval %v: must be at least %v", interval, shortestInterval)
+		case textfile != "" && !strings.HasSuffix(textfile, ".prom"):
+			return usagef("--textfile %s: node_exporter reads files whose names end in .prom", textfile)
+		}
+		ctx := cmd.Context()
+		if o.timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, o.timeout)
+			defer cancel()
+		}
+		return (&watch{
+			options: o, cmd: cmd, sys: sys, out: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), lines: format == report.JSONLines,
+			textfile: textfile, seen: conditions{damping: damped},
+		}).run(ctx, interval)
 	}
 	o.share(cmd, []string{"expect-gpus", "ignore", "timeout"})
 	o.formats(cmd, report.Text, report.JSONLines)
