@@ -126,7 +126,7 @@ func switchedOff(f *Facts) []Finding {
 	if len(evidence) == 0 || len(evidence) < len(f.Host.GPUs) {
 		return nil
 	}
-	return finding(Finding{Summary: "the GPU is switched off to save power", Evidence: evidence})
+	return seen(evidence...)
 }
 
 // listed reports whether the kernel module lists a GPU: then it holds it.
@@ -143,7 +143,7 @@ func nouveau(f *Facts) []Finding {
 	if f.partial() {
 		evidence = "the driver in use is nouveau (lspci)"
 	}
-	return finding(Finding{Summary: "the nouveau driver has the GPU, and does not support CUDA", Evidence: []string{evidence}})
+	return seen(evidence)
 }
 
 // forGuests are drivers that hold a device for a virtual machine.
@@ -216,10 +216,7 @@ func gpuVoid(f *Facts) []Finding {
 	if !hides || f.Host.NVIDIA.HasGPUNode() {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the container was started without a GPU on purpose",
-		Evidence: []string{fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%q, and /dev/nvidia0 is missing", value)},
-	})
+	return seen(fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%q, and /dev/nvidia0 is missing", value))
 }
 
 // containerWithoutGPU is for containers of hosts that have a GPU: their driver shows, or the container asks for
@@ -263,10 +260,7 @@ func withoutCompute(f *Facts) []Finding {
 			return nil
 		}
 	}
-	return finding(Finding{
-		Summary:  "the container has the driver without its compute libraries",
-		Evidence: []string{fmt.Sprintf("NVIDIA_DRIVER_CAPABILITIES=%q, without compute", value)},
-	})
+	return seen(fmt.Sprintf("NVIDIA_DRIVER_CAPABILITIES=%q, without compute", value))
 }
 
 func noNodes(f *Facts) []Finding {

@@ -176,10 +176,7 @@ func memoryHigh(f *Facts) []Finding {
 	if !limited || !known || limit == 0 || used-g.FileCache < limit/10*9 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the container is at memory.high, where the kernel slows it down",
-		Evidence: []string{fmt.Sprintf("%s is %s; %s is used and cannot be reclaimed", f.limitFile(), units.Bytes(limit), units.Bytes(used-g.FileCache))},
-	})
+	return seen(fmt.Sprintf("%s is %s; %s is used and cannot be reclaimed", f.limitFile(), units.Bytes(limit), units.Bytes(used-g.FileCache)))
 }
 
 func hugetlbUnused(f *Facts) []Finding {
@@ -224,10 +221,7 @@ func swapping(f *Facts) []Finding {
 	if !ok || m.Swap == 0 || free > m.Swap/2 || m.Usable() > m.Total/10 || m.Available == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the host is low on memory and swaps",
-		Evidence: []string{fmt.Sprintf("%s of %s of swap is used; %s of %s of memory is available", units.Bytes(m.Swap-free), units.Bytes(m.Swap), units.Bytes(m.Available), units.Bytes(m.Total))},
-	})
+	return seen(fmt.Sprintf("%s of %s of swap is used; %s of %s of memory is available", units.Bytes(m.Swap-free), units.Bytes(m.Swap), units.Bytes(m.Available), units.Bytes(m.Total)))
 }
 
 func cgroupBelowHost(f *Facts) []Finding {

@@ -6,10 +6,10 @@
 //
 // # Checks
 //
-// A [Check] is a function from facts to findings. It decides whether there is something to
-// report, returns what it saw as summary and evidence, and names one of the causes on the
-// finding's page in cmd/pincheck/internal/findings. Title, severity, cause, cost and remedy are written there
-// and nowhere else; [Evaluate] reads them from the page and puts in the values of the finding.
+// A [Check] is a function from facts to findings. It decides whether there is something to report, and returns the
+// evidence, a summary if that has values of the host, and the name of a cause on the finding's page in
+// cmd/pincheck/internal/findings. Title, severity, other summaries, cause, cost and remedy are written there and
+// nowhere else; [Evaluate] reads them from the page and puts in the values of the finding.
 // A new check is an entry in one of the lists of checks and a page.
 //
 // What a check cannot read is unknown: it returns no finding then. What platforms hide or are made for is in

@@ -68,7 +68,7 @@ type Finding struct {
 	ID       string   `json:"id"`
 	Severity Severity `json:"severity"`
 	Device   *int     `json:"device,omitempty"` // absent if it is about the host
-	Summary  string   `json:"summary"`          // what is wrong
+	Summary  string   `json:"summary"`          // what is wrong; the page has it where it is the same each time
 	// Evidence is what was read or measured: files with their values, rates, calls.
 	Evidence []string `json:"evidence,omitempty"`
 	Cause    string   `json:"cause,omitempty"` // why, as far as is known
@@ -126,6 +126,7 @@ func (f *Finding) describe(places ...string) {
 	if len(f.Against) > 0 {
 		f.Certainty = f.Certainty.weaker()
 	}
+	f.Summary = cmp.Or(f.Summary, c.Found)
 	f.Cause, f.Cost, f.Remedy, f.Settle = c.Why, c.Cost, cmp.Or(f.Remedy, c.Do), c.Confirm
 	if c.LastResort != "" && f.Certainty == Certain {
 		f.Remedy = strings.TrimSuffix(f.Remedy, ".") + ". " + c.LastResort

@@ -74,10 +74,7 @@ func plainGPU(f *Facts) []Finding {
 	if v == "" || !f.called() || f.confidential() || f.NVML == nil || f.NVML.Count > 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "this GPU does not support confidential VMs",
-		Evidence: []string{f.Opening.Error, "The memory of the virtual machine is encrypted (" + v + ")", "NVML shows neither a GPU nor confidential computing"},
-	})
+	return seen(f.Opening.Error, "The memory of the virtual machine is encrypted ("+v+")", "NVML shows neither a GPU nor confidential computing")
 }
 
 func sandboxRefuses(f *Facts) []Finding {
@@ -85,10 +82,7 @@ func sandboxRefuses(f *Facts) []Finding {
 	if v.Sandbox == "" || !f.called() || !f.Host.NVIDIA.HasGPUNode() || f.Opening.DriverLibrary == "" {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the sandbox (gVisor) blocks a call that this driver or GPU needs",
-		Evidence: []string{f.Opening.Error, "The kernel is that of " + v.Sandbox + " (/proc/version)", "The GPU's device nodes and libcuda.so.1 exist"},
-	})
+	return seen(f.Opening.Error, "The kernel is that of "+v.Sandbox+" (/proc/version)", "The GPU's device nodes and libcuda.so.1 exist")
 }
 
 func wslBlocked(f *Facts) []Finding {
@@ -125,7 +119,7 @@ func vgpuGuestDriver(f *Facts) []Finding {
 	if !ok || r.State != Missing || !is || f.Host.Virt.Container != "" {
 		return nil
 	}
-	return finding(Finding{Summary: "the vGPU guest driver and its libcuda.so.1 are missing", Evidence: []string{capital(r.Detail), "The GPU is " + name}})
+	return seen(capital(r.Detail), "The GPU is "+name)
 }
 
 // licence adds what the host shows of a vGPU's licence.

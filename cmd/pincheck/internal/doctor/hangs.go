@@ -184,5 +184,5 @@ func notStarted(f *Facts) []Finding {
 	if len(reasons) == 0 {
 		return nil
 	}
-	return finding(Finding{Summary: "pincheck could not start its child process", Evidence: reasons})
+	return seen(reasons...)
 }

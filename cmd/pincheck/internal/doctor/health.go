@@ -28,10 +28,7 @@ func remapFailed(_ *Facts, d *Device) []Finding {
 	if d.Health == nil || !isTrue(d.Health.RemapFailed) {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "GPU memory has no spare rows left",
-		Evidence: []string{"NVML: a row remapping failed"},
-	})
+	return seen("NVML: a row remapping failed")
 }
 
 func remapPending(_ *Facts, d *Device) []Finding {
@@ -104,10 +101,7 @@ func lockedMemoryClock(_ *Facts, d *Device) []Finding {
 		!slices.Contains(h.Throttle, "applications_clocks_setting") || slices.Contains(h.Throttle, "gpu_idle") {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the memory clock is set below its maximum",
-		Evidence: []string{fmt.Sprintf("NVML: %d of %d MHz, applications_clocks_setting", h.MemoryClock, h.MemoryClockMax)},
-	})
+	return seen(fmt.Sprintf("NVML: %d of %d MHz, applications_clocks_setting", h.MemoryClock, h.MemoryClockMax))
 }
 
 func otherProcesses(_ *Facts, d *Device) []Finding {
@@ -134,8 +128,5 @@ func persistenceOff(f *Facts) []Finding {
 	if len(off) == 0 || f.Host.Virt.WSL {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "persistence mode is off",
-		Evidence: []string{"NVML: " + strings.Join(off, ", ")},
-	})
+	return seen("NVML: " + strings.Join(off, ", "))
 }

@@ -119,7 +119,7 @@ func wslNoDriver(f *Facts) []Finding {
 	if !ok || r.State != Missing || !f.Host.Virt.WSL || f.Host.Virt.Container != "" {
 		return nil
 	}
-	return finding(Finding{Summary: "the driver on Windows put no libcuda.so.1 into /usr/lib/wsl/lib", Evidence: []string{capital(r.Detail), "Kernel " + f.Host.Kernel.Release}})
+	return seen(capital(r.Detail), "Kernel "+f.Host.Kernel.Release)
 }
 
 // unusable are words of the errors of files that are there and cannot be a library of
@@ -138,9 +138,7 @@ func unusableLibrary(f *Facts) []Finding {
 		for _, a := range f.Search.Attempts {
 			damaged := strings.Contains(a.Error, "file too short") || strings.Contains(a.Error, "driver's library is damaged")
 			if damaged && strings.HasPrefix(path.Base(a.Path), "libcuda.so") {
-				return finding(Finding{
-					Summary: "the driver's library libcuda.so.1 is an empty or truncated file", Evidence: []string{a.Error, "Found: " + a.Found}, because: "driver",
-				})
+				return finding(Finding{Evidence: []string{a.Error, "Found: " + a.Found}, because: "driver"})
 			}
 		}
 	}

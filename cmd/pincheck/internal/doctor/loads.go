@@ -49,10 +49,7 @@ func weightsOnNetwork(f *Facts) []Finding {
 	if len(list) == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "model weights are mapped from a network file system",
-		Evidence: list[:min(len(list), 4)],
-	})
+	return seen(list[:min(len(list), 4)]...)
 }
 
 func weightsMapped(f *Facts) []Finding {
@@ -60,10 +57,7 @@ func weightsMapped(f *Facts) []Finding {
 	if len(list) == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "model weights are copied from a mapped file",
-		Evidence: list[:min(len(list), 4)],
-	})
+	return seen(list[:min(len(list), 4)]...)
 }
 
 // minReadAhead is what network file systems need: their own value is often 128 KiB.
@@ -87,8 +81,5 @@ func smallReadAhead(f *Facts) []Finding {
 	if len(list) == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "read-ahead is small on a network file system",
-		Evidence: list[:min(len(list), 4)],
-	})
+	return seen(list[:min(len(list), 4)]...)
 }

@@ -180,7 +180,7 @@ func loggedMismatch(f *Facts) []Finding {
 	if !f.partial() || len(events) == 0 || slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Health != nil }) {
 		return nil // nvidia-smi's library has the module's version
 	}
-	return finding(Finding{Summary: "a program's driver library and the kernel module have different versions", Evidence: said(events), Certainty: Likely})
+	return finding(Finding{Evidence: said(events), Certainty: Likely})
 }
 
 // loggedUnsupported finds GPUs that the kernel module refuses by its own words.

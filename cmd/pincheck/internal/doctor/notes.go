@@ -50,10 +50,7 @@ func corruptedInfoROM(_ *Facts, d *Device) []Finding {
 	if d.Health == nil || !isTrue(d.Health.InfoROMCorrupted) {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the InfoROM of the board is corrupted",
-		Evidence: []string{fmt.Sprintf("NVML: GPU %d: the checksum of the InfoROM is wrong", d.Health.Index)},
-	})
+	return seen(fmt.Sprintf("NVML: GPU %d: the checksum of the InfoROM is wrong", d.Health.Index))
 }
 
 // maxRetired is the number of pages that a GPU before Ampere can retire.
@@ -69,10 +66,7 @@ func sparesUsedUp(_ *Facts, d *Device) []Finding {
 			Evidence: []string{fmt.Sprintf("NVML: row remapper histogram of GPU %d: none is %d", h.Index, *h.BanksWithoutSpares)},
 		})
 	case h.RetiredPages != nil && *h.RetiredPages >= maxRetired:
-		return finding(Finding{
-			Summary:  "no page of GPU memory can be retired any more",
-			Evidence: []string{fmt.Sprintf("NVML: GPU %d has %d retired pages, of at most %d", h.Index, *h.RetiredPages, maxRetired)},
-		})
+		return seen(fmt.Sprintf("NVML: GPU %d has %d retired pages, of at most %d", h.Index, *h.RetiredPages, maxRetired))
 	}
 	return nil
 }
@@ -90,9 +84,5 @@ func largePagesFault(f *Facts) []Finding {
 	if f.Host.Memory.THP.PageSize != hugeOf64K && !strings.Contains(f.Host.Kernel.Release, "64k") {
 		return nil
 	}
-	return finding(Finding{
-		Summary: "mappings of 4 GiB and more may fault on this kernel with this driver",
-		Evidence: []string{"Kernel " + f.Host.Kernel.Release + " has pages of 64 KiB",
-			"Driver " + f.Host.NVIDIA.DriverVersion + " (590, 595 and 610 are affected, 580 is not)"},
-	})
+	return seen("Kernel "+f.Host.Kernel.Release+" has pages of 64 KiB", "Driver "+f.Host.NVIDIA.DriverVersion+" (590, 595 and 610 are affected, 580 is not)")
 }

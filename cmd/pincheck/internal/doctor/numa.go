@@ -241,10 +241,7 @@ func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 	if len(notes) == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the cost of memory on a remote NUMA node was not measured",
-		Evidence: notes,
-	})
+	return seen(notes...)
 }
 
 func numaUnknown(f *Facts, d *Device) []Finding {
@@ -255,10 +252,7 @@ func numaUnknown(f *Facts, d *Device) []Finding {
 	if _, shown := f.pci(d); !shown {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "the host has several NUMA nodes, and does not report the GPU's",
-		Evidence: []string{"numa_node is -1", units.Things(len(f.memoryNodes()), "node", "nodes") + ", " + units.Things(h.CPU.Sockets, "socket", "sockets")},
-	})
+	return seen("numa_node is -1", units.Things(len(f.memoryNodes()), "node", "nodes")+", "+units.Things(h.CPU.Sockets, "socket", "sockets"))
 }
 
 func subNUMA(f *Facts) []Finding {
@@ -288,8 +282,5 @@ func noSysNice(f *Facts) []Finding {
 	if h == nil || h.Virt.Container == "" || h.User == nil || h.User.SysNice || len(f.memoryNodes()) < 2 || len(f.Devices) == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "this container may not choose the NUMA node of memory",
-		Evidence: []string{fmt.Sprintf("CAP_SYS_NICE is missing, and there are %d nodes", len(f.memoryNodes()))},
-	})
+	return seen(fmt.Sprintf("CAP_SYS_NICE is missing, and there are %d nodes", len(f.memoryNodes())))
 }

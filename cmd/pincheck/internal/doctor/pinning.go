@@ -117,21 +117,14 @@ func thpOff(f *Facts) []Finding {
 		s := d.trial(TrialPinRate, result.Label{Key: result.Method, Value: TrialCUDA})
 		return s != nil && s.Median < minCUDARate
 	})
-	return finding(Finding{
-		Severity: noteIf(!slow),
-		Summary:  "transparent huge pages are off",
-		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/enabled is never"},
-	})
+	return finding(Finding{Severity: noteIf(!slow), Evidence: []string{"/sys/kernel/mm/transparent_hugepage/enabled is never"}})
 }
 
 func thpDefrag(f *Facts) []Finding {
 	if f.Host.Memory.THP.Defrag != "always" || f.Host.Memory.THP.Enabled == "never" {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "every page fault may wait for a huge page",
-		Evidence: []string{"/sys/kernel/mm/transparent_hugepage/defrag is always"},
-	})
+	return seen("/sys/kernel/mm/transparent_hugepage/defrag is always")
 }
 
 // longStall is how long others may wait for the driver before their watchdogs act.

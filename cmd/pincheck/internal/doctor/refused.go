@@ -82,11 +82,7 @@ func pinOver2GiB(f *Facts) []Finding {
 	if !slices.ContainsFunc(f.names(), func(name string) bool { return name != "" }) {
 		severity = Note // of a GPU that is not known to pin at all
 	}
-	return finding(Finding{
-		Severity: severity,
-		Summary:  "this kernel may refuse to pin more than 2 GiB in one call, and leak the memory each time",
-		Evidence: []string{"Kernel " + f.Host.Kernel.Release + " (6.11 is affected; distributions may have fixed theirs under the same number)"},
-	})
+	return finding(Finding{Severity: severity, Evidence: []string{"Kernel " + f.Host.Kernel.Release + " (6.11 is affected; distributions may have fixed theirs under the same number)"}})
 }
 
 func leakedPins(f *Facts) []Finding {
@@ -116,11 +112,7 @@ func noHostRegister(f *Facts, d *Device) []Finding {
 	if d.Attributes == nil || d.Attributes.HostRegisterSupported {
 		return nil
 	}
-	return finding(Finding{
-		Severity: noteIf(f.byDesign(d)),
-		Summary:  "this GPU cannot register host memory",
-		Evidence: []string{"The attribute HostRegisterSupported is 0"},
-	})
+	return finding(Finding{Severity: noteIf(f.byDesign(d)), Evidence: []string{"The attribute HostRegisterSupported is 0"}})
 }
 
 // defaultMappings is vm.max_map_count as the kernel sets it.
@@ -154,10 +146,7 @@ func wslPinLimit(f *Facts) []Finding {
 	if !f.Host.Virt.WSL {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "Windows limits pinned memory under WSL",
-		Evidence: []string{"Kernel " + f.Host.Kernel.Release},
-	})
+	return seen("Kernel " + f.Host.Kernel.Release)
 }
 
 func integratedGPU(_ *Facts, d *Device) []Finding {
@@ -185,8 +174,5 @@ func pin512GiB(f *Facts) []Finding {
 	if n, err := strconv.Atoi(major); err != nil || n < 580 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "one call cannot pin 512 GiB",
-		Evidence: []string{"Driver " + f.Host.NVIDIA.DriverVersion + ", " + units.Bytes(f.Host.Memory.Total) + " of memory"},
-	})
+	return seen("Driver " + f.Host.NVIDIA.DriverVersion + ", " + units.Bytes(f.Host.Memory.Total) + " of memory")
 }

@@ -280,10 +280,7 @@ func afterSuspend(f *Facts) []Finding {
 	if !known || times == 0 || !f.called() || f.Host.Virt.WSL || len(f.NodeErrors) > 0 || f.NVML != nil && f.NVML.Count == 0 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "nvidia_uvm stopped working after a suspend and resume",
-		Evidence: []string{f.Opening.Error, fmt.Sprintf("/sys/power/suspend_stats/success is %d", times)},
-	})
+	return seen(f.Opening.Error, fmt.Sprintf("/sys/power/suspend_stats/success is %d", times))
 }
 
 func failedOpen(f *Facts) []Finding {

@@ -94,10 +94,7 @@ func hiddenGPU(f *Facts) []Finding {
 	if !set || !hidesDevices(value) {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "CUDA_VISIBLE_DEVICES hides every GPU",
-		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
-	})
+	return seen(fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value))
 }
 
 // hidesDevices reports whether a value of CUDA_VISIBLE_DEVICES hides all devices, as one does that is empty, that
@@ -308,9 +305,7 @@ func deviceOrder(f *Facts) []Finding {
 	for _, d := range f.Devices {
 		evidence = append(evidence, fmt.Sprintf("GPU %d is %s at %s", d.Ordinal, d.Name, d.PCIBusID))
 	}
-	return finding(Finding{
-		Summary: "CUDA and nvidia-smi number the GPUs differently", Evidence: evidence,
-	})
+	return seen(evidence...)
 }
 
 // migWithoutInstance needs NVML: CUDA shows no such GPU. One GPU without MIG would be shown.
@@ -329,7 +324,5 @@ func migWithoutInstance(f *Facts) []Finding {
 		}
 		evidence = append(evidence, fmt.Sprintf("NVML: GPU %d (%s): MIG is on, with 0 instances", g.Index, g.PCIBusID))
 	}
-	return finding(Finding{
-		Summary: "MIG is on, without an instance", Evidence: evidence[:min(len(evidence), 4)],
-	})
+	return seen(evidence[:min(len(evidence), 4)]...)
 }

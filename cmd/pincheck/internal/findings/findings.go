@@ -10,6 +10,7 @@
 //
 // The section "Cause" has what pincheck prints, in sentences:
 //
+//   - Found: what is wrong, as a clause, where the title does not say it and the check does not
 //   - Why: the cause, if it is known
 //   - Cost: what it costs, in seconds or as a factor
 //   - Do: the remedy, as an imperative. A command on a line of its own follows a colon and ends its sentence.
@@ -53,10 +54,11 @@ type Page struct {
 
 // A Cause is one reason for a finding. Texts are empty where nothing is known.
 type Cause struct {
-	Name string // among the causes of the page; empty for the only one
-	Why  string
-	Cost string
-	Do   string
+	Name  string // among the causes of the page; empty for the only one
+	Found string // the title, unless the page has words for this cause
+	Why   string
+	Cost  string
+	Do    string
 
 	LastResort, Confidence, Confirm string
 }
@@ -234,14 +236,15 @@ func parse(id, text string) (*Page, error) {
 			return malformed("%q in the section %s is not an item of a cause", line, section)
 		default:
 			c := &p.Causes[len(p.Causes)-1]
-			item = map[string]*string{"Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do, "Last resort": &c.LastResort, "Confidence": &c.Confidence, "To confirm": &c.Confirm}[label]
+			item = map[string]*string{"Found": &c.Found, "Why": &c.Why, "Cost": &c.Cost, "Do": &c.Do, "Last resort": &c.LastResort, "Confidence": &c.Confidence, "To confirm": &c.Confirm}[label]
 			if item == nil || *item != "" {
-				return malformed("%q: want Why, Cost, Do, Last resort, Confidence and To confirm, once each", line)
+				return malformed("%q: want Found, Why, Cost, Do, Last resort, Confidence and To confirm, once each", line)
 			}
 			*item = rest
 		}
 	}
 	for i, c := range p.Causes {
+		p.Causes[i].Found = cmp.Or(c.Found, p.Title)
 		if c.Do == "" {
 			return malformed("the cause %q has no remedy", c.Name)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/gopinned/pinned/internal/hosttest"
 )
 
-const page = "# slow\n\nWarning: it is slow.\n\n## What it means\n\nText: more.\n\n## Causes\n\n### heat\n\n- Why: it is\n  too hot\n- Cost: all takes *several times* as long\n- Do: see `a*b*c -i <N>` on *N*\n\n" +
+const page = "# slow\n\nWarning: it is slow.\n\n## What it means\n\nText: more.\n\n## Causes\n\n### heat\n\n- Found: it is hot\n- Why: it is\n  too hot\n- Cost: all takes *several times* as long\n- Do: see `a*b*c -i <N>` on *N*\n\n" +
 	"### other\n\n- Do: nothing\n\n## More\n\n- Why: of no cause\n"
 
 func TestParse(t *testing.T) {
@@ -21,13 +21,13 @@ func TestParse(t *testing.T) {
 	p, err := parse("slow", page)
 	require.NoError(t, err)
 	assert.Equal(t, &Page{ID: "slow", Severity: "warning", Title: "it is slow", Text: page, Causes: []Cause{
-		{Name: "heat", Why: "it is too hot", Cost: "all takes *several times* as long", Do: "see `a*b*c -i <N>` on *N*"},
-		{Name: "other", Do: "nothing"},
+		{Name: "heat", Found: "it is hot", Why: "it is too hot", Cost: "all takes *several times* as long", Do: "see `a*b*c -i <N>` on *N*"},
+		{Name: "other", Found: "it is slow", Do: "nothing"},
 	}}, p)
 	heat, ok := p.Cause("")
 	require.True(t, ok)
 	assert.Equal(t, []string{"several times", "N"}, heat.Variables())
-	assert.Equal(t, Cause{Name: "heat", Why: "it is too hot", Cost: "all takes 3 times as long", Do: "see `a*b*c -i 7` on 7"}, heat.With(Values{"several times": "3 times", "b": "x", "N": "7"}))
+	assert.Equal(t, Cause{Name: "heat", Found: "it is hot", Why: "it is too hot", Cost: "all takes 3 times as long", Do: "see `a*b*c -i 7` on 7"}, heat.With(Values{"several times": "3 times", "b": "x", "N": "7"}))
 	assert.Equal(t, "see `a*b*c -i <N>` on N", heat.With(nil).Do, "what is not known stays")
 	other, ok := p.Cause("other")
 	assert.True(t, ok)
@@ -42,7 +42,7 @@ func TestPagesOfAnotherFormAreErrors(t *testing.T) {
 		{"# slow", "# fast", "does not begin"},
 		{"Warning: it", "Grave: it", "does not begin"},
 		{"- Why: it is", "Why: it is", "not an item of a cause"},
-		{"- Why: it is", "- Reason: it is", "want Why, Cost, Do, Last resort"},
+		{"- Why: it is", "- Reason: it is", "want Found, Why, Cost, Do, Last resort"},
 		{"- Cost: all", "- Why: all", "once each"},
 		{"- Do: nothing", "- Cost: nothing", `"other" has no remedy`},
 		{"### other", "### heat", `duplicate cause "heat"`},
@@ -62,6 +62,9 @@ func TestAllPagesAreRead(t *testing.T) {
 		p, ok := Get(id)
 		require.True(t, ok)
 		assert.NotEmpty(t, p.Causes, id)
+		for _, c := range p.Causes {
+			assert.NotRegexp(t, "`|\\*|\\.$|^[A-Z][a-z]", strings.Replace(c.Found, "Windows", "", 1), "%s: a clause without marks", id)
+		}
 	}
 	_, ok := Get("no_such_page")
 	assert.False(t, ok)
