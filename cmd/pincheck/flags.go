@@ -20,60 +20,52 @@ var (
 	ofFindings = []string{"expect-bandwidth", "expect-gpus", "fail-on", "ignore"}
 )
 
-// A sharedFlag is one of these flags.
-type sharedFlag struct {
-	kind   string   // of its value in the help; empty for that of its type
-	values []string // that the shell offers; nil for files
-	add    func(o *options, flags *pflag.FlagSet, name string)
+// sharedFlags are the kinds of the values of these flags in the help, empty for that of the type, and the values that the
+// shell offers, nil for files.
+var sharedFlags = map[string]struct {
+	kind   string
+	values []string
+}{
+	"device":           {"", []string{"all"}},
+	"expect-bandwidth": {"GBPS", []string{}},
+	"expect-gpus":      {"N", []string{}},
+	"fail-on":          {"SEVERITY", texts(doctor.Severities())},
+	"format":           {"FORMAT", texts(report.Formats())},
+	"ignore":           {"ID", checkIDs()},
+	"library":          {"PATH", nil},
+	"no-host-name":     {},
+	"output":           {"FILE", nil},
+	"quiet":            {},
+	"sim":              {},
+	"timeout":          {"TIME", []string{}},
+	"verbose":          {},
 }
 
-var sharedFlags = map[string]sharedFlag{
-	"device": {"", []string{"all"}, func(o *options, f *pflag.FlagSet, name string) {
-		f.Var(&o.devices, name, "GPUs by number, UUID or PCI address (default: all)")
-	}},
-	"expect-bandwidth": {"GBPS", []string{}, func(o *options, f *pflag.FlagSet, name string) {
-		f.Float64Var(&o.expectRate, name, 0, "rate that pinned copies should reach each way (default: the reference for this type of machine)")
-	}},
-	"expect-gpus": {"N", []string{}, func(o *options, f *pflag.FlagSet, name string) {
-		f.IntVar(&o.expectGPUs, name, 0, "number of GPUs that should be present (default: those on the PCI bus)")
-	}},
-	"fail-on": {"SEVERITY", texts(doctor.Severities()), func(o *options, f *pflag.FlagSet, name string) {
-		f.StringVar(&o.failAt, name, string(doctor.Warning), "lowest severity that changes the exit status: problem, warning or note")
-	}},
-	"format": {"FORMAT", texts(report.Formats()), func(o *options, f *pflag.FlagSet, name string) {
-		f.StringVar(&o.format, name, string(report.Text), "text, json, jsonl, prometheus, csv or html")
-	}},
-	"ignore": {"ID", checkIDs(), func(o *options, f *pflag.FlagSet, name string) {
-		f.StringSliceVar(&o.ignore, name, nil, "leave out this finding; repeatable")
-	}},
-	"library": {"PATH", nil, func(o *options, f *pflag.FlagSet, name string) {
-		f.StringVar(&o.library, name, "", "libcudart or libcuda to load (default: PINNED_CUDART, or found by search)")
-	}},
-	"no-host-name": {add: func(o *options, f *pflag.FlagSet, name string) {
-		f.BoolVar(&o.noHostName, name, false, "leave out the host name")
-	}},
-	"output": {"FILE", nil, func(o *options, f *pflag.FlagSet, name string) {
-		f.StringVarP(&o.output, name, "o", "", "write to FILE, atomically (default: standard output)")
-	}},
-	"quiet": {add: func(o *options, f *pflag.FlagSet, name string) {
-		f.BoolVarP(&o.quiet, name, "q", false, "no progress on standard error")
-	}},
-	"sim": {add: func(o *options, f *pflag.FlagSet, name string) {
-		f.BoolVar(&o.sim, name, false, "use a simulated GPU")
-	}},
-	"timeout": {"TIME", []string{}, func(o *options, f *pflag.FlagSet, name string) {
-		f.DurationVar(&o.timeout, name, 0, "stop after TIME, such as 30s, and report what was found so far")
-	}},
-	"verbose": {add: func(o *options, f *pflag.FlagSet, name string) {
-		f.BoolVar(&o.verbose, name, false, "show samples, notes, passed checks and the library search")
-	}},
+// flags returns all of these flags.
+func (o *options) flags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.Var(&o.devices, "device", "GPUs by number, UUID or PCI address (default: all)")
+	f.Float64Var(&o.expectRate, "expect-bandwidth", 0, "rate that pinned copies should reach each way (default: the reference for this type of machine)")
+	f.IntVar(&o.expectGPUs, "expect-gpus", 0, "number of GPUs that should be present (default: those on the PCI bus)")
+	f.StringVar(&o.failAt, "fail-on", string(doctor.Warning), "lowest severity that changes the exit status: problem, warning or note")
+	f.StringVar(&o.format, "format", string(report.Text), "text, json, jsonl, prometheus, csv or html")
+	f.StringSliceVar(&o.ignore, "ignore", nil, "leave out this finding; repeatable")
+	f.StringVar(&o.library, "library", "", "libcudart or libcuda to load (default: PINNED_CUDART, or found by search)")
+	f.BoolVar(&o.noHostName, "no-host-name", false, "leave out the host name")
+	f.StringVarP(&o.output, "output", "o", "", "write to FILE, atomically (default: standard output)")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress on standard error")
+	f.BoolVar(&o.sim, "sim", false, "use a simulated GPU")
+	f.DurationVar(&o.timeout, "timeout", 0, "stop after TIME, such as 30s, and report what was found so far")
+	f.BoolVar(&o.verbose, "verbose", false, "show samples, notes, passed checks and the library search")
+	return f
 }
 
 // share gives a command shared flags.
 func (o *options) share(cmd *cobra.Command, groups ...[]string) {
+	all := o.flags()
 	for _, name := range slices.Concat(groups...) {
+		cmd.Flags().AddFlag(all.Lookup(name))
 		f := sharedFlags[name]
-		f.add(o, cmd.Flags(), name)
 		if f.kind != "" {
 			named(cmd.Flags(), name, f.kind)
 		}
@@ -85,9 +77,8 @@ func (o *options) share(cmd *cobra.Command, groups ...[]string) {
 
 // formats gives a command --format with some formats alone.
 func (o *options) formats(cmd *cobra.Command, can ...report.Format) {
-	f := sharedFlags["format"]
-	f.add(o, cmd.Flags(), "format")
-	named(cmd.Flags(), "format", f.kind)
+	cmd.Flags().AddFlag(o.flags().Lookup("format"))
+	named(cmd.Flags(), "format", sharedFlags["format"].kind)
 	list, _ := choice(can)
 	cmd.Flags().Lookup("format").Usage = list
 	complete(cmd, "format", can...)
@@ -250,7 +241,10 @@ func distance(a, b string) int {
 }
 
 // isShared reports whether a flag is one that commands share.
-func isShared(f *pflag.Flag) bool { return sharedFlags[f.Name].add != nil }
+func isShared(f *pflag.Flag) bool {
+	_, ok := sharedFlags[f.Name]
+	return ok
+}
 
 // flagList returns the help of the flags that fit, 80 columns wide, with --help last.
 func flagList(cmd *cobra.Command, fits func(*pflag.Flag) bool) string {
