@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"path"
-	"slices"
 	"strings"
 	"testing/fstest"
 )
@@ -12,41 +11,38 @@ import (
 // Files is the file system of the host. An fstest.MapFS looks at each of its entries to find that a
 // file is missing, which takes a stranger's archive of many devices from milliseconds to a minute.
 func (a *Archive) Files() fs.FS {
-	t := &tree{files: a.Host, dirs: map[string][]string{".": nil}}
-	for name := range a.Host {
-		for name != "." {
-			dir := path.Dir(name)
-			_, known := t.dirs[dir]
-			t.dirs[dir] = append(t.dirs[dir], path.Base(name))
-			if known {
-				break
+	t := &tree{files: a.Host, dirs: map[string]fstest.MapFS{".": {}}}
+	directory := &fstest.MapFile{Mode: fs.ModeDir | 0o555}
+	for name, file := range a.Host {
+		for ; name != "."; name, file = path.Dir(name), directory {
+			dir, base := path.Dir(name), path.Base(name)
+			if t.dirs[dir] == nil {
+				t.dirs[dir] = fstest.MapFS{}
 			}
-			name = dir
+			if file != directory || t.dirs[dir][base] == nil {
+				t.dirs[dir][base] = file
+			}
 		}
-	}
-	for dir, names := range t.dirs {
-		slices.Sort(names)
-		t.dirs[dir] = slices.Compact(names)
 	}
 	return t
 }
 
-// A tree is a MapFS with the names in each directory. Paths and links mean what they mean there.
+// A tree is a MapFS for each directory, of what is in it. Paths and links mean what they mean in the MapFS of all files.
 type tree struct {
 	files fstest.MapFS
-	dirs  map[string][]string
+	dirs  map[string]fstest.MapFS
 }
 
-// find returns a file by its path without links; nil is a directory without an entry of its own.
-func (t *tree) find(op, name string) (file *fstest.MapFile, real string, err error) {
+// find returns the directory of a file whose links are followed, and its name there.
+func (t *tree) find(op, name string) (dir, base string, err error) {
 	if fs.ValidPath(name) {
-		real = name
+		real := name
 		for range maxLinks {
 			next, link := follow(t.files, real)
 			if !link {
-				file = t.files[real]
-				if _, isDir := t.dirs[real]; file != nil || isDir {
-					return file, real, nil
+				dir, base = path.Dir(real), path.Base(real)
+				if real == "." || t.dirs[dir][base] != nil {
+					return dir, base, nil
 				}
 				break
 			}
@@ -56,87 +52,55 @@ func (t *tree) find(op, name string) (file *fstest.MapFile, real string, err err
 			real = next
 		}
 	}
-	return nil, "", &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
-}
-
-// alone returns a file system of one file, or of one directory without its files.
-func alone(file *fstest.MapFile, real string) fstest.MapFS {
-	if file == nil {
-		file = &fstest.MapFile{Mode: fs.ModeDir | 0o555}
-	}
-	return fstest.MapFS{real: file}
+	return "", "", &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
 }
 
 // Open implements fs.FS. Directories are read by ReadDir.
 func (t *tree) Open(name string) (fs.File, error) {
-	file, real, err := t.find("open", name)
+	dir, base, err := t.find("open", name)
 	if err != nil {
 		return nil, err
 	}
-	return alone(file, real).Open(real)
-}
-
-// Stat implements fs.StatFS.
-func (t *tree) Stat(name string) (fs.FileInfo, error) {
-	file, real, err := t.find("stat", name)
-	if err != nil {
-		return nil, err
-	}
-	return alone(file, real).Stat(real)
+	return t.dirs[dir].Open(base)
 }
 
 // ReadDir implements fs.ReadDirFS.
 func (t *tree) ReadDir(name string) ([]fs.DirEntry, error) {
-	file, real, err := t.find("readdir", name)
+	dir, base, err := t.find("readdir", name)
 	if err != nil {
 		return nil, err
 	}
-	if file != nil && !file.Mode.IsDir() {
+	if file := t.dirs[dir][base]; file != nil && !file.Mode.IsDir() {
 		return nil, &fs.PathError{Op: "readdir", Path: name, Err: errors.New("not a directory")}
 	}
-	entries := make([]fs.DirEntry, 0, len(t.dirs[real]))
-	for _, base := range t.dirs[real] {
-		below := path.Join(real, base)
-		info, err := alone(t.files[below], below).Lstat(below)
-		if err != nil {
-			return nil, err
-		}
-		entries = append(entries, fs.FileInfoToDirEntry(info))
-	}
-	return entries, nil
+	return t.dirs[path.Join(dir, base)].ReadDir(".")
 }
 
 // ReadLink implements fs.ReadLinkFS.
 func (t *tree) ReadLink(name string) (string, error) {
-	file, _, err := t.findLink("readlink", name)
+	dir, base, err := t.findLink("readlink", name)
 	if err != nil {
 		return "", err
 	}
-	if file == nil || file.Mode&fs.ModeSymlink == 0 {
-		return "", &fs.PathError{Op: "readlink", Path: name, Err: fs.ErrInvalid}
-	}
-	return string(file.Data), nil
+	return t.dirs[dir].ReadLink(base)
 }
 
 // Lstat implements fs.ReadLinkFS.
 func (t *tree) Lstat(name string) (fs.FileInfo, error) {
-	file, real, err := t.findLink("lstat", name)
+	dir, base, err := t.findLink("lstat", name)
 	if err != nil {
 		return nil, err
 	}
-	return alone(file, real).Lstat(real)
+	return t.dirs[dir].Lstat(base)
 }
 
-// findLink is find, but for a link at the end of the path.
-func (t *tree) findLink(op, name string) (file *fstest.MapFile, real string, err error) {
-	_, dir, err := t.find(op, path.Dir(name))
-	if err == nil {
-		real = path.Join(dir, path.Base(name))
-		if file = t.files[real]; file != nil && file.Mode&fs.ModeSymlink != 0 {
-			return file, real, nil
-		}
+// findLink is find, but for a link at the end of the path, which may be missing.
+func (t *tree) findLink(op, name string) (dir, base string, err error) {
+	dir, base, err = t.find(op, path.Dir(name))
+	if err == nil && !fs.ValidPath(name) {
+		err = &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
 	}
-	return t.find(op, name)
+	return path.Join(dir, base), path.Base(name), err
 }
 
 // follow replaces the first link in a path by its target, "" for one that leaves the host.
