@@ -299,8 +299,13 @@ func verdict(f *Facts, found []Finding, ignore []string) Verdict {
 // finding returns one finding as a list, for checks that find one thing.
 func finding(f Finding) []Finding { return []Finding{f} }
 
-// seen returns a finding of this evidence, whose page has the rest.
-func seen(evidence ...string) []Finding { return finding(Finding{Evidence: evidence}) }
+// seen returns a finding of this evidence, whose page has the rest. Without evidence there is none.
+func seen(evidence ...string) []Finding {
+	if len(evidence) == 0 {
+		return nil
+	}
+	return finding(Finding{Evidence: evidence})
+}
 
 // follow notes that another finding follows from this one.
 func (f *Finding) follow(id string) {

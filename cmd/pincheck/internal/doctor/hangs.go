@@ -180,9 +180,5 @@ func (f *Facts) unstarted() (reasons []string) {
 
 // notStarted finds that pincheck could not start itself again, which is no fault of the driver.
 func notStarted(f *Facts) []Finding {
-	reasons := f.unstarted()
-	if len(reasons) == 0 {
-		return nil
-	}
-	return seen(reasons...)
+	return seen(f.unstarted()...)
 }

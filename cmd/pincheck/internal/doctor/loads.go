@@ -10,8 +10,8 @@ import (
 
 // loadChecks judge where programs load model weights from, and how.
 var loadChecks = []Check{
-	{ID: "weights_on_network", Suppresses: []string{"weights_mapped"}, Host: weightsOnNetwork},
-	{ID: "weights_mapped", Host: weightsMapped},
+	{ID: "weights_on_network", Suppresses: []string{"weights_mapped"}, Host: mappedWeights(true)},
+	{ID: "weights_mapped", Host: mappedWeights(false)},
 	{ID: "small_read_ahead", Host: smallReadAhead},
 }
 
@@ -27,37 +27,19 @@ func (f *Facts) weights(p Process, w WeightFile) string {
 	return text
 }
 
-func (f *Facts) onNetwork(path string) bool {
-	m, ok := f.Host.Mount(path)
-	return ok && m.Network
-}
-
-// mappedWeights lists the files of weights of at least 1 GiB that processes have mapped.
-func (f *Facts) mappedWeights(network bool) (list []string) {
-	for _, p := range f.Processes {
-		for _, w := range p.Weights {
-			if w.Size >= 1<<30 && f.onNetwork(w.Path) == network {
-				list = append(list, f.weights(p, w))
+// mappedWeights returns a check for files of weights of at least 1 GiB that processes have mapped.
+func mappedWeights(network bool) func(*Facts) []Finding {
+	return func(f *Facts) []Finding {
+		var list []string
+		for _, p := range f.Processes {
+			for _, w := range p.Weights {
+				if m, ok := f.Host.Mount(w.Path); w.Size >= 1<<30 && (ok && m.Network) == network {
+					list = append(list, f.weights(p, w))
+				}
 			}
 		}
+		return seen(list[:min(len(list), 4)]...)
 	}
-	return list
-}
-
-func weightsOnNetwork(f *Facts) []Finding {
-	list := f.mappedWeights(true)
-	if len(list) == 0 {
-		return nil
-	}
-	return seen(list[:min(len(list), 4)]...)
-}
-
-func weightsMapped(f *Facts) []Finding {
-	list := f.mappedWeights(false)
-	if len(list) == 0 {
-		return nil
-	}
-	return seen(list[:min(len(list), 4)]...)
 }
 
 // minReadAhead is what network file systems need: their own value is often 128 KiB.
@@ -77,9 +59,6 @@ func smallReadAhead(f *Facts) []Finding {
 		if ok && ahead < minReadAhead && (m.Network && strings.HasPrefix(m.Type, "nfs") || used && m.Network) {
 			list = append(list, fmt.Sprintf("%s (%s): %s", m.Point, m.Type, units.Bytes(ahead)))
 		}
-	}
-	if len(list) == 0 {
-		return nil
 	}
 	return seen(list[:min(len(list), 4)]...)
 }

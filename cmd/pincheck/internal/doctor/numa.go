@@ -238,9 +238,6 @@ func remoteNodeNotMeasured(f *Facts, d *Device) []Finding {
 			notes = append(notes, text)
 		}
 	}
-	if len(notes) == 0 {
-		return nil
-	}
 	return seen(notes...)
 }
 
