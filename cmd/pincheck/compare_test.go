@@ -85,7 +85,7 @@ func TestCompare(t *testing.T) {
 	root.SetIn(strings.NewReader(benchJSON("z", 55)))
 	root.SetOut(&out)
 	require.NoError(t, root.Execute())
-	assert.Contains(t, out.String(), "z  pincheck")
+	assert.Contains(t, out.String(), "a: z, pincheck")
 
 	garbage := write("garbage", "no GPU")
 	for _, c := range []struct {

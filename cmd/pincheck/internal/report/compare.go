@@ -45,7 +45,7 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 		d := comparisonPage(&comparison{Comparison: c}, tool)
 		return d.write(w)
 	case Text:
-		t := &comparison{Comparison: c, page: page{&b, s}, width: max(s.width(), numbers+1), all: all}
+		t := &comparison{Comparison: c, page: page{&b, s}, all: all}
 		t.write()
 		return s.write(w, b.String())
 	default:
@@ -53,16 +53,11 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 	}
 }
 
-const numbers = 39 // columns of a pair's numbers
-
-// comparison is the text of a comparison.
+// comparison is a comparison as text, or as a page.
 type comparison struct {
 	*compare.Comparison
 	page
-	width int
-	all   bool
-	// stacked: numbers are below the conditions, as there is no room beside them.
-	stacked bool
+	all bool
 }
 
 // pair reports whether two runs are compared: more are a fleet.
@@ -76,21 +71,36 @@ func (t *comparison) write() {
 	n := t.tally()
 	c, text := t.concluded(n)
 	label, _, _ := strings.Cut(text, ":")
-	t.labelled(label, c, text, t.width)
+	t.labelled(label, c, text, t.style.width())
 	t.runs()
-	t.rows()
-	if !t.pair() && t.Verdict != compare.Simulated {
-		t.WriteString("\n")
-		t.hosts()
+	shown := []compare.Verdict{compare.Worse, compare.Better, compare.Different, compare.Divided}
+	if t.all {
+		shown = nil
+	}
+	tables := t.sheets("", shown...)
+	if t.Verdict != compare.Simulated {
+		if !t.pair() {
+			tables = append(tables, t.hostSheet())
+		}
+	}
+	if t.all && n[compare.Missing] > 0 {
+		tables = append(tables, t.missingSheet())
+	}
+	for _, table := range tables {
+		t.gap()
+		t.textTable(table.text())
 	}
 	if t.Verdict != compare.Simulated {
 		t.counts(n)
 	}
-	t.missing(n[compare.Missing])
+	if n[compare.Missing] > 0 && !t.all {
+		t.gap()
+		t.flow(0, t.missingText(n[compare.Missing])+" To list all series: --all")
+	}
 	if t.referenced() {
 		t.sources()
 	} else if t.unresolved(n) {
-		t.wrapped("", moreRuns)
+		t.flow(0, moreRuns)
 	}
 }
 
@@ -186,52 +196,26 @@ func (t *comparison) concludedFleet(n map[compare.Verdict]int, common int) (ansi
 
 // runs writes what is compared.
 func (t *comparison) runs() {
-	for i, r := range t.Runs {
-		role := ""
-		if t.pair() {
-			role = []string{"a  ", "b  "}[i]
-		}
-		t.lines(role+t.style.paint(bold, plain(r.Name)), runText(&r))
-		for _, n := range r.Notes {
-			t.wrapped("   ", plain(n))
+	for i := range t.Runs {
+		name := plain(t.role(i))
+		t.labelled(name, bold, joined(name, runText(&t.Runs[i])), t.style.width())
+		for _, n := range t.Runs[i].Notes {
+			t.flow(3, n)
 		}
 	}
+}
+
+// role is the name of a run. Those of a pair are a and b.
+func (t *comparison) role(i int) string {
+	if t.pair() {
+		return []string{"a: ", "b: "}[i] + t.Runs[i].Name
+	}
+	return t.Runs[i].Name
 }
 
 // runText says by what and when a run was measured.
 func runText(r *compare.Run) string {
 	return joined(plain(r.Tool), stamp(r.Started), map[bool]string{false: "incomplete"}[r.Complete])
-}
-
-// rows writes the rows that differ, or all.
-func (t *comparison) rows() {
-	var rows []*compare.Row
-	for i := range t.Rows {
-		if r := &t.Rows[i]; differs(r) || t.all && r.Verdict != compare.Missing {
-			rows = append(rows, r)
-		}
-	}
-	for _, r := range rows {
-		t.stacked = t.stacked || len([]rune(rowText(r)))+3 > t.width-numbers
-	}
-	group := ""
-	for _, r := range rows {
-		if head := rowHead(r); head != group {
-			group = head
-			t.WriteString("\n")
-			t.head(head)
-		}
-		if t.pair() {
-			t.pairRow(r)
-		} else {
-			t.fleetRow(r)
-		}
-	}
-}
-
-// differs reports whether a row is worse, better or different.
-func differs(r *compare.Row) bool {
-	return !slices.Contains([]compare.Verdict{compare.Missing, compare.Same, compare.Unclear, compare.Untested, compare.Simulated}, r.Verdict)
 }
 
 // rowHead is what rows of one experiment, name and unit have in common.
@@ -243,56 +227,12 @@ func rowHead(r *compare.Row) string {
 	return joined(joinedWith(": ", plain(r.Bench), name), unitText(r.Unit))
 }
 
-// head writes the head of a group, with those of the columns at its end.
-func (t *comparison) head(text string) {
-	if !t.pair() {
-		t.wrapped("", text)
-		return
-	}
-	t.columns(text, bold, fmt.Sprintf("%9s %9s %8s", "a", "b", "change"))
-}
-
-// columns writes text and the columns of numbers beside it, or below it.
-func (t *comparison) columns(text string, c ansiColor, columns string) {
-	indent := t.width - numbers
-	if t.stacked {
-		for i, line := range wrap(text, t.width-2) {
-			if i > 0 || c == "" {
-				line = "  " + line
-			}
-			t.WriteString(t.style.paint(c, line) + "\n")
-		}
-		t.WriteString(strings.Repeat(" ", min(indent, 4)) + columns + "\n")
-		return
-	}
-	if c == "" {
-		text = "  " + text
-	}
-	fill := strings.Repeat(" ", max(1, indent-len([]rune(text))))
-	t.WriteString(t.style.paint(c, text) + fill + columns + "\n")
-}
-
-// pairRow writes both medians of a series, their relative change, and the verdict.
-func (t *comparison) pairRow(r *compare.Row) {
-	t.columns(rowText(r), "", fmt.Sprintf("%9s %9s %8s  %s", value(r.Unit, r.Values[0].Median), value(r.Unit, r.Values[1].Median), change(r), t.verdict(r.Verdict)))
-}
-
 // change is the relative change of a row of two runs.
 func change(r *compare.Row) string {
 	if r.Ratio == nil {
 		return "–"
 	}
 	return percent(*r.Ratio - 1)
-}
-
-// fleetRow writes the median of the hosts with their scatter, and each host that is out of line.
-func (t *comparison) fleetRow(r *compare.Row) {
-	t.lines("  "+rowText(r), center(r)+"  "+t.verdict(r.Verdict))
-	for i, v := range r.Values {
-		if v != nil && v.Verdict != "" {
-			t.lines("    "+plain(t.Runs[i].Name), off(r, v)+"  "+t.verdict(v.Verdict))
-		}
-	}
 }
 
 // center is the median of the hosts with their scatter.
@@ -309,39 +249,6 @@ func off(r *compare.Row, v *compare.Value) string {
 		return value(r.Unit, v.Median)
 	}
 	return value(r.Unit, v.Median) + " (" + percent(v.Median / *r.Center - 1) + ")"
-}
-
-// verdict colours a verdict. Same needs no word.
-func (t *comparison) verdict(v compare.Verdict) string {
-	switch v {
-	case compare.Same:
-		return t.style.paint(dim, "same")
-	case compare.Simulated:
-		return t.style.paint(dim, "–")
-	case compare.Worse:
-		return t.style.paint(red, string(v))
-	case compare.Better:
-		return t.style.paint(green, string(v))
-	}
-	return t.style.paint(yellow, string(v))
-}
-
-// missing says how many series not all runs have, or lists them.
-func (t *comparison) missing(n int) {
-	if n == 0 {
-		return
-	}
-	t.WriteString("\n")
-	if !t.all {
-		t.wrapped("", t.missingText(n)+" To list all series: --all")
-		return
-	}
-	t.WriteString("Not measured by all\n")
-	for i := range t.Rows {
-		if r := &t.Rows[i]; r.Verdict == compare.Missing {
-			t.wrapped("  ", fmt.Sprintf("%s %s: %s", plain(r.Bench), rowText(r), t.which(r)))
-		}
-	}
 }
 
 // missingText says how many series are not compared.
@@ -367,24 +274,6 @@ func (t *comparison) which(r *compare.Row) string {
 		return "not " + strings.Join(lack, ", ")
 	}
 	return "only " + strings.Join(have, ", ")
-}
-
-// hosts writes for each host in how many series it is out of line.
-func (t *comparison) hosts() {
-	for _, h := range t.Hosts {
-		text := fmt.Sprintf("in line in %s", units.Things(h.Series, "series", "series"))
-		if h.OutOfLine > 0 {
-			text = fmt.Sprintf("out of line in %d of %s, worse in %d", h.OutOfLine, units.Things(h.Series, "series", "series"), h.Worse)
-		}
-		if h.Farthest != nil {
-			r := &t.Rows[*h.Farthest]
-			text += fmt.Sprintf("; farthest: %s %s", plain(r.Bench), rowText(r))
-		}
-		if h.Missing > 0 {
-			text += fmt.Sprintf("; %d not measured", h.Missing)
-		}
-		t.lines(t.style.paint(bold, plain(h.Name)), text)
-	}
 }
 
 // counted returns the verdicts of the rows that do not differ, with what they mean.
@@ -413,23 +302,23 @@ func limit(v float64) string {
 func (t *comparison) counts(n map[compare.Verdict]int) {
 	rows := t.counted(n)
 	if len(rows) > 0 {
-		t.WriteString("\n")
+		t.gap()
 	}
 	for _, r := range rows {
 		label := fmt.Sprintf("  %-9s %5s   ", r[0], units.Count(n[compare.Verdict(r[0])]))
-		t.hang(label, len(label), "", wrap(r[1], t.width-len(label)))
+		t.hang(label, len(label), "", wrap(r[1], t.style.width()-len(label)))
 	}
 }
 
 // sources writes how many series have no reference, and the sources of the others.
 func (t *comparison) sources() {
-	t.WriteString("\n")
+	t.gap()
 	if t.Unjudged > 0 {
-		t.wrapped("", t.unjudgedText())
+		t.flow(0, t.unjudgedText())
 	}
-	t.WriteString("Reference\n")
+	t.flow(0, "Reference")
 	for _, source := range t.allSources() {
-		t.wrapped("  ", source)
+		t.flow(2, source)
 	}
 }
 
@@ -445,23 +334,6 @@ func (t *comparison) allSources() (all []string) {
 		}
 	}
 	return all
-}
-
-// lines writes a label and a text behind it, or below where it does not fit. The label
-// may be coloured.
-func (t *comparison) lines(label, text string) {
-	if length := len([]rune(uncoloured(label))) + 2 + len([]rune(uncoloured(text))); length <= t.width {
-		t.WriteString(label + "  " + text + "\n")
-		return
-	}
-	indent := label[:len(label)-len(strings.TrimLeft(label, " "))]
-	t.wrapped(indent, label)
-	t.wrapped(indent+"  ", text)
-}
-
-// wrapped writes text in lines of the width, each with an indent.
-func (t *comparison) wrapped(indent, text string) {
-	t.hang(indent, len(indent), "", wrap(text, t.width-len(indent)))
 }
 
 // rowText is the conditions of a series.
@@ -485,18 +357,4 @@ func percent(v float64) string {
 		return fmt.Sprintf("%+.0f%%", 100*v)
 	}
 	return fmt.Sprintf("%+.1f%%", 100*v)
-}
-
-// uncoloured removes the escape sequences of Style.paint.
-func uncoloured(s string) string {
-	var b strings.Builder
-	for s != "" {
-		before, after, found := strings.Cut(s, "\x1b[")
-		b.WriteString(before)
-		if !found {
-			break
-		}
-		_, s, _ = strings.Cut(after, "m")
-	}
-	return b.String()
 }

@@ -94,7 +94,7 @@ func (t *comparison) sheets(title string, of ...compare.Verdict) (out []sheet) {
 		head := joinedWith(": ", title, rowHead(r))
 		if _, known := at[head]; !known {
 			at[head] = len(out)
-			s := sheet{Caption: prose(head), Text: 2, Head: []string{"Series", "Out of line", "Median of the hosts", "Verdict"}}
+			s := sheet{Caption: prose(head), Text: 2, Head: []string{"Series", "Out of line", "Median", "Verdict"}}
 			if t.pair() {
 				s.Text, s.Head = 1, []string{"Series", "a: " + t.name(0), "b: " + t.name(1), "Change", "Verdict", "p"}
 			}
@@ -140,11 +140,8 @@ func verdictCell(v compare.Verdict) cell {
 func (t *comparison) runSheet() sheet {
 	s := sheet{Caption: "What is compared", Text: 3, Head: []string{"Run", "Measured by", "Notes"}}
 	for i := range t.Runs {
-		r, role := &t.Runs[i], ""
-		if t.pair() {
-			role = []string{"a: ", "b: "}[i]
-		}
-		s.Rows = append(s.Rows, []cell{{Text: role + prose(clip(r.Name, 80))}, {Text: prose(clip(runText(r), 120))}, {Text: prose(clip(joinedWith("; ", r.Notes...), 300))}})
+		r := &t.Runs[i]
+		s.Rows = append(s.Rows, []cell{{Text: prose(clip(t.role(i), 80))}, {Text: prose(clip(runText(r), 120))}, {Text: prose(clip(joinedWith("; ", r.Notes...), 300))}})
 	}
 	return s
 }
@@ -173,16 +170,21 @@ func (t *comparison) folds(n map[compare.Verdict]int) (out []fold) {
 	if all := t.sheets("All"); len(all) > 0 {
 		out = append(out, fold{Title: "Compared", Answer: units.Things(len(t.Rows)-n[compare.Missing], "series", "series"), block: block{Deep: true, Tables: all}})
 	}
+	if n := n[compare.Missing]; n > 0 {
+		out = append(out, fold{Title: "Not compared", Answer: t.missingText(n), block: block{Deep: true, Tables: []sheet{t.missingSheet()}}})
+	}
+	return out
+}
+
+// missingSheet lists the series that not all runs have.
+func (t *comparison) missingSheet() sheet {
 	s := sheet{Caption: "Not measured by all runs", Text: 2, Head: []string{"Series", "Runs"}}
 	for i := range t.Rows {
 		if r := &t.Rows[i]; r.Verdict == compare.Missing {
 			s.Rows = append(s.Rows, []cell{{Text: prose(clip(rowHead(r)+": "+rowText(r), 160))}, {Text: prose(clip(t.which(r), 160))}})
 		}
 	}
-	if len(s.Rows) > 0 {
-		out = append(out, fold{Title: "Not compared", Answer: t.missingText(len(s.Rows)), block: block{Deep: true, Tables: []sheet{s}}})
-	}
-	return out
+	return s
 }
 
 // method says what counts as a difference.

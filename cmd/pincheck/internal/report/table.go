@@ -18,7 +18,35 @@ type textTable struct {
 type textRow struct {
 	name  string
 	cells []string
-	note  string // behind the cells
+	note  string    // behind the cells
+	color ansiColor // of the note
+}
+
+// text returns the sheet as a table of text. The text in its columns and its verdicts are behind the numbers, and what is
+// behind a verdict is for pages. Heads have their first word.
+func (s sheet) text() textTable {
+	spaces := strings.NewReplacer("\u00a0", " ")
+	t := textTable{title: spaces.Replace(s.Caption)}
+	verdict := slices.Index(s.Head, "Verdict")
+	for j := s.Text; j < len(s.Head) && j != verdict; j++ {
+		head, _, _ := strings.Cut(s.Head[j], ":")
+		t.columns = append(t.columns, head)
+	}
+	for _, cells := range s.Rows {
+		row := textRow{name: spaces.Replace(cells[0].Text)}
+		for j, c := range cells[1:] {
+			switch text := spaces.Replace(c.Text); {
+			case j+1 == verdict:
+				row.note, row.color = joined(text, row.note), map[tone]ansiColor{bad: red, okay: green, warn: yellow, unclear: yellow, "": dim}[c.Tone]
+			case j+1 < s.Text:
+				row.note = prefixed(strings.ToLower(s.Head[j+1])+": ", text)
+			case len(row.cells) < len(t.columns):
+				row.cells = append(row.cells, text)
+			}
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t
 }
 
 // newTable returns a table of text from outside, without the columns in which no row has anything.
@@ -52,25 +80,26 @@ func (p *page) textTable(s textTable) {
 	room := p.style.width() - s.indent
 	first, widths := s.widths(room)
 	title := p.heading(s, first)
-	for from := 0; from < len(s.columns); {
+	for from := 0; ; {
 		to, used := from, first
 		for to < len(s.columns) && (to == from || used+2+widths[to] <= room) {
 			used += 2 + widths[to]
 			to++
 		}
 		p.textPart(s, title, first, widths, from, to)
-		from, title = to, ""
+		if from, title = to, ""; from == len(s.columns) {
+			return
+		}
 	}
 }
 
-// widths returns the widths of the first column, which has the title if all columns fit beside it, and of the others.
+// widths returns the widths of the first column, which has half of the room and what the others leave, and the title if
+// all columns fit beside it, and of the others.
 func (s textTable) widths(room int) (first int, widths []int) {
-	inset := len(s.inset())
+	inset, total := len(s.inset()), 0
 	for _, r := range s.rows {
 		first = max(first, inset+len([]rune(r.name)))
 	}
-	first = min(max(first, inset), room/2)
-	total := len([]rune(s.title))
 	for i, name := range s.columns {
 		w := len([]rune(name))
 		for _, r := range s.rows {
@@ -79,11 +108,15 @@ func (s textTable) widths(room int) (first int, widths []int) {
 		if same := s.neighbours(i); same > 0 {
 			w = max(w, len([]rune(s.groups[i]))/same)
 		}
-		widths = append(widths, min(w, room-first-2))
-		total += 2 + widths[i]
+		widths = append(widths, w)
+		total += 2 + w
 	}
-	if total <= room {
-		first = max(first, len([]rune(s.title)))
+	first = min(max(first, inset), max(room/2, room-total))
+	for i := range widths {
+		widths[i] = min(widths[i], room-first-2)
+	}
+	if title := len([]rune(s.title)); title+total <= room {
+		first = max(first, title)
 	}
 	return first, widths
 }
@@ -101,7 +134,8 @@ func (s textTable) neighbours(i int) (n int) {
 
 // textPart writes the columns in [from, to).
 func (p *page) textPart(s textTable, title string, first int, widths []int, from, to int) {
-	write := func(c ansiColor, name string, cell func(i int) string, note string) {
+	indent := strings.Repeat(" ", s.indent)
+	write := func(c ansiColor, name string, cell func(i int) string, note string, noteColor ansiColor) {
 		var b strings.Builder
 		b.WriteString(pad(clip(name, first), first))
 		for i := from; i < to; i++ {
@@ -111,18 +145,18 @@ func (p *page) textPart(s textTable, title string, first int, widths []int, from
 		text := p.style.paint(c, strings.TrimRight(b.String(), " "))
 		if note != "" && to == len(s.columns) {
 			if s.indent+len([]rune(b.String()))+2+len([]rune(note)) <= p.style.width() {
-				text = b.String() + "  " + note
+				text = b.String() + "  " + p.style.paint(noteColor, note)
 			} else {
-				for _, line := range wrap(note, p.style.width()-s.indent-2) {
-					text += "\n" + strings.Repeat(" ", s.indent+2) + line
+				for _, line := range wrap(note, p.style.width()-s.indent-2-len(s.inset())) {
+					text += "\n  " + indent + s.inset() + p.style.paint(noteColor, line)
 				}
 			}
 		}
-		p.WriteString(strings.Repeat(" ", s.indent) + text + "\n")
+		p.WriteString(indent + text + "\n")
 	}
 	if len(s.groups) > 0 {
 		var b strings.Builder
-		b.WriteString(strings.Repeat(" ", s.indent) + pad(title, first))
+		b.WriteString(indent + pad(title, first))
 		for i := from; i < to; {
 			end, width := i, -2
 			for end < to && s.groups[end] == s.groups[i] {
@@ -137,9 +171,13 @@ func (p *page) textPart(s textTable, title string, first int, widths []int, from
 		title = ""
 	}
 	if title != "" || slices.ContainsFunc(s.columns[from:to], func(c string) bool { return c != "" }) {
-		write(dim, title, func(i int) string { return s.columns[i] }, "")
+		write(dim, title, func(i int) string { return s.columns[i] }, "", "")
 	}
 	for _, r := range s.rows {
-		write("", s.inset()+r.name, func(i int) string { return r.cells[i] }, r.note)
+		names := wrap(r.name, first-len(s.inset()))
+		for _, line := range names[:len(names)-1] {
+			p.WriteString(indent + s.inset() + line + "\n")
+		}
+		write("", s.inset()+names[len(names)-1], func(i int) string { return r.cells[i] }, r.note, r.color)
 	}
 }
