@@ -168,11 +168,17 @@ func tooOld(f *Facts) []Finding {
 		return nil
 	}
 	var out Finding
-	count, all := 0, f.services()
-	for _, g := range f.Host.GPUs {
-		if len(f.Devices) > 0 && !slices.ContainsFunc(all, func(o busGPU) bool { return o.Address == g.Address && o.finding == tooOldID }) {
-			continue
+	count := 0
+	gpus := f.Host.GPUs
+	if len(f.Devices) > 0 {
+		gpus = nil
+		for _, one := range f.services() {
+			if one.finding == tooOldID {
+				gpus = append(gpus, one.PCIDevice)
+			}
 		}
+	}
+	for _, g := range gpus {
 		because, values, seen, is := unsupported(f.Host, g)
 		if !is {
 			return nil
