@@ -139,7 +139,9 @@ var (
 // Confirm remain.
 func (c Cause) With(values Values, places ...string) Cause {
 	put := func(text string) string {
-		text = at(text, places)
+		if text = at(text, places); !strings.ContainsAny(text, "*`") {
+			return text
+		}
 		return variable.ReplaceAllStringFunc(text, func(marked string) string {
 			if marked[0] == '`' {
 				return inCode.ReplaceAllStringFunc(marked, func(word string) string {

@@ -44,6 +44,9 @@ var need = regexp.MustCompile(`\{([a-z ]+)\}`)
 // at returns a text with the words of the first of the places that has some, for each need, and says of commands of
 // the host who can run them.
 func at(text string, places []string) string {
+	if !strings.ContainsAny(text, "{`") {
+		return text
+	}
 	text = need.ReplaceAllStringFunc(text, func(braced string) string {
 		rows := byPlace()[braced[1:len(braced)-1]]
 		for _, place := range withRest(places) {
