@@ -117,40 +117,24 @@ func (o *options) withTimeout(ctx context.Context) (context.Context, context.Can
 
 // endedError is why a command ended that has no result to write.
 type endedError struct {
-	err         error
+	error
 	interrupted bool
 }
-
-func (e endedError) Error() string { return e.err.Error() }
 
 // until calls do, which writes nothing, until the command is interrupted or --timeout ends it: do may
 // read a pipe, or compute for long, and knows no context.
 func until[T any](o *options, cmd *cobra.Command, do func() (T, error)) (T, error) {
 	ctx, cancel := o.withTimeout(cmd.Context())
 	defer cancel()
-	got, failed, err := untilEnd(ctx, do)
-	if err == nil {
-		return got, failed
+	got, err := bounded.Do(ctx, bounded.Call[T]{Grace: bounded.NoGrace, Run: do})
+	if !errors.Is(err, bounded.ErrStuck) {
+		return got, err
 	}
-	if cmd.Context().Err() != nil {
+	interrupted := cmd.Context().Err() != nil
+	if err = context.Cause(ctx); interrupted {
 		err = errors.New("interrupted")
 	}
-	return got, endedError{fmt.Errorf("%s: %w, nothing is written", cmd.Name(), err), cmd.Context().Err() != nil}
-}
-
-func untilEnd[T any](ctx context.Context, do func() (T, error)) (got T, failed, ended error) {
-	type reply struct {
-		value T
-		err   error
-	}
-	a, ended := bounded.Do(ctx, bounded.Call[reply]{Grace: bounded.NoGrace, Run: func() (reply, error) {
-		value, err := do()
-		return reply{value, err}, nil
-	}})
-	if ended != nil {
-		ended = context.Cause(ctx)
-	}
-	return a.value, a.err, ended
+	return got, endedError{fmt.Errorf("%s: %w, nothing is written", cmd.Name(), err), interrupted}
 }
 
 // fill runs a command until ctx ends, and returns its session with the result. The error

@@ -30,18 +30,16 @@ const (
 )
 
 // usageError is a mistake in how the command was called.
-type usageError struct{ err error }
+type usageError struct{ error }
 
-func (e usageError) Error() string { return e.err.Error() }
-func (e usageError) Unwrap() error { return e.err }
+func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // outputError is a result that could not be written.
-type outputError struct{ err error }
+type outputError struct{ error }
 
-func (e outputError) Error() string { return e.err.Error() }
-func (e outputError) Unwrap() error { return e.err }
+func (e outputError) Unwrap() error { return e.error }
 
 // afterWriting makes an error of writing an outputError.
 func afterWriting(err error) error {
