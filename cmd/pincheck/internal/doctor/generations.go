@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -168,7 +169,6 @@ func tooOld(f *Facts) []Finding {
 		return nil
 	}
 	var out Finding
-	count := 0
 	gpus := f.Host.GPUs
 	if len(f.Devices) > 0 {
 		gpus = nil
@@ -183,21 +183,16 @@ func tooOld(f *Facts) []Finding {
 		if !is {
 			return nil
 		}
-		count++
 		out.because, out.values = because, values
 		out.Evidence = append(out.Evidence, seen)
 	}
-	if count == 0 {
+	if len(out.Evidence) == 0 {
 		return nil
 	}
-	out.Summary = map[string]string{
-		"branch": "the driver no longer supports this GPU",
-		"first":  "the driver is older than this GPU",
-		"open":   "the open kernel module does not support this GPU",
-		"closed": "the closed kernel module does not support this GPU",
-	}[out.because]
 	if len(f.Devices) > 0 {
-		out.Severity, out.Summary = Warning, strings.Replace(out.Summary, "this GPU", fmt.Sprintf("%d of %d GPUs", count, len(f.Host.GPUs)), 1)
+		some := findings.Values{"this GPU": fmt.Sprintf("%d of %d GPUs", len(out.Evidence), len(f.Host.GPUs))}
+		maps.Copy(some, out.values)
+		out.Severity, out.values = Warning, some
 	}
 	return finding(out)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/nvml"
 	"github.com/gopinned/pinned/internal/units"
@@ -310,27 +311,9 @@ func excludedGPUs(f *Facts) (out []Finding) {
 		out[i].Evidence = append(out[i].Evidence, g.Address+": "+g.seen)
 	}
 	for i := range out {
-		out[i].Summary = fmt.Sprintf("%s left out: %s", units.Things(len(out[i].Evidence), "GPU is", "GPUs are"), excludedBy[out[i].because])
+		out[i].values = findings.Values{"GPUs are": units.Things(len(out[i].Evidence), "GPU is", "GPUs are")}
 	}
 	return out
-}
-
-// excludedBy names the causes of gpus_excluded in a summary.
-var excludedBy = map[string]string{
-	"virtual_function": "SR-IOV function for virtual machines",
-	"switched_off":     "switched off by bbswitch",
-	"driver":           "bound to another driver",
-	"override":         "driver_override",
-	"parameter":        "excluded by the kernel module's parameter",
-	"assigned":         "not in the kernel module's NVreg_AssignGpus",
-	"device_option":    "not named by --device",
-	"container":        "not given to this container",
-	"unit":             "not given to this systemd unit",
-	"job":              "not given to this Slurm job",
-	"control_group":    "denied by the device control group",
-	"mig":              "CUDA shows one MIG instance per process",
-	"visible_devices":  "hidden by CUDA_VISIBLE_DEVICES",
-	"expected":         "not needed to reach --expect-gpus",
 }
 
 // migBeside are GPUs in MIG mode without an instance, beside others that CUDA shows.

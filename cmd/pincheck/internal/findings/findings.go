@@ -14,7 +14,7 @@
 //   - Why: the cause, if it is known
 //   - Cost: what it costs, in seconds or as a factor
 //   - Do: the remedy, as an imperative. A command on a line of its own follows a colon and ends its sentence.
-//     A need in braces, such as {gpu}, stands for the words of the place where the process runs (places.go).
+//     A need in braces, such as {gpu}, stands for the words of the place where the process runs (places.txt).
 //     A command for root has its sudo, also dmesg. In a place where the reader is not root, it says who can run it.
 //   - Last resort: a remedy that cannot be undone or stops the work of others (a reset, a reboot, a new
 //     card). It is printed only if the cause is certain.
@@ -152,6 +152,7 @@ func (c Cause) With(values Values, places ...string) Cause {
 			return cmp.Or(values[word], word)
 		})
 	}
+	c.Found = put(c.Found)
 	c.Why, c.Cost = strings.ReplaceAll(put(c.Why), "`", ""), strings.ReplaceAll(put(c.Cost), "`", "")
 	c.Do, c.LastResort, c.Confirm = put(c.Do), put(c.LastResort), put(c.Confirm)
 	return c
@@ -159,7 +160,7 @@ func (c Cause) With(values Values, places ...string) Cause {
 
 // Variables returns the words that stand for values.
 func (c Cause) Variables() (words []string) {
-	for _, marked := range variable.FindAllString(at(c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.LastResort+"\n"+c.Confirm, nil), -1) {
+	for _, marked := range variable.FindAllString(at(c.Found+"\n"+c.Why+"\n"+c.Cost+"\n"+c.Do+"\n"+c.LastResort+"\n"+c.Confirm, nil), -1) {
 		found := []string{marked}
 		if marked[0] == '`' {
 			found = inCode.FindAllString(marked, -1)
