@@ -115,9 +115,7 @@ func nodePermission(f *Facts) []Finding {
 	if len(closed) == 0 {
 		return nil
 	}
-	out := Finding{
-		Summary: "this user may not open the GPU's device nodes", Evidence: closed,
-	}
+	out := Finding{Evidence: closed}
 	if open {
 		out.Against = []string{"the mode of a node lets every user open it: an access control list, a security module or a user namespace denies it"}
 	}

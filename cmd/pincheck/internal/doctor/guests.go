@@ -89,10 +89,7 @@ func wslBlocked(f *Facts) []Finding {
 	if !f.Host.Virt.WSL || !f.called() || f.Opening.DriverLibrary == "" || !f.Host.NVIDIA.HasNode("/dev/dxg") {
 		return nil
 	}
-	out := Finding{
-		Summary:  "Windows provides no GPU to WSL",
-		Evidence: []string{f.Opening.Error, "/dev/dxg and " + f.Opening.DriverLibrary + " exist"},
-	}
+	out := Finding{Evidence: []string{f.Opening.Error, "/dev/dxg and " + f.Opening.DriverLibrary + " exist"}}
 	if !strings.HasPrefix(f.Opening.DriverLibrary, "/usr/lib/wsl/") && f.Host.Virt.Container == "" { // which gets it elsewhere
 		out.Summary, out.because = "WSL loads libcuda.so.1 of a Linux driver instead of Windows' one", "linux_driver"
 	}

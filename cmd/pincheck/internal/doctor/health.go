@@ -35,10 +35,7 @@ func remapPending(_ *Facts, d *Device) []Finding {
 	if d.Health == nil || !isTrue(d.Health.RemapPending) {
 		return nil
 	}
-	out := Finding{
-		Summary:  "GPU memory uses broken rows until a reset",
-		Evidence: []string{"NVML: retired pages or remapped rows are pending"},
-	}
+	out := Finding{Evidence: []string{"NVML: retired pages or remapped rows are pending"}}
 	if n := d.Health.RetiredPages; n != nil {
 		out.Evidence = append(out.Evidence, units.Things(*n, "retired page", "retired pages"))
 	}
@@ -60,10 +57,7 @@ func throttled(_ *Facts, d *Device) []Finding {
 	if len(reasons) == 0 {
 		return capped(d.Health)
 	}
-	out := Finding{
-		Summary:  "the GPU's clocks are reduced",
-		Evidence: []string{"NVML: " + strings.Join(reasons, ", ")},
-	}
+	out := Finding{Evidence: []string{"NVML: " + strings.Join(reasons, ", ")}}
 	if t := d.Health.Temperature; t > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%d °C", t))
 	}

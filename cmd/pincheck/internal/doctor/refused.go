@@ -154,10 +154,7 @@ func integratedGPU(_ *Facts, d *Device) []Finding {
 	if a == nil || !a.Integrated && !a.UsesHostPageTables {
 		return nil
 	}
-	out := Finding{
-		Summary:  "the GPU shares memory with the CPU",
-		Evidence: []string{"The attribute Integrated is 1"},
-	}
+	out := Finding{Evidence: []string{"The attribute Integrated is 1"}}
 	if a.UsesHostPageTables {
 		out.Summary = "the GPU uses the host's page tables, so registering memory locks nothing"
 		out.Evidence = append(out.Evidence[:0], "The attribute PageableMemoryAccessUsesHostPageTables is 1")

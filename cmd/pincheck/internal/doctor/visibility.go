@@ -121,11 +121,7 @@ func visibleDevicesUnknown(f *Facts) []Finding {
 	if c.bad == "" && !requested || c.why == "negative" || c.named > 0 && len(f.Devices) > c.named {
 		return nil // it ends the list, or CUDA shows that it is there
 	}
-	out := Finding{
-		Summary:  "CUDA_VISIBLE_DEVICES names an unknown GPU",
-		Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)},
-		because:  c.why,
-	}
+	out := Finding{Evidence: []string{fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q", value)}, because: c.why}
 	switch c.why {
 	case "missing":
 		n := reachable(f.Host)
