@@ -125,11 +125,10 @@ func (l PCIe) String() string { return fmt.Sprintf("%s x%d", l.Version(), l.Widt
 
 // ParsePCIe parses what String returns of a generation: "PCIe 5.0 x16".
 func ParsePCIe(text string) (PCIe, error) {
-	version, lanes, _ := strings.Cut(text, " x")
+	_, lanes, _ := strings.Cut(text, " x")
 	width, err := strconv.Atoi(lanes)
 	for _, speed := range generations {
-		l := PCIe{Speed: speed, Width: width}
-		if l.Version() == version && err == nil && width > 0 && strconv.Itoa(width) == lanes {
+		if l := (PCIe{speed, width}); err == nil && width > 0 && l.String() == text {
 			return l, nil
 		}
 	}

@@ -3,10 +3,10 @@
 //
 // # Forms
 //
-// Each form is in files of its own: text.go and bench.go write text; html.go and the other html*.go files the
-// page; compare.go has both of a comparison, whose text has the tables of its page; csv.go, prometheus.go and npd.go the rest. [Write] chooses between them. A
-// new form is a [Format], a case in Write, golden files for the results of the tests, and a section in
-// docs/output.md.
+// Each form is in files of its own: text.go and bench.go write text; html.go and the other html*.go files the page;
+// compare.go has both of a comparison, whose text has the tables of its page; csv.go, prometheus.go and npd.go the rest.
+// [Write] chooses between them. A new form is a [Format], a case in Write, golden files for the results of the tests, and
+// a section in docs/output.md.
 //
 // All forms get a copy of the result without numbers that are not finite. Names, errors and output of
 // drivers come from outside: text replaces characters that are not printable (plain), the page escapes
