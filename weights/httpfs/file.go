@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -100,17 +101,25 @@ func (f *file) OpenRange(ctx context.Context, off, n int64) (io.ReadCloser, erro
 // A handle is an open file.
 type handle struct {
 	*file
+	closed atomic.Bool
 	mu     sync.Mutex
-	next   *bufio.Reader // nil before the first Read
-	closed bool
+	next   *bufio.Reader // nil before the first Read; guarded by mu
+}
+
+// check returns an error if the handle is closed.
+func (h *handle) check(op string) error {
+	if h.closed.Load() {
+		return &fs.PathError{Op: op, Path: h.name, Err: fs.ErrClosed}
+	}
+	return nil
 }
 
 // Read makes a request for each 128 KiB.
 func (h *handle) Read(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
-		return 0, h.errClosed("read")
+	if err := h.check("read"); err != nil {
+		return 0, err
 	}
 	if h.next == nil {
 		h.next = bufio.NewReaderSize(io.NewSectionReader(h.file, 0, h.size), headBytes)
@@ -118,41 +127,29 @@ func (h *handle) Read(p []byte) (int, error) {
 	return h.next.Read(p)
 }
 
-func (h *handle) errClosed(op string) error {
-	return &fs.PathError{Op: op, Path: h.name, Err: fs.ErrClosed}
-}
-
-func (h *handle) isClosed() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.closed
-}
-
 // ReadAt returns an error when the handle is closed.
 func (h *handle) ReadAt(p []byte, off int64) (int, error) {
-	if h.isClosed() {
-		return 0, h.errClosed("read")
+	if err := h.check("read"); err != nil {
+		return 0, err
 	}
 	return h.file.ReadAt(p, off)
 }
 
 // OpenRange returns an error when the handle is closed.
 func (h *handle) OpenRange(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	if h.isClosed() {
-		return nil, h.errClosed("read")
+	if err := h.check("read"); err != nil {
+		return nil, err
 	}
 	return h.file.OpenRange(ctx, off, n)
 }
 
 func (h *handle) Stat() (fs.FileInfo, error) { return info{h.file}, nil }
 
+// Close does not wait for reads that have begun.
 func (h *handle) Close() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.closed {
-		return h.errClosed("close")
+	if !h.closed.CompareAndSwap(false, true) {
+		return h.check("close")
 	}
-	h.closed = true
 	return nil
 }
 

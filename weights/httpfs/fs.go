@@ -195,15 +195,6 @@ func (f *FS) Verify(ctx context.Context, name string) error {
 	return nil
 }
 
-// Stat returns the size of a file, and the time of its last change. Errors are those of Open.
-func (f *FS) Stat(name string) (fs.FileInfo, error) {
-	opened, err := f.open(name)
-	if err != nil {
-		return nil, &fs.PathError{Op: "stat", Path: name, Err: err}
-	}
-	return info{opened}, nil
-}
-
 // open returns a file, which is opened once.
 func (f *FS) open(name string) (*file, error) {
 	switch {

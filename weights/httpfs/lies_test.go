@@ -454,7 +454,7 @@ func TestHeadersAndURLs(t *testing.T) {
 	assert.Equal(t, "secret", r.URL.Query().Get("token"))
 	assert.Equal(t, "Bearer x", r.Header.Get("Authorization"))
 	assert.Equal(t, fmt.Sprintf("bytes=0-%d", headBytes-1), r.Header.Get("Range"))
-	info, err := fsys.Stat("sub/a b")
+	info, err := fs.Stat(fsys, "sub/a b")
 	require.NoError(t, err)
 	require.EqualValues(t, 10, info.Size())
 	require.Empty(t, seen, "one request for a file")
