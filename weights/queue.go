@@ -39,9 +39,9 @@ type segment struct {
 	number int // by the order of the files, among the segments of all queues
 }
 
-// segment adds a segment for devices, each with the address that it gets the bytes at. The segments of one
+// addSegment adds a segment for devices, each with the address that it gets the bytes at. The segments of one
 // queue are in the order of the files, and of their offsets.
-func (l *loading) segment(p Part, devices, to []int) {
+func (l *loading) addSegment(p Part, devices, to []int) {
 	at := slices.IndexFunc(l.queues, func(q *queue) bool { return slices.Equal(q.set, devices) })
 	if at < 0 {
 		q := &queue{set: slices.Clone(devices)}
@@ -173,7 +173,7 @@ func (l *loading) enqueue(order fileOrder, targets []target) {
 // segments: the bytes between two neighbouring starts or ends of parts go to the same places.
 func (l *loading) enqueueTensor(targets []target) {
 	if t := targets[0]; len(targets) == 1 {
-		l.segment(t.Part, []int{t.device}, []int{t.to}) // on the stack: a model may have tens of thousands of tensors
+		l.addSegment(t.Part, []int{t.device}, []int{t.to}) // on the stack: a model may have tens of thousands of tensors
 		return
 	}
 	var rows []target
@@ -184,7 +184,7 @@ func (l *loading) enqueueTensor(targets []target) {
 			to++
 		}
 		if t.Row > 0 {
-			l.places(t.Part, targets[from:to])
+			l.addSegments(t.Part, targets[from:to])
 		} else {
 			rows = append(rows, targets[from:to]...)
 			cuts = append(cuts, t.From, t.From+t.Size)
@@ -201,14 +201,14 @@ func (l *loading) enqueueTensor(targets []target) {
 		}
 		slices.SortStableFunc(here, func(t, u target) int { return cmp.Compare(t.device, u.device) })
 		if len(here) > 0 {
-			l.places(Part{Tensor: here[0].Tensor, From: from, Size: cuts[i] - from}, slices.Clone(here))
+			l.addSegments(Part{Tensor: here[0].Tensor, From: from, Size: cuts[i] - from}, slices.Clone(here))
 		}
 	}
 }
 
-// places adds a segment for the devices of targets, once for each time that a device gets it. The
-// targets are in the order of their devices, and places uses up their slice.
-func (l *loading) places(p Part, targets []target) {
+// addSegments adds a segment for the devices of targets, once for each time that a device gets it. The
+// targets are in the order of their devices, and addSegments uses up their slice.
+func (l *loading) addSegments(p Part, targets []target) {
 	for len(targets) > 0 {
 		var devices, to []int
 		targets = slices.DeleteFunc(targets, func(t target) bool {
@@ -218,6 +218,6 @@ func (l *loading) places(p Part, targets []target) {
 			devices, to = append(devices, t.device), append(to, t.to+p.From-t.From)
 			return true
 		})
-		l.segment(p, devices, to)
+		l.addSegment(p, devices, to)
 	}
 }

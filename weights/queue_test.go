@@ -12,7 +12,7 @@ import (
 
 // addBytes adds bytes at an offset of a file.
 func (l *loading) addBytes(f *File, off int64, n int, devices []int, to ...int) {
-	l.segment(Part{Tensor: &Tensor{File: f, Offset: off}, Size: n}, devices, to)
+	l.addSegment(Part{Tensor: &Tensor{File: f, Offset: off}, Size: n}, devices, to)
 }
 
 // Each segment is in the upload where its address is, by alignment; positions of the upload are those of
