@@ -55,14 +55,10 @@ var allocations bounded.Each[cudart.Device, bounded.Group]
 // calls of CUDA have returned.
 func (p *Plan) LoadNew(ctx context.Context, devices []*cudart.Device, o LoadOptions) (*Loaded, error) {
 	l := &Loaded{byName: map[string][]Placed{}}
-	err := l.allocate(ctx, p, devices)
+	memory, err := l.allocate(ctx, p, devices)
 	if err != nil {
 		err = fmt.Errorf("weights: load: %w", err)
 	} else {
-		memory := map[int]Memory{}
-		for i, m := range l.memory {
-			memory[p.Devices[i].Device] = Memory{Device: m.Device(), Ptr: m.Ptr(), Bytes: m.Len()}
-		}
 		err = p.Load(ctx, memory, o)
 	}
 	switch {
@@ -76,36 +72,39 @@ func (p *Plan) LoadNew(ctx context.Context, devices []*cudart.Device, o LoadOpti
 	return nil, errors.Join(err, l.CloseContext(ctx))
 }
 
-func (l *Loaded) allocate(ctx context.Context, p *Plan, devices []*cudart.Device) error {
+// allocate allocates the memory of a plan, and returns it as Plan.Load takes it.
+func (l *Loaded) allocate(ctx context.Context, p *Plan, devices []*cudart.Device) (map[int]Memory, error) {
 	switch {
 	case p == nil:
-		return errors.New("nil plan")
+		return nil, errors.New("nil plan")
 	case ctx == nil:
-		return errors.New("the context is nil")
+		return nil, errors.New("the context is nil")
 	}
+	memory := map[int]Memory{}
 	for _, d := range p.Devices {
 		if d.Device < 0 || d.Device >= len(devices) {
-			return fmt.Errorf("the plan has device %d, of %d devices", d.Device, len(devices))
+			return nil, fmt.Errorf("the plan has device %d, of %d devices", d.Device, len(devices))
 		}
 		dev := devices[d.Device]
 		if dev == nil || dev.Runtime() == nil {
-			return fmt.Errorf("device %d of the plan is nil or zero", d.Device)
+			return nil, fmt.Errorf("device %d of the plan is nil or zero", d.Device)
 		}
 		m, err := allocate(ctx, dev, max(d.Bytes, 1))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		l.memory = append(l.memory, m)
+		memory[d.Device] = Memory{Device: dev, Ptr: m.Ptr(), Bytes: m.Len()}
 		for _, t := range d.Tensors {
 			if err := t.check(); err != nil {
-				return err
+				return nil, err
 			}
 			t.Memory = m
 			l.parts = append(l.parts, t)
 			l.byName[t.Tensor.Name] = append(l.byName[t.Tensor.Name], t)
 		}
 	}
-	return nil
+	return memory, nil
 }
 
 // allocate allocates device memory, or abandons the call when ctx ends.

@@ -283,14 +283,11 @@ func (b *body) checkRange(r *http.Response) error {
 		return err
 	}
 	b.end = min(b.end, size)
-	b.response = limited{io.LimitReader(r.Body, to-from+1), r.Body}
+	b.response = struct {
+		io.Reader // which ends with the range, whatever the server sends
+		io.Closer
+	}{io.LimitReader(r.Body, to-from+1), r.Body}
 	return nil
-}
-
-// limited is a body that ends with its range, whatever the server sends.
-type limited struct {
-	io.Reader
-	io.Closer
 }
 
 // checkWhole accepts the whole of a short file from a server that ignores ranges.
