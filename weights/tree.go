@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // system is the file system of the operating system. Its paths are those of package filepath, as all paths here are;
@@ -70,7 +72,11 @@ type readerCloser interface {
 
 // openRegular opens a regular file, and returns its size.
 func openRegular(in fs.FS, name string) (readerCloser, int64, error) {
-	f, err := in.Open(pathIn(in, name))
+	var f fs.File
+	err := bounded.Guard(func() (err error) {
+		f, err = in.Open(pathIn(in, name))
+		return err
+	})
 	if err != nil {
 		return nil, 0, fmt.Errorf("weights: %w", err)
 	}
@@ -189,29 +195,28 @@ func (m *Model) openAhead(dir string, names []string) {
 		return
 	}
 	m.ahead = map[string]opened{}
-	next := make(chan string)
-	var failed atomic.Bool
+	var next atomic.Int64
+	var failed atomic.Bool // an index may name a million files that are missing
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	for range min(opensAtOnce, len(names)) {
 		running.Go(func() {
-			for path := range next {
-				f, err := openFile(m.in, path)
-				if err != nil {
-					failed.Store(true) // an index may name a million files
+			for i := next.Add(1) - 1; i < int64(len(names)) && !failed.Load(); i = next.Add(1) - 1 {
+				name := filepath.FromSlash(names[i])
+				if !filepath.IsLocal(name) {
+					continue
 				}
+				path := filepath.Join(dir, name)
+				f, err := openFile(m.in, path)
 				mu.Lock()
 				m.ahead[path] = opened{f, err}
 				mu.Unlock()
+				if err != nil {
+					failed.Store(true)
+				}
 			}
 		})
 	}
-	for _, name := range names {
-		if name = filepath.FromSlash(name); filepath.IsLocal(name) && !failed.Load() {
-			next <- filepath.Join(dir, name)
-		}
-	}
-	close(next)
 	running.Wait()
 }
 

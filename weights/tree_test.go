@@ -5,6 +5,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -109,15 +110,15 @@ func TestFilesOfAModelThatFailsAreClosed(t *testing.T) {
 	require.Len(t, openFiles(t, dir), before)
 }
 
-// countedFS counts the files that are opened.
-type countedFS struct {
+// foreignFS calls a function before each file is opened.
+type foreignFS struct {
 	fs.FS
-	opens *atomic.Int64
+	before func()
 }
 
-func (c countedFS) Open(name string) (fs.File, error) {
-	c.opens.Add(1)
-	return c.FS.Open(name)
+func (f foreignFS) Open(name string) (fs.File, error) {
+	f.before()
+	return f.FS.Open(name)
 }
 
 // An index that names many files which are missing is refused at the first ones.
@@ -129,10 +130,32 @@ func TestFewMissingFilesAreOpened(t *testing.T) {
 	}
 	files := mapFS(map[string][]byte{"model.safetensors.index.json": []byte(`{"weight_map":{` + index.String()[1:] + "}}")})
 	var opens atomic.Int64
-	_, err := weights.OpenModelFS(countedFS{unlisted{files}, &opens}, "model.safetensors.index.json")
+	_, err := weights.OpenModelFS(foreignFS{unlisted{files}, func() { opens.Add(1) }}, "model.safetensors.index.json")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "named by the index")
 	require.Less(t, opens.Load(), int64(100))
+}
+
+// A file system that panics makes an error, although its files are opened by other goroutines; one that ends these is
+// called by the caller's.
+func TestFileSystemsThatPanicOrExit(t *testing.T) {
+	t.Parallel()
+	files := mapFS(shards(t, "model-", "-of-00003.safetensors"))
+	// afterTwo calls a function at the opens that follow those of the path and of its directory.
+	afterTwo := func(times int64, do func()) fs.FS {
+		opens := new(atomic.Int64)
+		return foreignFS{unlisted{files}, func() {
+			if n := opens.Add(1) - 2; n > 0 && n <= times {
+				do()
+			}
+		}}
+	}
+	_, err := weights.OpenModelFS(afterTwo(3, func() { panic("boom") }), "model-00001-of-00003.safetensors")
+	require.ErrorContains(t, err, "panic: boom")
+	m, err := weights.OpenModelFS(afterTwo(3, runtime.Goexit), "model-00001-of-00003.safetensors")
+	require.NoError(t, err)
+	require.Len(t, m.Files(), 3)
+	require.NoError(t, m.Close())
 }
 
 // A model of a file system loads as one of files does.
