@@ -56,19 +56,12 @@ func NewCopier(ctx context.Context, dev *cudart.Device, o Options) (*Copier, err
 // While methods run, Close returns an error instead of waiting, because one of their callbacks may
 // have called it. CloseContext waits for them. After an error Close may be called again; once it
 // has returned nil it does nothing.
-func (c *Copier) Close() error { return c.opened().close() }
+func (c *Copier) Close() error { return c.get().close() }
 
 // CloseContext is Close that also waits for running methods, until ctx ends: then it returns ctx's
 // error. It waits one more second for a call into CUDA that does not return. If a reader, a writer
 // or Progress calls it, it waits for its own copy until ctx ends.
-func (c *Copier) CloseContext(ctx context.Context) error { return c.opened().closeContext(ctx) }
-
-func (c *Copier) opened() *engine {
-	if c == nil {
-		return nil
-	}
-	return c.engine
-}
+func (c *Copier) CloseContext(ctx context.Context) error { return c.get().closeContext(ctx) }
 
 // Stats count the copies of a Copier or Fanout and its views.
 type Stats struct {

@@ -60,18 +60,11 @@ func NewFanout(ctx context.Context, devs []*cudart.Device, o Options) (*Fanout, 
 // [cudart.ErrClosed]. While methods run, Close returns an error instead of waiting, because one of
 // their callbacks may have called it. CloseContext waits for them. After an error Close may be
 // called again; once it has returned nil it does nothing.
-func (f *Fanout) Close() error { return f.opened().close() }
+func (f *Fanout) Close() error { return f.get().close() }
 
 // CloseContext is Close that also waits for running methods, until ctx ends: then it returns ctx's
 // error. It waits one more second for a call into CUDA that does not return.
-func (f *Fanout) CloseContext(ctx context.Context) error { return f.opened().closeContext(ctx) }
-
-func (f *Fanout) opened() *engine {
-	if f == nil {
-		return nil
-	}
-	return f.engine
-}
+func (f *Fanout) CloseContext(ctx context.Context) error { return f.get().closeContext(ctx) }
 
 func (f *Fanout) get() view {
 	if f == nil {

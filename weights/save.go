@@ -219,7 +219,7 @@ func (s *Saving) copy() (err error) {
 				break
 			}
 		}
-		s.pipeline.complete()
+		close(s.pipeline.filled) // the writers end when they have written all pieces
 	}
 	err = errors.Join(err, s.pipeline.release())
 	beside.Wait()

@@ -202,9 +202,6 @@ func (s deviceStreams) CloseContext(ctx context.Context) error {
 // begin lets the writers begin.
 func (n *pipeline) begin() { n.once.Do(func() { close(n.start) }) }
 
-// complete ends the writers when they have begun, and have written all pieces.
-func (n *pipeline) complete() { close(n.filled) }
-
 // release closes the streams. When the writers have ended it keeps the pool of a save whose caller waits, or closes it
 // after an error.
 func (n *pipeline) release() (err error) {
