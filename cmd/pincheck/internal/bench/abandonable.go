@@ -18,22 +18,12 @@ func once[T any](ctx context.Context, a *abandonable, do func() (T, error)) (non
 	if err := bounded.Ended(ctx); err != nil {
 		return none, err
 	}
-	type returned struct {
-		value T
-		err   error
-	}
-	done := make(chan returned, 1)
-	a.running.Go(func() {
-		v, err := do()
-		done <- returned{v, err}
+	a.running.Add(1)
+	return bounded.Do(ctx, bounded.Call[T]{
+		Run:     func() (T, error) { defer a.running.Done(); return do() },
+		Abandon: func() bool { a.abandoned = true; return true },
+		Grace:   -1,
 	})
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		a.abandoned = true
-		return none, bounded.Ended(ctx)
-	}
 }
 
 // release releases what samples use. It does not wait for one that was abandoned: all is

@@ -101,8 +101,9 @@ type loaderFeed struct {
 }
 
 // newLoaderFeed starts a loader, until ctx ends or the feed is closed.
-func newLoaderFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (f *loaderFeed, err error) {
-	f = &loaderFeed{resources: resources{dev: w.dev, now: w.now}, stream: stream, copies: s.copies}
+func newLoaderFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (feed, error) {
+	var err error
+	f := &loaderFeed{resources: resources{dev: w.dev, now: w.now}, stream: stream, copies: s.copies}
 	o := loader.Options{BatchSize: batch, Workers: s.workers, Prefetch: s.prefetch, Transform: compute, Label: "bench"}
 	if s.copies == noCopies {
 		f.l, err = loader.NewHost(src, o, func(n int) ([]byte, error) { return f.pageable(n) })
@@ -224,13 +225,14 @@ type turn struct {
 }
 
 // newPlainFeed starts the workers. After an error the feed is closed.
-func newPlainFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (f *plainFeed, err error) {
+func newPlainFeed(ctx context.Context, w *resources, src loader.Source, compute transform, stream *cudart.Stream, s setting, batch int) (feed, error) {
 	count := plainBatches(s.workers)
-	f = &plainFeed{
+	f := &plainFeed{
 		resources: resources{dev: w.dev, now: w.now}, setting: s, filler: filler{src: src, compute: compute, batch: batch}, stream: stream,
 		free: make(chan *plainBatch, count), full: make(chan *plainBatch, ahead(s.workers)), cancel: func() {}, began: w.now(),
 	}
 	n := batch * oneSample
+	var err error
 	f.mem, err = s.kind().open(ctx, &f.resources, count*n)
 	for i := range f.halves {
 		if err == nil && s.copies != noCopies {

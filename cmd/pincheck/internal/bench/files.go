@@ -190,22 +190,12 @@ func (f *fileFixture) open(ctx context.Context) error {
 		f.undo.PushClose(func() error { return d.Free(p) })
 	}
 	f.dev = f.devices[0]
-	if f.work, err = f.stream(); err != nil {
+	buffer := func() (*hostmem.Buffer, error) { return f.pinned(ctx, f.n) }
+	staging := func() (*transfer.Copier, error) { return f.resources.copier(ctx) }
+	err = inTurn(made(f.stream, &f.work), made(f.span, &f.timer), made(buffer, &f.buffer), func() error { return f.fill(ctx) }, made(staging, &f.copier))
+	if err != nil {
 		return err
 	}
-	if f.timer, err = f.span(); err != nil {
-		return err
-	}
-	if f.buffer, err = f.pinned(ctx, f.n); err != nil {
-		return err
-	}
-	if err := f.fill(ctx); err != nil {
-		return err
-	}
-	if f.copier, err = transfer.NewCopier(ctx, f.dev, transfer.Options{}); err != nil {
-		return err
-	}
-	f.undo.Push(f.copier.CloseContext)
 	if len(f.devices) > 1 {
 		if f.fanout, err = transfer.NewFanout(ctx, f.devices, transfer.Options{}); err != nil {
 			return err

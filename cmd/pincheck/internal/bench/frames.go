@@ -206,31 +206,24 @@ func (t *trip) node() (int, bool) {
 	return nodeOfMemory(t.dev, memory...)
 }
 
-func (t *trip) open(ctx context.Context) (err error) {
+func (t *trip) open(ctx context.Context) error {
 	t.undo.PushClose(t.releaseAnew)
 	kind := t.kind()
-	if t.source, err = kind.open(ctx, &t.resources, t.n); err != nil {
+	host := func() (hostkind.Memory, error) { return kind.open(ctx, &t.resources, t.n) }
+	err := inTurn(
+		made(host, &t.source),
+		func() error { return uploaded.fill(ctx, t.source.Bytes()) },
+		made(t.stream, &t.up, &t.down),
+	)
+	if err != nil || !t.reuses() {
 		return err
 	}
-	if err = uploaded.fill(ctx, t.source.Bytes()); err != nil {
-		return err
-	}
-	if t.up, err = t.stream(); err != nil {
-		return err
-	}
-	if t.down, err = t.stream(); err != nil || !t.reuses() {
-		return err
-	}
-	if t.mem, err = t.device(t.n); err != nil {
-		return err
-	}
-	if t.returned, err = kind.open(ctx, &t.resources, t.n); err != nil {
-		return err
-	}
-	if err = t.up.Memset(t.mem, poison, t.n); err != nil {
-		return err
-	}
-	return t.up.Synchronize(ctx)
+	return inTurn(
+		t.allocated(t.n, &t.mem),
+		made(host, &t.returned),
+		func() error { return t.up.Memset(t.mem, poison, t.n) },
+		func() error { return t.up.Synchronize(ctx) },
+	)
 }
 
 // releaseAnew releases what a step allocated, if it was interrupted.
@@ -261,12 +254,14 @@ func (t *trip) releaseDevice() error {
 	return err
 }
 
-// in counts the time of a part of the step.
-func (t *trip) in(stage string, do func() error) error {
-	began := t.now()
-	err := do()
-	t.spent[stage] += t.now() - began
-	return err
+// part returns a function that does a part of the step, and counts its time.
+func (t *trip) part(stage string, do func() error) func() error {
+	return func() error {
+		began := t.now()
+		err := do()
+		t.spent[stage] += t.now() - began
+		return err
+	}
 }
 
 // copy copies the batch and waits for it.
@@ -286,54 +281,43 @@ func (t *trip) step(ctx context.Context) error {
 	case t.method == framesOverlapped:
 		return t.overlapped(ctx)
 	case t.reuses():
-		if err := t.in(stageUpload, func() error { return t.copy(ctx, result.HostToDevice, t.source) }); err != nil {
-			return err
-		}
-		return t.in(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.returned) })
+		return inTurn(
+			t.part(stageUpload, func() error { return t.copy(ctx, result.HostToDevice, t.source) }),
+			t.part(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.returned) }),
+		)
 	}
 	return t.anew(ctx)
 }
 
 // anew allocates what it needs, as `x.cuda()` and `x.cpu()` do. The batch that came back
 // is the next one to go, or is copied to the pinned source.
-func (t *trip) anew(ctx context.Context) (err error) {
+func (t *trip) anew(ctx context.Context) error {
 	source := t.source
 	if t.current != nil {
 		source = t.current
 	}
-	parts := []struct {
-		stage string
-		do    func() error
-	}{
-		{stageDeviceAlloc, func() (err error) { t.mem, err = t.dev.Malloc(t.n); return err }},
-		{stageUpload, func() error { return t.copy(ctx, result.HostToDevice, source) }},
-		{stageRelease, t.releaseHost},
-		{stageHostAlloc, func() (err error) {
+	err := inTurn(
+		t.part(stageDeviceAlloc, func() (err error) { t.mem, err = t.dev.Malloc(t.n); return err }),
+		t.part(stageUpload, func() error { return t.copy(ctx, result.HostToDevice, source) }),
+		t.part(stageRelease, t.releaseHost),
+		t.part(stageHostAlloc, func() (err error) {
 			var b []byte
 			b, t.release, err = hostos.Map(t.n, 0)
 			t.current = b
 			return err
-		}},
-		{stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.current) }},
-		{stageRelease, t.releaseDevice},
+		}),
+		t.part(stageDownload, func() error { return t.copy(ctx, result.DeviceToHost, t.current) }),
+		t.part(stageRelease, t.releaseDevice),
+	)
+	if err != nil || t.method != framesPinned {
+		return err
 	}
-	if t.method == framesPinned {
-		parts = append(parts, []struct {
-			stage string
-			do    func() error
-		}{
-			{stageHostCopy, func() error {
-				return pieces(ctx, t.n, func(off, n int) error { copy(t.source.Bytes()[off:off+n], t.current[off:]); return nil })
-			}},
-			{stageRelease, t.releaseHost},
-		}...)
-	}
-	for _, p := range parts {
-		if err := t.in(p.stage, p.do); err != nil {
-			return err
-		}
-	}
-	return nil
+	return inTurn(
+		t.part(stageHostCopy, func() error {
+			return pieces(ctx, t.n, func(off, n int) error { copy(t.source.Bytes()[off:off+n], t.current[off:]); return nil })
+		}),
+		t.part(stageRelease, t.releaseHost),
+	)
 }
 
 // overlapped sends one half while the other comes back, and then the other way round.
@@ -345,22 +329,16 @@ func (t *trip) overlapped(ctx context.Context) error {
 		return t.returned.CopyFromDevice(ctx, t.down, t.mem+cudart.DevPtr(off), off, n)
 	}
 	var sent, fetched cudart.Point
-	for _, queue := range []func() error{
+	return inTurn(
 		func() error { return fetch(half, t.n-half) },
 		func() error { return send(0, half) },
 		func() error { fetched, sent = t.down.Point(), t.up.Point(); return t.up.WaitPoint(fetched) },
 		func() error { return t.down.WaitPoint(sent) },
 		func() error { return send(half, t.n-half) },
 		func() error { return fetch(0, half) },
-	} {
-		if err := queue(); err != nil {
-			return err
-		}
-	}
-	if err := t.up.Synchronize(ctx); err != nil {
-		return err
-	}
-	return t.down.Synchronize(ctx)
+		func() error { return t.up.Synchronize(ctx) },
+		func() error { return t.down.Synchronize(ctx) },
+	)
 }
 
 // verify compares the batch as it came back last.

@@ -99,12 +99,8 @@ func openStaged(ctx context.Context, w *resources, n int) (hostkind.Memory, erro
 	if err != nil {
 		return nil, err
 	}
-	c, err := transfer.NewCopier(ctx, w.dev, transfer.Options{})
-	if err != nil {
-		return nil, err
-	}
-	w.undo.Push(c.CloseContext)
-	return stagedMemory{m, c}, nil
+	c, err := w.copier(ctx)
+	return stagedMemory{m, c}, err
 }
 
 func (m stagedMemory) CopyToDevice(ctx context.Context, _ *cudart.Stream, dst cudart.DevPtr, off, n int) error {

@@ -59,13 +59,7 @@ func (k *kernels) open(ctx context.Context) (err error) {
 		return err
 	}
 	k.undo.Push(k.memory.CloseContext)
-	if k.span, err = k.resources.span(); err != nil {
-		return err
-	}
-	if k.p, err = k.device(k.n); err != nil {
-		return err
-	}
-	if k.result, err = k.device(gpukernels.ResultBytes); err != nil {
+	if err = inTurn(made(k.resources.span, &k.span), k.allocated(k.n, &k.p), k.allocated(gpukernels.ResultBytes, &k.result)); err != nil {
 		return err
 	}
 	if k.host {

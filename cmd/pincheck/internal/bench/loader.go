@@ -280,19 +280,13 @@ func (l *loop) set(ctx context.Context, s setting) error {
 	if err := l.stop(); err != nil {
 		return err
 	}
-	var err error
+	create := newPlainFeed
 	if s.reader == byLoader {
-		var f *loaderFeed
-		if f, err = newLoaderFeed(ctx, &l.resources, l.data, l.transform(), l.stream, s, l.batch); err == nil {
-			l.feed = f
-		}
-	} else {
-		var f *plainFeed
-		if f, err = newPlainFeed(ctx, &l.resources, l.data, l.transform(), l.stream, s, l.batch); err == nil {
-			l.feed = f
-		}
+		create = newLoaderFeed
 	}
 	l.setting, l.queued = s, [2]cudart.Point{}
+	var err error
+	l.feed, err = create(ctx, &l.resources, l.data, l.transform(), l.stream, s, l.batch)
 	return err
 }
 

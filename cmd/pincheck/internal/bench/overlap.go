@@ -169,37 +169,26 @@ type hiding struct {
 	load load
 }
 
-func (h *hiding) open(ctx context.Context) (err error) {
-	if err = h.copyFixture.open(ctx); err != nil {
-		return err
-	}
-	if h.work, err = h.resources.stream(); err != nil {
-		return err
-	}
-	h.load, err = h.newLoad(ctx)
-	return err
+func (h *hiding) open(ctx context.Context) error {
+	work := func() (load, error) { return h.newLoad(ctx) }
+	return inTurn(func() error { return h.copyFixture.open(ctx) }, made(h.resources.stream, &h.work), made(work, &h.load))
 }
 
 // both is the time of the copy and the work at once. The work waits for the span's
 // begin, and its end for the work.
 func (h *hiding) both(ctx context.Context, c *copyCase, workFirst bool) (time.Duration, error) {
 	stream := h.main(c.direction)
-	if err := h.span.Begin(stream); err != nil {
-		return 0, err
-	}
-	if err := h.work.WaitPoint(stream.Point()); err != nil {
-		return 0, err
-	}
 	queue := []func() error{func() error { return c.queue(ctx) }, func() error { return h.load.queue(h.work) }}
 	if workFirst {
 		slices.Reverse(queue)
 	}
-	for _, f := range queue {
-		if err := f(); err != nil {
-			return 0, err
-		}
-	}
-	if err := stream.WaitPoint(h.work.Point()); err != nil {
+	err := inTurn(
+		func() error { return h.span.Begin(stream) },
+		func() error { return h.work.WaitPoint(stream.Point()) },
+		func() error { return inTurn(queue...) },
+		func() error { return stream.WaitPoint(h.work.Point()) },
+	)
+	if err != nil {
 		return 0, err
 	}
 	return h.span.End(ctx, stream)
@@ -310,28 +299,17 @@ func (o *ordering) open(ctx context.Context, n int) (err error) {
 
 // old returns how many old bytes the stream read of an upload of n bytes.
 func (o *ordering) old(ctx context.Context, n int, upload func(ctx context.Context, n int) error) (int, error) {
-	if err := o.stream.Memset(o.a, poison, n); err != nil {
+	err := inTurn(
+		func() error { return o.stream.Memset(o.a, poison, n) },
+		func() error { return o.stream.Synchronize(ctx) },
+		func() error { return errors.Join(upload(ctx, n), o.stream.CopyOnDevice(o.b, o.a, n)) },
+		func() error { return o.stream.Synchronize(ctx) },
+		func() error { return o.dev.CopyToHost(unsafe.Pointer(&o.came[0]), o.b, n) },
+	)
+	if err != nil {
 		return 0, err
 	}
-	if err := o.stream.Synchronize(ctx); err != nil {
-		return 0, err
-	}
-	if err := errors.Join(upload(ctx, n), o.stream.CopyOnDevice(o.b, o.a, n)); err != nil {
-		return 0, err
-	}
-	if err := o.stream.Synchronize(ctx); err != nil {
-		return 0, err
-	}
-	if err := o.dev.CopyToHost(unsafe.Pointer(&o.came[0]), o.b, n); err != nil {
-		return 0, err
-	}
-	count := 0
-	for _, v := range o.came[:n] {
-		if v == poison {
-			count++
-		}
-	}
-	return count, nil
+	return bytes.Count(o.came[:n], []byte{poison}), nil
 }
 
 // verify compares what has arrived in the end.

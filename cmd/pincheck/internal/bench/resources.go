@@ -19,6 +19,7 @@ import (
 	"github.com/gopinned/pinned/internal/hostkind"
 	"github.com/gopinned/pinned/internal/hostos"
 	"github.com/gopinned/pinned/internal/lifetime"
+	"github.com/gopinned/pinned/transfer"
 )
 
 // A clock returns the caller's time since some moment. Tests take one that follows the
@@ -151,6 +152,15 @@ func (w *resources) pageable(n int) (hostkind.Direct, error) {
 	return b, nil
 }
 
+// copier makes a copier of pageable memory and files.
+func (w *resources) copier(ctx context.Context) (*transfer.Copier, error) {
+	c, err := transfer.NewCopier(ctx, w.dev, transfer.Options{})
+	if err == nil {
+		w.undo.Push(c.CloseContext)
+	}
+	return c, err
+}
+
 // Values of result.Memory in experiments that compare pinned memory with memory that is not.
 const (
 	inPinned   = "pinned"
@@ -180,33 +190,21 @@ const poison = 0xee
 func prove(ctx context.Context, dev *cudart.Device, m hostkind.Memory, n int) (err error) {
 	w := resources{dev: dev}
 	defer func() { err = errors.Join(err, w.close()) }()
-	s, err := w.stream()
+	var s *cudart.Stream
+	var p cudart.DevPtr
+	err = inTurn(made(w.stream, &s), w.allocated(min(n, piece), &p), func() error { return uploaded.fill(ctx, m.Bytes()[:n]) })
 	if err != nil {
-		return err
-	}
-	p, err := w.device(min(n, piece))
-	if err != nil {
-		return err
-	}
-	if err := uploaded.fill(ctx, m.Bytes()[:n]); err != nil {
 		return err
 	}
 	return pieces(ctx, n, func(off, n int) error {
-		if err := m.CopyToDevice(ctx, s, p, off, n); err != nil {
-			return err
-		}
-		if err := s.Synchronize(ctx); err != nil {
-			return err
-		}
 		returned := m.Bytes()[off : off+n]
-		clear(returned)
-		if err := m.CopyFromDevice(ctx, s, p, off, n); err != nil {
-			return err
-		}
-		if err := s.Synchronize(ctx); err != nil {
-			return err
-		}
-		return uploaded.compare(ctx, returned, off)
+		return inTurn(
+			func() error { return m.CopyToDevice(ctx, s, p, off, n) },
+			func() error { return s.Synchronize(ctx) },
+			func() error { clear(returned); return m.CopyFromDevice(ctx, s, p, off, n) },
+			func() error { return s.Synchronize(ctx) },
+			func() error { return uploaded.compare(ctx, returned, off) },
+		)
 	})
 }
 

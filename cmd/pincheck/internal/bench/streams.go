@@ -51,13 +51,11 @@ func (p *pipeline) open(ctx context.Context) (err error) {
 	if err = p.copyFixture.open(ctx); err != nil {
 		return err
 	}
-	p.streams = nil
-	for range streamCounts[len(streamCounts)-1] {
-		s, err := p.resources.stream()
-		if err != nil {
+	p.streams = make([]*cudart.Stream, streamCounts[len(streamCounts)-1])
+	for i := range p.streams {
+		if p.streams[i], err = p.resources.stream(); err != nil {
 			return err
 		}
-		p.streams = append(p.streams, s)
 	}
 	p.load, err = p.newLoad(ctx)
 	return err
