@@ -39,10 +39,10 @@ import (
 	"io"
 	"log"
 	"os"
-	"os/signal"
 	"time"
 
 	"github.com/gopinned/pinned/cudart"
+	"github.com/gopinned/pinned/examples/internal/device"
 )
 
 type options struct {
@@ -77,7 +77,6 @@ type library struct {
 }
 
 func main() {
-	log.SetFlags(0)
 	var o options
 	flag.IntVar(&o.graph.Nodes, "nodes", 1_000_000, "number of nodes")
 	flag.IntVar(&o.graph.EdgesPerNode, "edges_per_node", 10, "edges a node, of random direction; each node has one to itself as well")
@@ -103,11 +102,8 @@ func main() {
 	flag.StringVar(&o.python, "python", "", "with -scale, a Python with PyTorch, such as python3, whose rows the table has, too")
 	flag.BoolVar(&o.verbose, "v", false, "log allocations")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, o, os.Stdout); err != nil {
-		log.Fatal("gcn: ", err)
-	}
+	log.SetPrefix("gcn: ")
+	device.Main(func(ctx context.Context) error { return run(ctx, o, os.Stdout) })
 }
 
 // An outcome is what -json writes.

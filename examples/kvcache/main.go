@@ -13,11 +13,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log"
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"slices"
 	"time"
 
@@ -33,7 +31,6 @@ type options struct {
 }
 
 func main() {
-	log.SetFlags(0)
 	var o options
 	flag.IntVar(&o.blocks, "blocks", 64<<10, "blocks of the cache")
 	flag.IntVar(&o.size, "block-size", 16<<10, "`bytes` of a block")
@@ -42,11 +39,7 @@ func main() {
 	flag.Float64Var(&o.share, "share", 0.25, "share of the blocks that the device has room for")
 	flag.BoolVar(&o.sim, "sim", false, "use a simulated GPU")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, o, os.Stdout); err != nil {
-		log.Fatal(err)
-	}
+	device.Main(func(ctx context.Context) error { return run(ctx, o, os.Stdout) })
 }
 
 // slots returns the number of blocks that the device has room for.

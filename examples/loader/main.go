@@ -11,11 +11,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log"
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"time"
 	"unsafe"
 
@@ -25,7 +23,6 @@ import (
 )
 
 func main() {
-	log.SetFlags(0)
 	var o options
 	flag.IntVar(&o.samples, "samples", 100_000, "samples of the data set")
 	flag.IntVar(&o.batch, "batch", 256, "samples of a batch")
@@ -33,11 +30,7 @@ func main() {
 	flag.IntVar(&o.epochs, "epochs", 2, "times to go through the data set")
 	flag.BoolVar(&o.sim, "sim", false, "use a simulated GPU")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, o, os.Stdout); err != nil {
-		log.Fatal(err)
-	}
+	device.Main(func(ctx context.Context) error { return run(ctx, o, os.Stdout) })
 }
 
 type options struct {

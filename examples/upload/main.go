@@ -9,9 +9,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
-	"os"
-	"os/signal"
 	"slices"
 
 	"github.com/gopinned/pinned/examples/internal/device"
@@ -19,14 +16,9 @@ import (
 )
 
 func main() {
-	log.SetFlags(0)
 	sim := flag.Bool("sim", false, "use a simulated GPU")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, *sim); err != nil {
-		log.Fatal(err)
-	}
+	device.Main(func(ctx context.Context) error { return run(ctx, *sim) })
 }
 
 func run(ctx context.Context, sim bool) (err error) {

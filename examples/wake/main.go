@@ -20,7 +20,6 @@ import (
 	"io/fs"
 	"log"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"time"
 
@@ -32,7 +31,6 @@ import (
 )
 
 func main() {
-	log.SetFlags(0)
 	sim := flag.Bool("sim", false, "use a simulated GPU")
 	dir := flag.String("dir", shm.DefaultDir, "directory of the memory: a tmpfs or a hugetlbfs")
 	flag.Usage = func() {
@@ -40,11 +38,8 @@ func main() {
 		flag.PrintDefaults()
 	}
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, os.Stdout, *sim, shm.Options{Dir: *dir}, flag.Args()); err != nil {
-		log.Fatal("wake: ", err)
-	}
+	log.SetPrefix("wake: ")
+	device.Main(func(ctx context.Context) error { return run(ctx, os.Stdout, *sim, shm.Options{Dir: *dir}, flag.Args()) })
 }
 
 func run(ctx context.Context, out io.Writer, sim bool, o shm.Options, args []string) error {

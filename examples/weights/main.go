@@ -17,10 +17,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
 	"strconv"
@@ -80,27 +78,22 @@ func newFlags(o *options) *flag.FlagSet {
 }
 
 func main() {
-	log.SetFlags(0)
 	var o options
 	f := newFlags(&o)
 	_ = f.Parse(os.Args[1:]) // which exits
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	var err error
-	switch {
-	case o.serve && f.NArg() == 0:
-		err = serve(ctx, os.Stdin, os.Stdout)
-	case o.size != "" && f.NArg() == 1:
-		err = write(o.size, f.Arg(0))
-	case o.size == "" && !o.serve && (f.NArg() == 1 || f.NArg() > 0 && o.save == ""):
-		err = run(ctx, f.Args(), o, os.Stdout)
-	default:
+	device.Main(func(ctx context.Context) error {
+		switch {
+		case o.serve && f.NArg() == 0:
+			return serve(ctx, os.Stdin, os.Stdout)
+		case o.size != "" && f.NArg() == 1:
+			return write(o.size, f.Arg(0))
+		case o.size == "" && !o.serve && (f.NArg() == 1 || f.NArg() > 0 && o.save == ""):
+			return run(ctx, f.Args(), o, os.Stdout)
+		}
 		f.Usage()
 		os.Exit(2)
-	}
-	if err != nil {
-		log.Fatal(err)
-	}
+		return nil
+	})
 }
 
 // run loads each model, and keeps all of them until the end.

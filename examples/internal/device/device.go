@@ -1,13 +1,26 @@
-// Package device opens what the examples run on: the GPUs of this machine, or simulated ones.
+// Package device runs the examples, and opens what they run on: the GPUs of this machine, or simulated ones.
 package device
 
 import (
 	"context"
 	"errors"
+	"log"
+	"os"
+	"os/signal"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
 )
+
+// Main calls run with a context that an interrupt ends. An error of run is printed, and ends the process with status 1.
+func Main(run func(ctx context.Context) error) {
+	log.SetFlags(0)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
 
 // Open opens the machine's CUDA library, or a simulated one.
 func Open(ctx context.Context, sim bool, cfg cudasim.Config) (*cudart.Runtime, error) {
