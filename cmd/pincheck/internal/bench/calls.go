@@ -106,6 +106,17 @@ type call struct {
 	writes string
 }
 
+// pair returns a function that makes something and releases it.
+func pair[T any](create func() (T, error), release func(T) error) func() error {
+	return func() error {
+		v, err := create()
+		if err != nil {
+			return err
+		}
+		return release(v)
+	}
+}
+
 // calls returns what is measured. Of cudaSetDevice and cudaGetDevice every call has its
 // part: package cudart makes the device current where it is not.
 func (r *callFixture) calls() []call {
@@ -113,49 +124,21 @@ func (r *callFixture) calls() []call {
 		{name: "cudaStreamQuery", do: func() error { _, err := r.stream.Query(); return err }},
 		{name: "cudaStreamSynchronize", do: func() error { return r.stream.SynchronizeBlocking() }},
 		{name: "cudaStreamWaitEvent", do: func() error { return raw.WaitEvent(r.stream, r.event) }},
-		{name: "cudaStreamCreate + Destroy", slow: true, do: func() error {
-			s, err := r.dev.NewStream(cudart.StreamOptions{})
-			if err != nil {
-				return err
-			}
-			return s.Close()
-		}},
+		{name: "cudaStreamCreate + Destroy", slow: true, do: pair(func() (*cudart.Stream, error) { return r.dev.NewStream(cudart.StreamOptions{}) }, (*cudart.Stream).Close)},
 		{name: "cudaEventQuery", do: func() error { _, err := raw.QueryEvent(r.event); return err }},
 		{name: "cudaEventRecord", do: func() error { return r.stream.Record(r.then) }},
 		{name: "cudaEventElapsedTime", do: func() error { _, err := r.event.Since(r.event); return err }},
-		{name: "cudaEventCreate + Destroy", do: func() error {
-			e, err := r.dev.NewEvent()
-			if err != nil {
-				return err
-			}
-			return e.Close()
-		}},
+		{name: "cudaEventCreate + Destroy", do: pair(r.dev.NewEvent, (*cudart.Event).Close)},
 		{name: copyCall, writes: result.HostToDevice, do: func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }},
 		{name: "cudaMemcpyAsync to host, 64 B", writes: result.DeviceToHost, do: func() error { return r.stream.CopyToHost(r.host, r.device, callBytes) }},
 		{name: "cudaMemcpy to device, 64 B", slow: true, writes: result.HostToDevice, do: func() error { return r.dev.CopyToDevice(r.device, r.host, callBytes) }},
 		{name: "cudaMemcpy to host, 64 B", slow: true, writes: result.DeviceToHost, do: func() error { return r.dev.CopyToHost(r.host, r.device, callBytes) }},
 		{name: "cudaMemsetAsync, 64 B", writes: onDevice, do: func() error { return r.stream.Memset(r.device, 0, callBytes) }},
-		{name: "cudaMalloc + cudaFree, 4 KiB", slow: true, do: func() error {
-			p, err := r.dev.Malloc(pageBytes)
-			if err != nil {
-				return err
-			}
-			return r.dev.Free(p)
-		}},
-		{name: "cudaMallocAsync + cudaFreeAsync", do: func() error {
-			p, err := r.stream.Malloc(pageBytes)
-			if err != nil {
-				return err
-			}
-			return r.stream.Free(p)
-		}},
-		{name: "cudaHostAlloc + FreeHost, 4 KiB", slow: true, do: func() error {
-			p, err := r.dev.HostAlloc(pageBytes, 0)
-			if err != nil {
-				return err
-			}
-			return r.dev.FreeHost(p)
-		}},
+		{name: "cudaMalloc + cudaFree, 4 KiB", slow: true, do: pair(func() (cudart.DevPtr, error) { return r.dev.Malloc(pageBytes) }, r.dev.Free)},
+		{name: "cudaMallocAsync + cudaFreeAsync", do: pair(
+			func() (cudart.DevPtr, error) { return r.stream.Malloc(pageBytes) }, func(p cudart.DevPtr) error { return r.stream.Free(p) },
+		)},
+		{name: "cudaHostAlloc + FreeHost, 4 KiB", slow: true, do: pair(func() (unsafe.Pointer, error) { return r.dev.HostAlloc(pageBytes, 0) }, r.dev.FreeHost)},
 		{name: "cudaHostRegister + Unregister", slow: true, do: func() error {
 			if err := r.dev.HostRegister(r.page, pageBytes, 0); err != nil {
 				return err
@@ -219,23 +202,12 @@ func (r *callFixture) onHost() []byte { return unsafe.Slice((*byte)(r.host), cal
 
 // prepare writes the pattern to where a call copies from, and other bytes to where it writes.
 func (r *callFixture) prepare(ctx context.Context, c call) error {
-	if err := uploaded.fill(ctx, r.onHost()); err != nil {
-		return err
-	}
+	write := func() error { return r.stream.Memset(r.device, poison, callBytes) }
 	if c.writes == result.DeviceToHost {
-		if err := r.stream.CopyToDevice(r.device, r.host, callBytes); err != nil {
-			return err
-		}
-	} else if err := r.stream.Memset(r.device, poison, callBytes); err != nil {
-		return err
+		write = func() error { return r.stream.CopyToDevice(r.device, r.host, callBytes) }
+		defer func() { clear(r.onHost()) }()
 	}
-	if err := r.stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	if c.writes == result.DeviceToHost {
-		clear(r.onHost())
-	}
-	return nil
+	return inTurn(func() error { return uploaded.fill(ctx, r.onHost()) }, write, func() error { return r.stream.Synchronize(ctx) })
 }
 
 // verify compares what a call wrote last.

@@ -176,13 +176,8 @@ func (r *managedFixture) open(ctx context.Context, n int) (err error) {
 		return err
 	}
 	r.undo.PushClose(r.a.Close)
-	if r.s, err = r.stream(); err != nil {
-		return err
-	}
-	if r.sink, err = r.device(sinkBytes); err != nil {
-		return err
-	}
-	if r.m, err = r.a.Alloc(ctx, n, managed.AllocOptions{}); err != nil {
+	memory := func() (*managed.Memory, error) { return r.a.Alloc(ctx, n, managed.AllocOptions{}) }
+	if err = inTurn(made(r.stream, &r.s), r.allocated(sinkBytes, &r.sink), made(memory, &r.m)); err != nil {
 		return err
 	}
 	r.undo.PushClose(r.m.Close)
