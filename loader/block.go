@@ -92,7 +92,11 @@ func (d *driver) publishAhead(e *epoch, p *loop) {
 			continue
 		}
 		if starving {
-			if oldest := d.oldest(); oldest != nil {
+			first, oldest := d.free.completed()
+			if first != nil { // since then
+				continue
+			}
+			if oldest != nil {
 				d.afterCopy(p, oldest.copied, e.next)
 			}
 		}
@@ -204,13 +208,14 @@ func (d *driver) collect() (some bool) {
 // which stay in the CPU's caches. If the GPU is done with no slot, they begin at the slot whose copy
 // was queued first, and the copies of all have completed: the next copy waits for the consumer.
 func (d *driver) usable(n int) []*slot {
-	first, usable := d.free.first(anySlot), (*slot).done
-	if first != nil && !first.completed() {
-		oldest := d.oldest()
+	first, oldest := d.free.completed()
+	if oldest != nil {
 		oldest.done() // queries
-		if first = d.free.first((*slot).completed); first == nil {
-			first, usable = oldest, (*slot).fillable
-		}
+		first, oldest = d.free.completed()
+	}
+	usable := (*slot).done
+	if first == nil {
+		first, usable = oldest, (*slot).fillable
 	}
 	if first == nil || !first.fillable() {
 		return nil
@@ -221,19 +226,3 @@ func (d *driver) usable(n int) []*slot {
 	}
 	return d.l.slots[first.at:end]
 }
-
-// oldest returns the free slot with the oldest copy, of the slots that are not known to be
-// completed. If all are, it returns the first slot, or nil without slots.
-func (d *driver) oldest() (oldest *slot) {
-	for s := range d.free.all {
-		if (oldest == nil || s.copyNumber < oldest.copyNumber) && !s.completed() {
-			oldest = s
-		}
-	}
-	if oldest == nil {
-		return d.free.first(anySlot)
-	}
-	return oldest
-}
-
-func anySlot(*slot) bool { return true }

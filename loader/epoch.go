@@ -19,9 +19,9 @@ import (
 type epoch struct {
 	l       *Loader
 	number  int
-	done    batchSet // batches before Options.Start, which are not delivered
-	order   permutation
-	windows *windowOrder          // instead of order, for a source of Shards
+	done    batchSet              // batches before Options.Start, which are not delivered
+	order   func(i int) int       // the sample at position i
+	windows *windowOrder          // nil unless the source is Shards
 	loop    atomic.Pointer[loop]  // the running loop, or the last one
 	current atomic.Pointer[block] // the block that workers claim from; block.next is the one after it
 	filled  chan *slot            // to the driver, which copies them
@@ -88,24 +88,17 @@ func newEpoch(l *Loader, number int, done batchSet) *epoch {
 	}
 	e.allPublished = e.ends()
 	e.current.Store(e.last)
-	if l.shards != nil {
+	switch {
+	case l.shards != nil:
 		e.windows = newWindowOrder(l.shards, l.o, number)
-	} else if l.o.Shuffle {
-		e.order = newPermutation(l.n, l.o.Seed, number)
+		e.order = e.windows.at
+	case l.o.Shuffle:
+		random := newPermutation(l.n, l.o.Seed, number)
+		e.order = random.at
+	default:
+		e.order = func(i int) int { return i }
 	}
 	return e
-}
-
-// sample returns the number of the sample at an index of a batch.
-func (e *epoch) sample(batch, at int) int {
-	i := batch*e.l.o.BatchSize + at
-	switch {
-	case e.windows != nil:
-		return e.windows.at(i)
-	case e.l.o.Shuffle:
-		return e.order.at(i)
-	}
-	return i
 }
 
 // ends sets next to the next batch that is not done. It reports whether there is none, or an

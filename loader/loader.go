@@ -198,7 +198,7 @@ func prepare(dev *cudart.Device, src Source, o Options) (*Loader, error) {
 	l.plain = dev != nil && (l.batch == nil || inMemory && !m.gpuOnly)
 	l.order = o.order(l.n)
 	if l.shards != nil && o.Shuffle {
-		l.order += l.shards.describe()
+		l.order += fmt.Sprintf(" within windows of %d of %d shards", l.shards.window, len(l.shards.paths))
 	}
 	if l.next, l.done, err = o.Start.resolve(l.order, l.batches()); err != nil {
 		return nil, err
@@ -241,10 +241,10 @@ func (l *Loader) allocate(ctx context.Context) (err error) {
 	if l.buf, err = hostmem.Alloc(ctx, l.dev, l.o.slots()*l.host.bytes, hostmem.Options{Label: l.o.Label}); err != nil {
 		return fmt.Errorf("%s: %w", l.size(), err)
 	}
-	if l.shards != nil && l.gather != nil {
-		l.windows = newWindows(ctx, l)
-	}
 	if l.gather != nil {
+		if l.shards != nil {
+			l.windows = newWindows(ctx, l)
+		}
 		if l.gather.kernel, err = gpukernels.NewBlocks(ctx, l.dev); err != nil {
 			return fmt.Errorf("gather by the GPU: %w", err)
 		}

@@ -182,8 +182,3 @@ func (s *shards) check(batchSize int) error {
 	}
 	return nil
 }
-
-// describe describes the windows in a Position.
-func (s *shards) describe() string {
-	return fmt.Sprintf(" within windows of %d of %d shards", s.window, len(s.paths))
-}

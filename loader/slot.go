@@ -128,14 +128,18 @@ func (x *slotSet) add(s *slot)      { x.bits[s.at/64] |= 1 << (s.at % 64) }
 func (x *slotSet) remove(s *slot)   { x.bits[s.at/64] &^= 1 << (s.at % 64) }
 func (x *slotSet) has(s *slot) bool { return x.bits[s.at/64]&(1<<(s.at%64)) != 0 }
 
-// first returns the first slot for which found returns true, or nil.
-func (x *slotSet) first(found func(*slot) bool) *slot {
+// completed returns the first slot with which the GPU is known to be done, and of the slots before
+// it the one whose copy was queued first. It makes no call.
+func (x *slotSet) completed() (first, oldest *slot) {
 	for s := range x.all {
-		if found(s) {
-			return s
+		if s.completed() {
+			return s, oldest
+		}
+		if oldest == nil || s.copyNumber < oldest.copyNumber {
+			oldest = s
 		}
 	}
-	return nil
+	return nil, oldest
 }
 
 // all calls yield with each slot, until it returns false.

@@ -136,7 +136,7 @@ func (w *worker) begin(c claim) {
 		w.stage = readingAll
 	}
 	for at := c.from; at < c.to; at++ {
-		c.s.indices[at] = w.e.sample(c.s.number, at)
+		c.s.indices[at] = w.e.order(c.s.number*w.l.o.BatchSize + at)
 	}
 }
 
