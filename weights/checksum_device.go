@@ -43,7 +43,7 @@ func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 		c.slots <- i
 	}
 	if c.streams, err = newStreams(ctx, dev); err != nil {
-		return nil, errors.Join(err, release(ctx, dev.Runtime(), k))
+		return nil, errors.Join(err, release(ctx, true, dev.Runtime(), k))
 	}
 	c.list, err = onDevice(ctx, dev, func() (unsafe.Pointer, error) {
 		return dev.HostAlloc(summerSlots*slotBytes, cudart.HostAllocMapped)
@@ -56,7 +56,7 @@ func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 		c.view, err = c.viewOf(ctx, c.list)
 	}
 	if err != nil {
-		return nil, errors.Join(err, release(ctx, dev.Runtime(), c))
+		return nil, errors.Join(err, release(ctx, true, dev.Runtime(), c))
 	}
 	return c, nil
 }

@@ -196,7 +196,7 @@ func (l *loading) run(q *queue) {
 	if done, err := l.copy(q, fanout); err != nil {
 		l.fail(q, done, cause(err))
 	}
-	if err := release(l.caller, q.devices[0].Runtime(), fanout); err != nil {
+	if err := release(l.caller, l.ctx.Err() != nil, q.devices[0].Runtime(), fanout); err != nil {
 		q.err = fmt.Errorf("after the load: %w", cause(err))
 	}
 }

@@ -43,7 +43,7 @@ func (l *loading) openSummers() error {
 
 func (l *loading) closeSummers() {
 	for _, c := range l.summers {
-		_ = release(l.caller, c.streams[0].Device().Runtime(), c) // which was only read; the next load or save tries again
+		_ = release(l.caller, l.ctx.Err() != nil, c.streams[0].Device().Runtime(), c) // which was only read; the next load or save tries again
 	}
 	l.summers = nil
 }

@@ -8,9 +8,12 @@ import (
 	"github.com/gopinned/pinned/internal/bounded"
 )
 
-// releaseTimeout bounds the wait for copies that do not end, for a caller whose context has not
-// ended.
-const releaseTimeout = 2 * bounded.Grace
+const (
+	// failedTimeout bounds the wait for copies that do not end, after a failure.
+	failedTimeout = 2 * bounded.Grace
+	// releaseTimeout bounds the same wait where all copies have ended: a busy host takes seconds to unmap memory.
+	releaseTimeout = 30 * bounded.Grace
+)
 
 // A ring is a Fanout or a Copier.
 type ring interface {
@@ -25,12 +28,15 @@ var unreleased = struct {
 	of map[*cudart.Runtime][]ring
 }{of: map[*cudart.Runtime][]ring{}}
 
-// release closes the ring of a load or save whose caller has the context caller. If that fails, the
+// release closes the ring of a load or save whose caller has the context caller, and that may have failed. If it cannot, the
 // runtime's next load or save tries again.
-func release(caller context.Context, rt *cudart.Runtime, f ring) error {
+func release(caller context.Context, failed bool, rt *cudart.Runtime, f ring) error {
 	timeout := releaseTimeout
-	if caller.Err() != nil {
+	switch {
+	case caller.Err() != nil:
 		timeout = bounded.SearchTimeout
+	case failed:
+		timeout = failedTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(caller), timeout)
 	defer cancel()
@@ -55,7 +61,7 @@ func retryUnreleased(caller context.Context, rt *cudart.Runtime) {
 	unreleased.Unlock()
 	var running sync.WaitGroup
 	for _, f := range rings {
-		running.Go(func() { _ = release(caller, rt, f) })
+		running.Go(func() { _ = release(caller, true, rt, f) })
 	}
 	running.Wait()
 }

@@ -225,7 +225,7 @@ func (s *Saving) copy() (err error) {
 	beside.Wait()
 	for i, dev := range s.devices {
 		if c := s.summers[i].Load(); c != nil {
-			err = errors.Join(err, release(s.caller, dev.Runtime(), c))
+			err = errors.Join(err, release(s.caller, s.ctx.Err() != nil, dev.Runtime(), c))
 		}
 	}
 	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks

@@ -210,12 +210,12 @@ func (n *pipeline) release() (err error) {
 		if n.pool != nil {
 			dev := n.devices[0]
 			if n.ctx.Err() != nil || !idlePools.Of(dev).keep(n.pool, dev.Runtime()) {
-				err = release(n.caller, dev.Runtime(), n.pool)
+				err = release(n.caller, n.ctx.Err() != nil, dev.Runtime(), n.pool)
 			}
 		}
 	}
 	for dev, streams := range n.streams {
-		err = errors.Join(err, release(n.caller, dev.Runtime(), streams))
+		err = errors.Join(err, release(n.caller, n.ctx.Err() != nil, dev.Runtime(), streams))
 	}
 	return err
 }
