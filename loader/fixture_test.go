@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -94,12 +95,20 @@ func epochOf(t testing.TB, l *Loader, s *cudart.Stream, fields ...int) [][]int {
 	return all
 }
 
-// lent returns how many slots the consumer has.
+// lent returns how many slots the consumer has. It waits for the driver, which may be collecting slots that
+// were released.
 func lent(l *Loader) (n int) {
-	for _, s := range l.slots {
-		if s.lent.Load() && l.driver.released[s.at/64].Load()&(1<<(s.at%64)) == 0 {
-			n++
+	d := &l.driver
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+		n = 0
+		idle := d.requests.Load() == 0
+		for _, s := range l.slots {
+			if s.lent.Load() && d.released[s.at/64].Load()&(1<<(s.at%64)) == 0 {
+				n++
+			}
+		}
+		if n == 0 || idle && d.requests.Load() == 0 || time.Now().After(deadline) {
+			return n
 		}
 	}
-	return n
 }

@@ -285,7 +285,7 @@ func (p *workerPool) saturated() bool { return p.copying.free() <= 0 }
 // spin polls for work for maxSpin, and reports whether there may be some. It does not while there are only jobs that wait
 // for their readers or writers: several workers would spin all the time then, at four times the cost of the copy.
 func (p *workerPool) spin(seen uint64) bool {
-	if !p.spinning.TryBegin(int32(runtime.GOMAXPROCS(0)) / 4) {
+	if p.stalled() || !p.spinning.TryBegin(int32(runtime.GOMAXPROCS(0))/4) {
 		return false
 	}
 	defer p.spinning.Add(-1)
