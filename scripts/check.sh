@@ -179,7 +179,7 @@ check_race() {
 	packages=$(tested)
 	mapfile -t packages <<<"$packages"
 	# Each process, each that a test starts too, would sleep for a second before it exits, for what still races then. The
-	# detector's own memory is four times that of large buffers: in huge pages it takes a third of the time of some tests.
+	# detector's own memory is four times that of large buffers, and each small page of it would fault twice.
 	GORACE='atexit_sleep_ms=100 no_huge_pages_for_shadow=0' CGO_ENABLED=1 gotest race -race -short -shuffle=on -count=1 -timeout=10m "${packages[@]}"
 }
 
