@@ -188,8 +188,8 @@ type batches struct{ Source }
 
 func (b batches) ReadBatch(context.Context, []int, [][]byte) error { return nil }
 
-// ahead opens a block after the last one, of which all is claimed, and returns its slots
-// and its batches.
+// ahead claims all of the last block, opens another one after it, and returns the slots and batches of that
+// one.
 func (f *driven) ahead() (slots, numbers []int) {
 	f.Helper()
 	before := f.e.last

@@ -42,7 +42,7 @@ func patterns() []Pattern {
 // positional reports whether some of the pattern's bytes show their offset.
 func (p Pattern) positional() bool { return p == patternCounter || p == patternRandom }
 
-// content returns the bytes of a pattern, of which only the random one uses the seed.
+// content returns the bytes of a pattern. Only the random pattern uses the seed.
 func (p Pattern) content(seed uint64) content {
 	c := pattern.Content{Kind: pattern.Constant}
 	switch p {

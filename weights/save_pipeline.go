@@ -103,7 +103,7 @@ func newPipeline(s *Saving) (*pipeline, error) {
 var idlePools bounded.Each[cudart.Device, idlePool]
 
 type idlePool struct {
-	atomic.Pointer[pool.Pool] // nil if there is none, or a save has it
+	atomic.Pointer[pool.Pool] // nil while a save has it, and if no save has kept one
 	atClose                   sync.Once
 }
 

@@ -51,8 +51,8 @@ func TestFilesAreCutIntoPieces(t *testing.T) {
 	}
 }
 
-// The second save from a device pins nothing. Saves at once have a pool each, of which one is kept, and that of a save
-// that fails is not. What is kept is unmapped when the runtime is closed.
+// The second save from a device pins nothing. Two saves at once have a pool each, and one of the pools is kept. The pool of
+// a save that fails is closed. Closing the runtime unmaps the memory of the pool that was kept.
 func TestSavesUsePinnedMemoryAgain(t *testing.T) {
 	t.Parallel()
 	if testgpu.Real() {

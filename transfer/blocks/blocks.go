@@ -33,9 +33,10 @@ type Method int
 const (
 	// Quickest is ByEngine for few blocks (three to the device, six to the host and for those of 32 KiB and more), for
 	// blocks of 512 KiB and more, and for blocks that are one block on both sides, and else ByKernel: that took less
-	// time on an H200. From 16 MiB on, blocks to the device that lie one after the other in host memory take both,
-	// unless Options.Processors is set: an engine copies them to scratch memory on the device (32 MiB, or 64 for
-	// copies on several streams at once, kept until Close), and a kernel from there. Without free scratch memory it is ByKernel.
+	// time on an H200. 16 MiB and more of blocks that lie one after the other in host memory go to the device by both,
+	// unless Options.Processors is set: an engine copies them to scratch memory on the device, and a kernel copies them
+	// from there. A Copier allocates 32 MiB of it, or 64 MiB for several streams, and keeps it until Close. If
+	// no scratch memory is free, the kernel alone copies. How much faster both are together was not measured yet.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the
@@ -62,8 +63,8 @@ func (m Method) String() string {
 // Options shape a [Copier].
 type Options struct {
 	// Processors is the maximum number of multiprocessors that a copy occupies. 0 is 4, and 8 for blocks of less than
-	// 4 KiB whose size, strides and addresses are not all multiples of 16. Copies from scratch memory take 32, for
-	// microseconds.
+	// 4 KiB whose size, strides and addresses are not all multiples of 16. The kernel that copies
+	// from scratch memory (see Quickest) occupies 32.
 	Processors int
 	// Method is the method of all copies.
 	Method Method
@@ -180,7 +181,10 @@ func (b *Copier) release(ctx context.Context) error {
 	if b.kernel != nil {
 		err = b.kernel.CloseContext(ctx)
 	}
-	return errors.Join(err, b.freeScratches(), b.lists.CloseContext(ctx))
+	if err == nil {
+		err = b.freeScratches()
+	}
+	return errors.Join(err, b.lists.CloseContext(ctx))
 }
 
 var (
@@ -584,7 +588,7 @@ func (b *Copier) choose(c *Copy, down bool) Method {
 	case m == Quickest:
 		m = c.quickest(down)
 	}
-	if m == ByKernel && b.staged(c, down) {
+	if m == ByKernel && b.canStage(c, down) {
 		return staged
 	}
 	return m

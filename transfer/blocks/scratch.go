@@ -14,29 +14,28 @@ import (
 // staged is the method of many blocks to the device that lie one after the other in host memory: an engine copies them to
 // device memory, as one, and the kernel from there to their places. The link then carries large reads alone: with a
 // kernel that writes to the host beside it, it carries 93 to 96 GB/s both ways together, and 62 with two such
-// kernels (H200, 2026-11-23).
+// kernels (C, H200, 2026-11-23).
 const staged = ByEngine + 1
 
 const (
-	scratchBytes      = 32 << 20 // of which the kernel's part takes about 5 % of the time
+	scratchBytes      = 32 << 20 // an engine takes 0.6 ms for them, and waits for the kernel that follows
 	scratches         = 2        // of a Copier
-	scratchProcessors = 32       // of the kernel, which accesses only the device's memory
+	scratchProcessors = 32       // of the kernel from scratch memory; not measured yet
 )
 
-// A scratch is device memory that blocks pass through. All of a Copier are in its scratches, but those that a call
-// queues copies of.
+// A scratch is device memory that blocks pass through. Copier.scratches has those that no call is queueing copies for.
 type scratch struct {
 	p    cudart.DevPtr // 0 until it is first used
 	last cudart.Point  // after the copies that use it
 }
 
-// staged reports whether the copies, which are for the kernel, pass through scratch memory.
-func (b *Copier) staged(c *Copy, down bool) bool {
+// canStage reports whether copies for which the kernel was chosen may pass through scratch memory.
+func (b *Copier) canStage(c *Copy, down bool) bool {
 	return !down && b.method == Quickest && b.processors == 0 && c.HostIndex == nil && c.HostIndexOnDevice == 0 && c.HostStride == c.Size &&
 		c.Size <= b.scratchBytes && c.Count >= b.scratchBytes/2/c.Size
 }
 
-// scratch returns scratch memory that no other stream's copies use, or false if there is none.
+// scratch returns scratch memory that no other stream's copies use. It returns false if all of it is in use.
 func (c *call) scratch() (scratch, bool) {
 	for range scratches {
 		select {
@@ -52,8 +51,8 @@ func (c *call) scratch() (scratch, bool) {
 	return scratch{}, false
 }
 
-// makeScratch allocates it, if necessary, and reports whether the stream's next copies may use it. They do not wait for
-// another stream, whose work may wait for theirs.
+// makeScratch allocates scratch memory that has none yet, and reports whether the stream's next copies may use it. They do
+// not wait for another stream: its work may be waiting for theirs.
 func (c *call) makeScratch(s *scratch) bool {
 	if s.p == 0 {
 		p, err := c.dev.Malloc(c.scratchBytes)

@@ -59,7 +59,7 @@ type piece struct {
 	crc      uint64
 }
 
-// pieceBytes is the memory that a piece takes besides its bytes, of which a server may send one at a time.
+// pieceBytes is the memory that a piece takes besides its bytes. It counts, because a server may send one byte at a time.
 const pieceBytes = 64
 
 // memory returns the memory for a piece that came early.

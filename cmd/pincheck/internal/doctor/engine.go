@@ -299,7 +299,7 @@ func verdict(f *Facts, found []Finding, ignore []string) Verdict {
 // finding returns one finding as a list, for checks that find one thing.
 func finding(f Finding) []Finding { return []Finding{f} }
 
-// seen returns a finding of this evidence, whose page has the rest. Without evidence there is none.
+// seen returns a finding with this evidence; its page has the rest. Without evidence it returns nil.
 func seen(evidence ...string) []Finding {
 	if len(evidence) == 0 {
 		return nil
