@@ -6,14 +6,15 @@ import (
 	"context"
 	"debug/elf"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"testing"
 
-	"github.com/gopinned/pinned/internal/findlib"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/findlib"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // aLibrary returns the contents of a shared library of this machine, for this
@@ -148,11 +149,7 @@ func TestDriverLibraryIsTriedLast(t *testing.T) {
 // startAgain runs the test in a new process, with more in its environment.
 func startAgain(t *testing.T, environ ...string) {
 	t.Helper()
-	args := []string{os.Args[0], "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=2m"}
-	if run := os.Getenv("PINNED_TEST_EXEC"); run != "" {
-		args = append([]string{run}, args...)
-	}
-	cmd := exec.Command(args[0], args[1:]...)
+	cmd := hosttest.Command(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
 	cmd.Env = append(os.Environ(), environ...)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)

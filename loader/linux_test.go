@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -19,9 +20,7 @@ import (
 // where a copy loop would have ended the process.
 func TestATruncatedMappedDataSet(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("user-mode emulation does not report the address of a bus error")
-	}
+	hosttest.Emulated(t, "user-mode emulation does not report the address of a bus error")
 	page := os.Getpagesize()
 	const n, batch, left = 12, 4, 6
 	f, err := os.Create(filepath.Join(t.TempDir(), "data"))

@@ -28,6 +28,7 @@ import (
 	"github.com/gopinned/pinned/cudart/cudasim"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/hostos"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 	"github.com/gopinned/pinned/transfer/internal/stage"
 )
@@ -36,9 +37,7 @@ import (
 // an error, where a copy loop would have ended the process.
 func TestAMappedFileThatIsTruncated(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("user-mode emulation does not report the address of a bus error")
-	}
+	hosttest.Emulated(t, "user-mode emulation does not report the address of a bus error")
 	r := newFixture(t, Options{Workers: 2})
 	const n = 4 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
@@ -202,9 +201,7 @@ func TestReadsOfFilesInMemory(t *testing.T) {
 	require.True(t, ok)
 	require.Nil(t, holes.memory)
 	require.NoError(t, f.Truncate(off+n-1))
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("user-mode emulation does not report the address of a bus error")
-	}
+	hosttest.Emulated(t, "user-mode emulation does not report the address of a bus error")
 	c, ok := openCached(f, unix.TMPFS_MAGIC, off, n-1)
 	require.True(t, ok)
 	defer c.close()
@@ -317,9 +314,7 @@ func TestFilesInMemoryAfterAFailure(t *testing.T) {
 // where its mapping has no pages any more.
 func TestAFileInMemoryThatIsTruncated(t *testing.T) {
 	t.Parallel()
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("user-mode emulation maps pages past the end of a file")
-	}
+	hosttest.Emulated(t, "user-mode emulation maps pages past the end of a file")
 	sim, rt := testgpu.Sim(t, cudasim.Config{})
 	dev, err := rt.Device(0)
 	require.NoError(t, err)
@@ -376,9 +371,7 @@ func TestAFullFileSystemInMemory(t *testing.T) {
 		t.Logf("%d of %d bytes", done, n)
 		return
 	}
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("user-mode emulation has no namespaces")
-	}
+	hosttest.Emulated(t, "user-mode emulation has no namespaces")
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), dir+"="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -284,11 +283,7 @@ func TestKilledSavesLeaveAWholeModel(t *testing.T) {
 	dir := t.TempDir()
 	left := 0
 	for range kills {
-		args := []string{os.Args[0], "-test.run=^" + t.Name() + "$"}
-		if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
-			args = append([]string{runner}, args...)
-		}
-		child := exec.CommandContext(t.Context(), args[0], args[1:]...)
+		child := hosttest.Command(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 		child.Env = append(os.Environ(), savesEnv+"="+dir)
 		out, err := child.StdoutPipe()
 		require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -192,11 +193,7 @@ func TestQuota(t *testing.T) {
 	require.NoError(t, saveAs(path, tensorsOf('a', 1000), 1, nothing))
 	old, err := contents(path)
 	require.NoError(t, err)
-	args := []string{os.Args[0], "-test.run=^" + t.Name() + "$"}
-	if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
-		args = append([]string{runner}, args...)
-	}
-	child := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	child := hosttest.Command(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 	child.Env = append(os.Environ(), quotaEnv+"="+dir)
 	out, err := child.CombinedOutput()
 	var exit *exec.ExitError

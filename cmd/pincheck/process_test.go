@@ -24,6 +24,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/report"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // asProgram makes the test binary the program itself. Stuck names a function of CUDA that
@@ -92,11 +93,7 @@ func TestClosedPipe(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
-	args := []string{os.Args[0], "version"}
-	if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
-		args = append([]string{runner}, args...)
-	}
-	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd := hosttest.Command(t.Context(), os.Args[0], "version")
 	var stderr bytes.Buffer
 	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asProgram+"=1"), w, &stderr
 	err = cmd.Run()
@@ -111,9 +108,7 @@ func TestClosedPipe(t *testing.T) {
 func TestADriverThatNeverReturns(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
-	}
+	hosttest.StartsPrograms(t)
 	// Where the tests were started by nohup, their processes would ignore SIGHUP, and so would pincheck.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	var waiting sync.WaitGroup
@@ -174,9 +169,7 @@ func TestADriverThatNeverReturns(t *testing.T) {
 func TestEightGPUs(t *testing.T) {
 	t.Parallel()
 	needsSim(t)
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
-	}
+	hosttest.StartsPrograms(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "--quiet", "--format", "json")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/loader"
 )
 
@@ -114,11 +115,7 @@ func feederProcess(t testing.TB, args ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	command := append([]string{self}, args...)
-	if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
-		command = append([]string{runner}, command...)
-	}
-	cmd := exec.Command(command[0], command[1:]...)
+	cmd := hosttest.Command(t.Context(), self, args...)
 	cmd.Env = append(os.Environ(), asFeeder+"=1")
 	return startProcess(t, cmd)
 }

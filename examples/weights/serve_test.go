@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/weights"
 )
 
@@ -74,9 +75,7 @@ func TestPythonSavesItsTensors(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
-	}
+	hosttest.StartsPrograms(t)
 	path := filepath.Join(t.TempDir(), "m.safetensors")
 	cmd := exec.Command("python3", "-c", saves, self, path)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join("..", "pytorch"), "PYTHONDONTWRITEBYTECODE=1")

@@ -5,7 +5,6 @@ package dlpack
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"testing"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/hostos"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -203,11 +203,7 @@ func TestDeleterOnAThreadOfC(t *testing.T) {
 func TestExportWithoutAFreeCallback(t *testing.T) {
 	const child = "PINNED_TEST_CALLBACKS"
 	if os.Getenv(child) == "" {
-		args := []string{os.Args[0], "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=2m"}
-		if run := os.Getenv("PINNED_TEST_EXEC"); run != "" {
-			args = append([]string{run}, args...)
-		}
-		cmd := exec.Command(args[0], args[1:]...)
+		cmd := hosttest.Command(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
 		cmd.Env = append(os.Environ(), child+"=1")
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)

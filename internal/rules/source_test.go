@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // linuxOnly is the constraint of every file that loads a C library.
@@ -46,13 +48,10 @@ func TestReadmeProgramRuns(t *testing.T) {
 	require.NotNil(t, program)
 	main := filepath.Join(t.TempDir(), "main.go")
 	require.NoError(t, os.WriteFile(main, program[1], 0o600))
-	command := []string{filepath.Join(t.TempDir(), "program")}
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", command[0], main).CombinedOutput()
+	built := filepath.Join(t.TempDir(), "program")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", built, main).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	if runner := os.Getenv("PINNED_TEST_EXEC"); runner != "" {
-		command = append([]string{runner}, command...)
-	}
-	out, err = exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
+	out, err = hosttest.Command(t.Context(), built).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), " received 67108864 bytes and returned them\n")
 }

@@ -134,7 +134,7 @@ func TestCoarseClocksOfTheDevice(t *testing.T) {
 // Of two GPUs every experiment speaks of both, or says that it measured one of them, and why.
 func TestEveryExperimentSpeaksOfAllDevices(t *testing.T) {
 	t.Parallel()
-	emulated(t)
+	hosttest.StartsPrograms(t)
 	_, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 2)})
 	env := measure.Env{Devices: rt.Devices(), Options: measure.Options{Quick: true, Sizes: []int{64 << 10}, Duration: 1}}
 	for _, e := range hosttest.Sample(All()) {

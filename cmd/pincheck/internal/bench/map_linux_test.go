@@ -14,6 +14,7 @@ import (
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -41,7 +42,7 @@ func TestFramesSaysWhatTheLimitForbids(t *testing.T) {
 
 func TestLockedMemoryIsLocked(t *testing.T) {
 	t.Parallel()
-	emulated(t)
+	hosttest.StartsPrograms(t)
 	for _, way := range []string{byMlock, byMapLocked} {
 		b, unmap, err := mapLocked(4096, way)
 		require.NoError(t, err)

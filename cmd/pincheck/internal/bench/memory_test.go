@@ -21,6 +21,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/linux"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
@@ -32,15 +33,6 @@ func simulatedDevices(t *testing.T, cfg cudasim.Config) (*cudasim.Sim, []*cudart
 	return sim, rt.Devices()
 }
 
-// emulated skips a test that needs the kernel's own account of this program, or to start
-// it again.
-func emulated(t *testing.T) {
-	t.Helper()
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("a program of this architecture cannot start itself, and the account is that of qemu")
-	}
-}
-
 func find(t *testing.T, b *result.Bench, name, method string, n int) *result.Series {
 	t.Helper()
 	s := b.Find(name, result.Label{Key: result.Method, Value: method}, result.Label{Key: result.Size, Value: strconv.Itoa(n)})
@@ -50,7 +42,7 @@ func find(t *testing.T, b *result.Bench, name, method string, n int) *result.Ser
 
 func TestMemoryKept(t *testing.T) {
 	t.Parallel()
-	emulated(t)
+	hosttest.StartsPrograms(t)
 	_, devices := simulatedDevices(t, cudasim.Config{})
 	const large = 64<<20 + 1
 	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{1 << 20, large}}}
@@ -81,7 +73,7 @@ func TestMemoryKept(t *testing.T) {
 
 func TestMemoryInterrupted(t *testing.T) {
 	t.Parallel()
-	emulated(t)
+	hosttest.StartsPrograms(t)
 	_, devices := simulatedDevices(t, cudasim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stop")

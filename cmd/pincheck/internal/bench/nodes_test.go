@@ -17,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/hostkind"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/linux"
 )
 
@@ -163,7 +164,7 @@ func TestMemoryLiesOnANode(t *testing.T) {
 // The kernel's own account, of memory on a node of this host.
 func TestMemoryOfARealNode(t *testing.T) {
 	t.Parallel()
-	emulated(t)
+	hosttest.StartsPrograms(t)
 	nodes, err := linux.ReadMemoryNodes(os.DirFS("/"))
 	if err != nil || len(nodes) == 0 {
 		t.Skipf("no NUMA nodes here: %v", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -34,7 +35,7 @@ func TestAllOnOneDevice(t *testing.T) {
 	for _, e := range append(All(), Link(LinkPlan{SizeBytes: 1 << 20}), Trials(true)) {
 		t.Run(e.Name, func(t *testing.T) {
 			if e.Name == memoryName { // starts processes
-				emulated(t)
+				hosttest.StartsPrograms(t)
 			}
 			if sim != nil {
 				t.Parallel()

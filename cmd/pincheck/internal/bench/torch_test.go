@@ -14,6 +14,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // fakePython is a program that answers as torch.py does. $3, $4 and $5 are the way, the size and the count.
@@ -29,7 +30,7 @@ func fakePython(t *testing.T, script string) string {
 
 func TestMemoryOfPyTorch(t *testing.T) {
 	t.Parallel()
-	emulated(t)
+	hosttest.StartsPrograms(t)
 	_, devices := simulatedDevices(t, cudasim.Config{})
 	const n = 64<<20 + 1
 	env := measure.Env{Devices: devices, Options: measure.Options{Quick: true, Sizes: []int{n}, Python: fakePython(t, `

@@ -23,6 +23,7 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe/child"
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/cudart/cudasim"
+	"github.com/gopinned/pinned/internal/hosttest"
 	"github.com/gopinned/pinned/internal/testgpu"
 )
 
@@ -118,9 +119,7 @@ func needsProcesses(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the simulated GPU runs on Linux only")
 	}
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
-	}
+	hosttest.StartsPrograms(t)
 }
 
 var all = Steps{Verify: true, Bandwidth: true}

@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gopinned/pinned/internal/hosttest"
 )
 
 // long is a time limit that no test reaches.
@@ -90,19 +92,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needsProcesses skips a test under qemu-user, which cannot start programs of its
-// architecture, and in which an attempt to may hang.
-func needsProcesses(t *testing.T) {
-	t.Helper()
-	if os.Getenv("PINNED_TEST_EXEC") != "" {
-		t.Skip("programs of " + runtime.GOARCH + " cannot be started directly (qemu-user without binfmt_misc)")
-	}
-}
-
 // do is Run, where programs of this architecture can be started.
 func do[Reply any](t *testing.T, ctx context.Context, limit time.Duration, name string, request any) (Reply, error) {
 	t.Helper()
-	needsProcesses(t)
+	hosttest.StartsPrograms(t)
 	return Run[Reply](ctx, limit, name, request)
 }
 
@@ -186,7 +179,7 @@ func TestHangs(t *testing.T) {
 // What a process sends arrives in order, and before the end.
 func TestStream(t *testing.T) {
 	t.Parallel()
-	needsProcesses(t)
+	hosttest.StartsPrograms(t)
 	var got []int
 	last, err := Stream(t.Context(), long, "count", 4, func(n int) { got = append(got, n) })
 	require.NoError(t, err)
@@ -200,7 +193,7 @@ func TestStream(t *testing.T) {
 // What a process has sent is there although it hangs or crashes then.
 func TestStreamOfAProcessThatFails(t *testing.T) {
 	t.Parallel()
-	needsProcesses(t)
+	hosttest.StartsPrograms(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := Stream(ctx, long, "count and hang", 7, func(int) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)
@@ -216,7 +209,7 @@ func TestStreamOfAProcessThatFails(t *testing.T) {
 // has ended, however that was.
 func TestEndsWithItsParent(t *testing.T) {
 	t.Parallel()
-	needsProcesses(t)
+	hosttest.StartsPrograms(t)
 	path, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(path)
@@ -278,7 +271,7 @@ func TestRunInAProcessThatDoesNotServe(t *testing.T) {
 // A process goes on when it is its turn, not before, and one whose turn does not come can be ended.
 func TestTurns(t *testing.T) {
 	t.Parallel()
-	needsProcesses(t)
+	hosttest.StartsPrograms(t)
 	turn := make(chan struct{})
 	waits := 0
 	result, err := StreamTurn(t.Context(), long, "turn", 7, turn, func(n int) {
@@ -299,6 +292,7 @@ func TestTurns(t *testing.T) {
 
 // A process that never reaches Serve is no crash of the function: what was started, and how it ended, is in the error.
 func TestAProcessThatDoesNotStart(t *testing.T) {
+	hosttest.StartsPrograms(t)
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		file := filepath.Join(dir, name)
