@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -197,11 +198,14 @@ func TestWorkersSleepWhileTheReaderIsSlow(t *testing.T) {
 	}()
 	j := <-jobs
 	require.Eventually(t, p.stalled, time.Minute, time.Millisecond, "it waits for the second half")
-	began := time.Now()
-	for range 1000 {
+	took := make([]time.Duration, 1000)
+	for i := range took {
+		began := time.Now()
 		assert.False(t, p.spin(p.published.Load()))
+		took[i] = time.Since(began)
 	}
-	assert.Less(t, time.Since(began), 1000*maxSpin)
+	slices.Sort(took)
+	assert.Less(t, took[len(took)/2], maxSpin) // of few calls, the host may have taken the core
 	feed.half.Store(n)
 	j.Help() // as the reader does
 	require.NoError(t, <-over)
