@@ -373,7 +373,7 @@ func TestWaitFollowsBlocksPastAFailure(t *testing.T) {
 	several := r.release("several", 1, s, broken)
 	require.Equal(t, []fence.Timeline{fence.TimelineOf(broken)}, r.queue.Streams())
 	require.NoError(t, broken.Synchronize(t.Context()))
-	require.True(t, several.Fence.Points(nil)[1].Done(t.Context()))
+	require.True(t, several.Fence.Points(nil)[1].Done(context.Background())) // which waits for the query, however long it takes
 	r.release("broken", 1, broken)
 	r.quiet(s)
 	r.sim.Fail("cudaEventQuery", cudasim.Fault{Stream: broken.Handle(), Times: -1, Code: cudart.ErrUnknown})
