@@ -71,8 +71,8 @@ type LoadOptions struct {
 // libraries, or the same under two indexes; for memory that is missing or too small; for a plan
 // that is nil, or does not match its tensors or the memory; and for files that are closed, or
 // shorter than when they were opened. A later error ends all copies, and is a *LoadError. When
-// ctx ends, its Err wraps ctx's error and cause. Memory and files are unused then, unless the
-// error wraps [transfer.ErrUnderWay].
+// ctx ends, its Err wraps ctx's error and cause. Memory is unused then, unless the error wraps
+// [transfer.ErrUnderWay]. No further read of a file begins, and one that runs may outlast the load.
 func (p *Plan) Load(ctx context.Context, memory map[int]Memory, o LoadOptions) error {
 	placements, err := p.placements(memory)
 	if err != nil {

@@ -418,16 +418,21 @@ func TestRemovedFileIsLoaded(t *testing.T) {
 	tr.close(t, "removed")
 }
 
-// A faultyReader has the bytes of a file, and fails at one of them.
+// A faultyReader has the bytes of a file, and fails at one of them. Calls may outlast the load that has made them.
 type faultyReader struct {
-	file []byte
-	bad  int // offset, -1 for none
+	file  []byte
+	fault atomic.Pointer[fault] // nil for none
+}
+
+// A fault is what a read of the byte at an offset does. It gets the bytes before it.
+type fault struct {
+	at   int
 	fail func(p []byte) (int, error)
 }
 
 func (r *faultyReader) ReadAt(p []byte, off int64) (int, error) {
-	if n := r.bad - int(off); n >= 0 && n < len(p) {
-		return r.fail(p[:copy(p[:n], r.file[off:])])
+	if f := r.fault.Load(); f != nil && f.at >= int(off) && f.at < int(off)+len(p) {
+		return f.fail(p[:copy(p[:f.at-int(off)], r.file[off:])])
 	}
 	return bytes.NewReader(r.file).ReadAt(p, off)
 }
@@ -472,7 +477,7 @@ func TestLoadErrorsOfAnyPartsAreExact(t *testing.T) {
 		t.Skip("needs three devices")
 	}
 	rnd := rand.New(rand.NewPCG(7, 8))
-	r := &faultyReader{bad: -1, file: makeGGUF(3, 32, u8("a", 1_000_001), spec{"m", "F32", []int{100, 1000}}, u8("b", 77), spec{"q", "Q4_0", []int{64, 640}},
+	r := &faultyReader{file: makeGGUF(3, 32, u8("a", 1_000_001), spec{"m", "F32", []int{100, 1000}}, u8("b", 77), spec{"q", "Q4_0", []int{64, 640}},
 		spec{"c", "F16", []int{5, 40, 200}}, u8("d", 30), u8("e", 500_000), spec{"z", "F32", []int{50, 700}})}
 	f, err := weights.Parse(r, int64(len(r.file)), "f")
 	require.NoError(t, err)
@@ -496,7 +501,7 @@ func TestLoadErrorsOfAnyPartsAreExact(t *testing.T) {
 			p.memory[d.Device] = memoryOf(t, devs[d.Device], d.Bytes)
 		}
 		last, total := 0, 0
-		r.bad = -1
+		r.fault.Store(nil)
 		require.NoError(t, p.plan.Load(t.Context(), p.memory, weights.LoadOptions{DropCache: true, Progress: func(done, all int) {
 			assert.Greater(t, done, last)
 			last, total = done, all
@@ -505,7 +510,8 @@ func TestLoadErrorsOfAnyPartsAreExact(t *testing.T) {
 		p.requireLoaded(t, fmt.Sprint(round))
 
 		p.forget(t)
-		r.bad, r.fail = rnd.IntN(len(r.file)), faults[round%len(faults)]
+		bad := rnd.IntN(len(r.file))
+		r.fault.Store(&fault{bad, faults[round%len(faults)]})
 		err := p.plan.Load(t.Context(), p.memory, weights.LoadOptions{})
 		if err == nil { // no part has the byte
 			p.requireLoaded(t, fmt.Sprint(round))
@@ -517,9 +523,9 @@ func TestLoadErrorsOfAnyPartsAreExact(t *testing.T) {
 		require.GreaterOrEqual(t, failed.Offset, failed.Tensor.Offset)
 		require.Less(t, failed.Offset, failed.Tensor.Offset+int64(failed.Tensor.Size))
 		if errors.Is(err, errStop) {
-			require.EqualValues(t, r.bad, failed.Offset)
+			require.EqualValues(t, bad, failed.Offset)
 		}
-		require.LessOrEqual(t, failed.Offset, int64(r.bad))
+		require.LessOrEqual(t, failed.Offset, int64(bad))
 		p.requireComplete(t, failed)
 	}
 }
