@@ -1,7 +1,6 @@
 package hostinfo
 
 import (
-	"bytes"
 	"encoding/json"
 	"strconv"
 
@@ -41,22 +40,20 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	return strconv.AppendInt(nil, int64(l.N), 10), nil
 }
 
-// UnmarshalJSON reads what MarshalJSON writes, and "unlimited", which version 1 of the
-// reports had.
+// UnmarshalJSON reads what MarshalJSON writes.
 func (l *Limit) UnmarshalJSON(b []byte) error {
-	switch b = bytes.TrimSpace(b); {
-	case bytes.Equal(b, []byte("null")):
-		*l = Limit{}
-		return nil
-	case bytes.Equal(b, []byte("-1")), bytes.Equal(b, []byte(`"unlimited"`)):
-		*l = unlimited()
-		return nil
-	}
-	var n int
+	var n *int
 	if err := json.Unmarshal(b, &n); err != nil {
 		return err
 	}
-	*l = limitOf(n)
+	switch {
+	case n == nil:
+		*l = Limit{}
+	case *n == -1:
+		*l = unlimited()
+	default:
+		*l = limitOf(*n)
+	}
 	return nil
 }
 

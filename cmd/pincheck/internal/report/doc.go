@@ -20,6 +20,6 @@
 //
 // # Reading
 //
-// [Read] and [ReadAll] read results of this version and of version 1. [ReadDocuments] reads what
-// package compare compares, which includes the JSON of nvbandwidth.
+// [Read] and [ReadAll] read results of this version. [ReadDocuments] reads what package compare compares, which includes
+// the JSON of nvbandwidth.
 package report

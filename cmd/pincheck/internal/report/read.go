@@ -1,19 +1,14 @@
 package report
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
-	"time"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/jsonlimit"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/reference"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
 
@@ -30,8 +25,8 @@ func resultLimits(text []byte) jsonlimit.Limits {
 // errForeign is the error for JSON that pincheck did not write.
 var errForeign = errors.New("not a result of pincheck (--format json)")
 
-// ReadAll reads the results of one file, one after the other: JSON, or JSON lines, of this
-// version or of version 1. A file without a result is an error, and so is anything else.
+// ReadAll reads the results of one file, one after the other: JSON, or JSON lines. A file without a result is an error,
+// and so is anything else.
 func ReadAll(r io.Reader) ([]*Result, error) {
 	return readEach(r, maxFile, Read)
 }
@@ -130,8 +125,7 @@ func (r *Result) Document() (compare.Document, error) {
 	return d, nil
 }
 
-// Read reads a result from JSON that Write wrote, of this version or of version 1. Results of
-// other versions, and what is no result, are errors.
+// Read reads a result from JSON that Write wrote. Results of other versions, and what is no result, are errors.
 func Read(data []byte) (*Result, error) {
 	var head struct {
 		Version *float64 `json:"schema_version"`
@@ -142,73 +136,12 @@ func Read(data []byte) (*Result, error) {
 	if head.Version == nil {
 		return nil, fmt.Errorf("%w: it has no schema_version", errForeign)
 	}
-	version := *head.Version
-	switch version {
-	case 1:
-		for _, name := range []string{"stale_before", "bad_after"} { // which had no unit
-			data = bytes.ReplaceAll(data, []byte(`"`+name+`":`), []byte(`"`+name+`_bytes":`))
-		}
-	case SchemaVersion:
-	default:
-		return nil, fmt.Errorf("schema_version %v: this pincheck reads 1 and %d (use the pincheck that wrote it, or a newer one)", version, SchemaVersion)
+	if *head.Version != SchemaVersion {
+		return nil, fmt.Errorf("schema_version %v: this pincheck reads %d (use the pincheck that wrote it, or a newer one)", *head.Version, SchemaVersion)
 	}
-	r := &Result{Complete: version == 1} // which kept no others
+	r := &Result{}
 	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
-	if version == 1 {
-		if err := r.readBandwidth1(data); err != nil {
-			return nil, err
-		}
-	}
-	if r.Verdict == "no_gpu" { // as releases before the doctor wrote it
-		r.Verdict = doctor.Unusable
-	}
-	r.SchemaVersion = SchemaVersion
 	return r, nil
-}
-
-// bandwidth1 is the bandwidth of a device in version 1.
-type bandwidth1 struct {
-	Size   int           `json:"size_bytes"` // of one copy
-	Copies int           `json:"copies_per_sample"`
-	Pin    time.Duration `json:"pin_ns"`
-	Series []struct {
-		Direction string    `json:"direction"`
-		Samples   []float64 `json:"samples_gb_per_s"`
-	} `json:"series"`
-}
-
-// readBandwidth1 takes the bandwidth of devices from JSON of version 1.
-func (r *Result) readBandwidth1(data []byte) error {
-	var old struct {
-		Devices []struct {
-			Bandwidth *bandwidth1 `json:"bandwidth"`
-		} `json:"devices"`
-	}
-	if err := json.Unmarshal(data, &old); err != nil {
-		return err
-	}
-	for i := range old.Devices {
-		if b := old.Devices[i].Bandwidth; b != nil {
-			d := &r.Devices[i]
-			d.Bandwidth = b.bench(d.Ordinal)
-		}
-	}
-	return nil
-}
-
-// bench returns the bandwidth in the form of this version.
-func (b *bandwidth1) bench(device int) *result.Bench {
-	out := &result.Bench{Name: "link", Complete: true, Notes: []string{
-		"of a pincheck that did not compare the copies", "to map, populate and register the memory took " + b.Pin.String()}}
-	for _, s := range b.Series {
-		out.Series = append(out.Series, result.Series{
-			Name: "bandwidth", Unit: result.GBPerSecond, Better: result.Higher,
-			Labels: result.Labels{{Key: result.Device, Value: strconv.Itoa(device)}, {Key: result.Memory, Value: "registered"},
-				{Key: result.Direction, Value: s.Direction}, {Key: result.Size, Value: strconv.Itoa(b.Size)}},
-			Samples: s.Samples, Stats: result.Summarize(s.Samples), BytesPerSample: b.Size * b.Copies,
-		})
-	}
-	return out
 }

@@ -96,10 +96,10 @@ func TestReadReportsWhatIsWrong(t *testing.T) {
 		{" \n", "empty"},
 		{ours[:len(ours)/2], "truncated: it ends within document 1"},
 		{ours + ours[:200], "truncated: it ends within document 2"},
-		{strings.Replace(ours, `"schema_version": 2`, `"schema_version": 3`, 1), "document 1: schema_version 3: this pincheck reads 1 and 2"},
+		{strings.Replace(ours, `"schema_version": 2`, `"schema_version": 3`, 1), "document 1: schema_version 3: this pincheck reads 2"},
 		{ours + "\n" + strings.Replace(ours, `"schema_version": 2`, `"schema_version": 9e99`, 1), "document 2: schema_version 9e+99"},
 		{strings.Replace(ours, `"schema_version": 2`, `"schema_version": "two"`, 1), "not a result of nvbandwidth (--json), and not a result of pincheck"},
-		{`{"schema_version": 1, "command": "check", "devices": []}`, "no measurements: compare what pincheck bench"},
+		{`{"schema_version": 2, "command": "check", "devices": []}`, "no measurements: compare what pincheck bench"},
 		{`{"a": 1}`, "not a result of nvbandwidth (--json), and not a result of pincheck"},
 		{`[1, 2]`, "not a result of nvbandwidth (--json), and not a result of pincheck"},
 		{`null`, "not a result of nvbandwidth (--json), and not a result of pincheck"},
@@ -144,7 +144,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(ours)
 	f.Add(theirs)
 	f.Add(ours + "\n" + theirs)
-	f.Add(`{"schema_version": 1, "benches": [{"series": [{"samples": [0, -1, 1e308, 5e-324], "labels": null}]}]}`)
+	f.Add(`{"schema_version": 2, "benches": [{"series": [{"samples": [0, -1, 1e308, 5e-324], "labels": null}]}]}`)
 	f.Add(`{"nvbandwidth": {"testcases": [{"name": "_", "status": "Passed", "bandwidth_matrix": [[]]}]}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		documents, err := ReadDocuments(strings.NewReader(text))

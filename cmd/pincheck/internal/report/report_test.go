@@ -190,8 +190,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Results that are stored as JSON, also of real GPUs and of version 1, must still be read
-// in full, and their text must be complete.
+// Results that are stored as JSON, also of real GPUs, must still be read in full, and their text must be complete.
 func TestKeptResults(t *testing.T) {
 	t.Parallel()
 	made, err := filepath.Glob(filepath.Join(testdata, "golden", "report-*.json"))
@@ -227,7 +226,7 @@ func TestKeptResults(t *testing.T) {
 			benchGoldens(t, strings.TrimSuffix(file, ".json"), r)
 			continue
 		}
-		for _, d := range r.Devices { // which version 1 had in another form
+		for _, d := range r.Devices {
 			require.NotNil(t, d.Bandwidth, file)
 			require.Len(t, d.Bandwidth.Series, 2, file)
 			assert.Len(t, d.Bandwidth.Series[1].Samples, 9, file)
@@ -269,7 +268,7 @@ func TestReadRefuses(t *testing.T) {
 		"GPU 0":                            "not a result of pincheck",
 		"{}":                               "no schema_version",
 		"[1]":                              "not a result of pincheck",
-		`{"schema_version":3}`:             "schema_version 3: this pincheck reads 1 and 2 (use the pincheck that wrote it, or a newer one)",
+		`{"schema_version":3}`:             "schema_version 3: this pincheck reads 2 (use the pincheck that wrote it, or a newer one)",
 		`{"schema_version":-1}`:            "schema_version -1",
 		whole[:len(whole)/2]:               "unexpected end of JSON input",
 		`{"schema_version":2,"devices":7}`: "devices",
