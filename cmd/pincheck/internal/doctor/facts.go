@@ -381,28 +381,9 @@ func FromCapture(host *hostinfo.Host, text []byte) (*Facts, error) {
 	if f.Devices == nil {
 		f.Devices = []Device{}
 	}
-	f.shareHealth()
 	f.SetHost(host)
 	f.replaceAdvice()
 	return f, nil
-}
-
-// shareHealth takes NVML's GPUs for the devices that they are: archives of earlier builds have both, and of the clocks
-// under load the device's alone.
-func (f *Facts) shareHealth() {
-	if f.NVML == nil {
-		return
-	}
-	loaded := nvml.Report{}
-	for _, d := range f.Devices {
-		if d.Health != nil {
-			g := *d.Health
-			g.PCIBusID = d.PCIBusID
-			loaded.GPUs = append(loaded.GPUs, g)
-		}
-	}
-	f.SetHealth(f.NVML)
-	f.SetClocks(&loaded)
 }
 
 // replaceAdvice puts the advice and the expectations of this build instead of those of an archive, which has
