@@ -251,3 +251,24 @@ func memlockRDMA(f *Facts) []Finding {
 		Evidence: []string{fmt.Sprintf("/proc/self/limits: Max locked memory is %d", limit), units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
 	})
 }
+
+// Docker makes a /dev/shm of smallShared. A loader for each of manyCPUs passes its batches through it.
+const (
+	smallShared = 64 << 20
+	manyCPUs    = 8
+)
+
+func smallDevShm(f *Facts) []Finding {
+	if f.Host.Virt.Container == "" || f.Host.CPU.Usable() < manyCPUs {
+		return nil
+	}
+	for _, m := range f.Host.Mounts {
+		if size, known := m.Size.Finite(); m.Point == "/dev/shm" && known && size <= smallShared {
+			return finding(Finding{
+				Summary:  fmt.Sprintf("/dev/shm has %s, beside %s CPUs", units.Bytes(size), units.Number(f.Host.CPU.Usable(), 2)),
+				Evidence: []string{fmt.Sprintf("/proc/self/mountinfo: /dev/shm is a tmpfs of %s", units.Bytes(size))},
+			})
+		}
+	}
+	return nil
+}

@@ -124,3 +124,28 @@ func persistenceOff(f *Facts) []Finding {
 	}
 	return seen("NVML: " + strings.Join(off, ", "))
 }
+
+func corruptedInfoROM(_ *Facts, d *Device) []Finding {
+	if d.Health == nil || !isTrue(d.Health.InfoROMCorrupted) {
+		return nil
+	}
+	return seen(fmt.Sprintf("NVML: GPU %d: the checksum of the InfoROM is wrong", d.Health.Index))
+}
+
+// maxRetired is the number of pages that a GPU before Ampere can retire.
+const maxRetired = 64
+
+func sparesUsedUp(_ *Facts, d *Device) []Finding {
+	h := d.Health
+	switch {
+	case h == nil:
+	case h.BanksWithoutSpares != nil && *h.BanksWithoutSpares > 0:
+		return finding(Finding{
+			Summary:  units.Things(*h.BanksWithoutSpares, "memory bank has", "memory banks have") + " no spare row left",
+			Evidence: []string{fmt.Sprintf("NVML: row remapper histogram of GPU %d: none is %d", h.Index, *h.BanksWithoutSpares)},
+		})
+	case h.RetiredPages != nil && *h.RetiredPages >= maxRetired:
+		return seen(fmt.Sprintf("NVML: GPU %d has %d retired pages, of at most %d", h.Index, *h.RetiredPages, maxRetired))
+	}
+	return nil
+}

@@ -173,3 +173,19 @@ func pin512GiB(f *Facts) []Finding {
 	}
 	return seen("Driver " + f.Host.NVIDIA.DriverVersion + ", " + units.Bytes(f.Host.Memory.Total) + " of memory")
 }
+
+// firstWithFault is the first branch whose mappings of 4 GiB and more fault on kernels with pages of 64 KiB.
+const firstWithFault = 590
+
+// hugeOf64K is the size of a huge page where a page has 64 KiB.
+const hugeOf64K = 512 << 20
+
+func largePagesFault(f *Facts) []Finding {
+	if branchOf(f.Host.NVIDIA.DriverVersion) < firstWithFault || !strings.HasPrefix(f.Host.CPU.Model, "arm64") {
+		return nil
+	}
+	if f.Host.Memory.THP.PageSize != hugeOf64K && !strings.Contains(f.Host.Kernel.Release, "64k") {
+		return nil
+	}
+	return seen("Kernel "+f.Host.Kernel.Release+" has pages of 64 KiB", "Driver "+f.Host.NVIDIA.DriverVersion+" (590, 595 and 610 are affected, 580 is not)")
+}

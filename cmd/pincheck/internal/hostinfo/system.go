@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
 	"strings"
@@ -146,4 +147,104 @@ func parseLimits(text string) map[string]Limit {
 		}
 	}
 	return out
+}
+
+// Power is what the host saves power for, and how.
+type Power struct {
+	// Laptop is that the chassis is a portable one, or that a battery supplies the host.
+	Laptop bool `json:"laptop,omitempty"`
+	// OnBattery is that a battery supplies it now; nil if it has none, or that does not show.
+	OnBattery *bool `json:"on_battery,omitempty"`
+	// ASPM is the policy by which the kernel lets PCI Express links sleep: default, performance, powersave.
+	ASPM string `json:"aspm_policy,omitempty"`
+}
+
+// portable are the types of chassis that are laptops, tablets and convertibles (SMBIOS).
+var portable = []string{"8", "9", "10", "14", "30", "31", "32"}
+
+// maxSupplies is more power supplies than hosts have.
+const maxSupplies = 16
+
+func readPower(f files) (p Power) {
+	const dir = "sys/class/power_supply"
+	mains, battery, discharging := "", false, false
+	names := f.names(dir)
+	for _, name := range names[:min(len(names), maxSupplies)] {
+		supply := dir + "/" + name
+		switch kind := f.line(supply + "/type"); {
+		case f.line(supply+"/scope") == "Device": // of a mouse
+		case kind == "Battery":
+			battery = true
+			discharging = discharging || f.line(supply+"/status") == "Discharging"
+		case kind == "Mains" && mains != "1":
+			mains = f.line(supply + "/online")
+		}
+	}
+	p.Laptop = battery || slices.Contains(portable, f.line("sys/class/dmi/id/chassis_type"))
+	if battery && (mains != "" || discharging) {
+		on := mains == "0" || mains == "" && discharging
+		p.OnBattery = &on
+	}
+	if _, chosen, ok := strings.Cut(f.line("sys/module/pcie_aspm/parameters/policy"), "["); ok {
+		p.ASPM, _, _ = strings.Cut(chosen, "]")
+	}
+	return p
+}
+
+// Security is what may refuse a device or a kernel module whatever the files' modes say.
+type Security struct {
+	// SELinux is that it enforces its policy; nil if it does not show. Confinement is the domain of SELinux or
+	// the profile of AppArmor that the process runs in: container_t, docker-default.
+	SELinux     *bool  `json:"selinux_enforcing,omitempty"`
+	Confinement string `json:"confinement,omitempty"`
+	// SecureBoot is that the firmware lets only signed code boot: the kernel then takes no unsigned modules.
+	SecureBoot *bool `json:"secure_boot,omitempty"`
+	// Lockdown is none, integrity or confidentiality.
+	Lockdown string `json:"lockdown,omitempty"`
+}
+
+func readSecurity(f files) (s Security) {
+	switch f.line("sys/fs/selinux/enforce") {
+	case "1":
+		enforces := true
+		s.SELinux = &enforces
+	case "0":
+		s.SELinux = new(bool)
+	}
+	context := strings.Trim(f.line("proc/self/attr/current"), "\x00")
+	if fields := strings.Split(context, ":"); len(fields) >= 4 {
+		context = fields[2] // of user:role:type:level
+	}
+	if context != "unconfined" {
+		s.Confinement = context
+	}
+	// Four bytes of attributes, and one with the value.
+	const secureBoot = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+	if value := []byte(f.text(secureBoot)); len(bytes.TrimRight(value, "\n")) >= 5 {
+		on := value[4] == 1 || value[4] == '1' // of a recording
+		s.SecureBoot = &on
+	}
+	if _, chosen, ok := strings.Cut(f.line("sys/kernel/security/lockdown"), "["); ok {
+		s.Lockdown, _, _ = strings.Cut(chosen, "]")
+	}
+	return s
+}
+
+// User is whom the process runs as. Names are left out.
+type User struct {
+	UID    int   `json:"uid"`
+	GID    int   `json:"gid"`
+	Groups []int `json:"groups,omitempty"`
+	// SysNice is the capability to move pages between NUMA nodes, and AnyFile that to
+	// open files whatever their mode.
+	SysNice bool `json:"cap_sys_nice,omitempty"`
+	AnyFile bool `json:"cap_dac_override,omitempty"`
+}
+
+func readUser(f files) *User {
+	c, err := linux.ReadCredentials(f.fsys)
+	if err != nil {
+		return nil
+	}
+	return &User{UID: c.UID, GID: c.GID, Groups: c.Groups, SysNice: c.Has(linux.CapSysNice), AnyFile: c.Has(linux.CapDACOverride)}
 }

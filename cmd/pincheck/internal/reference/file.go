@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
@@ -184,4 +187,99 @@ func (r *Row) check(kind Kind, link hostinfo.PCIe) error {
 		return fmt.Errorf("%g GB/s are more than %v carries (%.3g GB/s)", max(r.Min, r.Max), link, carries)
 	}
 	return nil
+}
+
+// Values of Machine.Host.
+const (
+	bareMetal      = "bare metal"
+	virtualMachine = "virtual machine"
+)
+
+// kernelVersion is the part of a release that Linux has given it: what follows may name who built it.
+var kernelVersion = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+`)
+
+// MachineOf returns the type of machine of a GPU with its link, which is the zero value if it is unknown. Host is nil
+// if nothing is known of it.
+func MachineOf(host *hostinfo.Host, gpu string, link hostinfo.PCIe) Machine {
+	m := Machine{GPU: gpu}
+	switch {
+	case Coherent(gpu):
+		m.Link = nvlinkC2C
+	case link.Rate() > 0:
+		m.Link = link.String()
+	}
+	if host == nil {
+		return m
+	}
+	m.CPU, m.Sockets, m.Host = host.CPU.Model, host.CPU.Sockets, bareMetal
+	if host.Virt.VM {
+		m.Host = virtualMachine
+	}
+	m.Driver, m.Kernel = host.NVIDIA.DriverVersion, kernelVersion.FindString(host.Kernel.Release)
+	return m
+}
+
+// coherent are the GPUs that share an NVLink-C2C with their processor.
+var coherent = [][]string{{"GH200"}, {"GB200"}, {"GB300"}, {"GB10"}}
+
+// Coherent reports whether a GPU shares an NVLink-C2C with its processor: its copies do
+// not go over the PCI Express link that the host shows.
+func Coherent(gpu string) bool {
+	has := wordsOf(gpu)
+	return slices.ContainsFunc(coherent, func(words []string) bool { return named(words, has) })
+}
+
+// wordsOf returns the words of a product's name.
+func wordsOf(name string) []string {
+	return strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+}
+
+// named reports whether a product's name has all of these words: NVIDIA A100-SXM4-80GB is an A100,
+// NVIDIA RTX A1000 is not.
+func named(words, has []string) bool {
+	return len(words) > 0 && !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(has, w) })
+}
+
+// Make returns the file of a machine from what the experiment bandwidth measured on its GPUs, which are all of its type:
+// the copies of registered memory, with the samples of all GPUs together. Source names the program that measured.
+func Make(m Machine, b *result.Bench, source string) (*File, error) {
+	f := &File{Kind: Measured, Machine: m}
+	samples := map[Row][]float64{}
+	for _, s := range b.Series {
+		size, err := strconv.Atoi(s.Labels.Get(result.Size))
+		if err != nil || size < smallestCopy || !isCopy(&s) || s.Labels.Get(result.Memory) != registered || len(s.Samples) == 0 {
+			continue
+		}
+		r := Row{What: bandwidth, Direction: s.Labels.Get(result.Direction), Size: size, Unit: s.Unit, Date: b.Started.UTC().Format(time.DateOnly), Source: source}
+		if samples[r] == nil {
+			f.Rows = append(f.Rows, r)
+		}
+		samples[r] = slices.Concat(samples[r], s.Samples)
+	}
+	if len(f.Rows) == 0 {
+		return nil, errors.New("there is no copy of registered memory of 4 MiB or more")
+	}
+	for i := range f.Rows {
+		r := &f.Rows[i]
+		all := samples[*r]
+		stats := result.Summarize(all)
+		r.N, r.Median, r.Min, r.Max = len(all), rounded(stats.Median), rounded(stats.Min), rounded(stats.Max)
+	}
+	return f, f.check()
+}
+
+// rounded returns the value with four digits: samples have no more.
+func rounded(v float64) float64 {
+	v, _ = strconv.ParseFloat(fmt.Sprintf("%.4g", v), 64)
+	return v
+}
+
+// JSON returns the file as [Read] reads it.
+func (f *File) JSON() ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	err := e.Encode(f)
+	return b.Bytes(), err
 }
