@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/findings"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cudart"
 )
 
@@ -59,11 +58,7 @@ func unlessUsable(check func(*Facts) []Finding) func(*Facts) []Finding {
 
 // requirement returns a requirement by its id.
 func (f *Facts) requirement(id string) (Requirement, bool) {
-	i := slices.IndexFunc(f.Requirements, func(r Requirement) bool { return r.ID == id })
-	if i < 0 {
-		return Requirement{}, false
-	}
-	return f.Requirements[i], true
+	return first(f.Requirements, func(r Requirement) bool { return r.ID == id })
 }
 
 // missing makes a finding of a requirement that is not met.
@@ -116,10 +111,11 @@ func offBus(f *Facts) []Finding {
 func switchedOff(f *Facts) []Finding {
 	var evidence []string
 	for _, g := range f.Host.GPUs {
+		_, listed := boardOf(f.Host, g) // by the kernel module, which holds it then
 		switch {
 		case g.SwitchedOff:
 			evidence = append(evidence, "/proc/acpi/bbswitch: "+g.Address+" OFF")
-		case g.Asleep && g.Driver != "nvidia" && !slices.Contains(forGuests, g.Driver) && !listed(f.Host, g):
+		case g.Asleep && g.Driver != "nvidia" && !slices.Contains(forGuests, g.Driver) && !listed:
 			evidence = append(evidence, fmt.Sprintf("%s is in power_state %s, and not bound to nvidia", g.Address, cmp.Or(g.PowerState, "suspended")))
 		}
 	}
@@ -127,11 +123,6 @@ func switchedOff(f *Facts) []Finding {
 		return nil
 	}
 	return seen(evidence...)
-}
-
-// listed reports whether the kernel module lists a GPU: then it holds it.
-func listed(h *hostinfo.Host, g hostinfo.PCIDevice) bool {
-	return slices.ContainsFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return hostinfo.SamePCI(b.Address, g.Address) })
 }
 
 func nouveau(f *Facts) []Finding {
@@ -180,10 +171,7 @@ func vfio(f *Facts) []Finding {
 		}
 		evidence = append(evidence, fmt.Sprintf("%s is bound to %s", g.Address, g.Driver))
 	}
-	return finding(Finding{
-		Summary:  bound + " has the GPU, for a virtual machine",
-		Evidence: evidence,
-	})
+	return summarized(bound+" has the GPU, for a virtual machine", evidence...)
 }
 
 // notSigned needs the module's file, or a driver that was installed: without them nothing was refused.

@@ -59,10 +59,7 @@ func littleHeadroom(f *Facts) []Finding {
 	if !ok || left >= minHeadroom {
 		return nil
 	}
-	out := Finding{
-		Summary:  fmt.Sprintf("only %s can be pinned", units.Bytes(left)),
-		Evidence: []string{source + ": " + units.Bytes(left)},
-	}
+	out := Finding{Summary: fmt.Sprintf("only %s can be pinned", units.Bytes(left)), Evidence: []string{source + ": " + units.Bytes(left)}}
 	if limit, limited := f.Host.Cgroup.MemoryLimit.Finite(); limited && source == f.limitFile() {
 		used, _ := f.Host.Cgroup.MemoryUsed.Finite()
 		out.Evidence = []string{fmt.Sprintf("%s is %s; %s is used, including %s of page cache", source, units.Bytes(limit), units.Bytes(used), units.Bytes(f.Host.Cgroup.FileCache))}
@@ -113,10 +110,8 @@ func pinnedByOthers(f *Facts) []Finding {
 	if pinned = min(pinned, m.Total-m.Usable()); pinned <= m.Total/2 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("programs have pinned %s of %s of memory", units.Bytes(pinned), units.Bytes(m.Total)),
-		Evidence: append(texts, fmt.Sprintf("/proc/meminfo: %s is available", units.Bytes(m.Available))),
-	})
+	return summarized(fmt.Sprintf("programs have pinned %s of %s of memory", units.Bytes(pinned), units.Bytes(m.Total)),
+		append(texts, fmt.Sprintf("/proc/meminfo: %s is available", units.Bytes(m.Available)))...)
 }
 
 // limitsExceedMemory sums the limits of the control groups in which programs use GPUs.
@@ -160,10 +155,8 @@ func limitsExceedMemory(f *Facts) []Finding {
 	if free > 0 {
 		evidence = append(evidence, fmt.Sprintf("%s without a memory limit use GPUs too", units.Things(free, "program", "programs")))
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("%d control groups with GPU programs may use %s together, and the host has %s", len(limits), units.Bytes(sum), units.Bytes(total)),
-		Evidence: evidence,
-	})
+	return summarized(fmt.Sprintf("%d control groups with GPU programs may use %s together, and the host has %s", len(limits), units.Bytes(sum), units.Bytes(total)),
+		evidence...)
 }
 
 func memoryHigh(f *Facts) []Finding {
@@ -209,10 +202,8 @@ func strictOvercommit(f *Facts) []Finding {
 	if !limited || !known || limit-committed >= max(2<<30, limit/10) {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("programs may allocate only %s more", units.Bytes(max(0, limit-committed))),
-		Evidence: []string{fmt.Sprintf("vm.overcommit_memory is 2; /proc/meminfo: CommitLimit %s, Committed_AS %s", units.Bytes(limit), units.Bytes(committed))},
-	})
+	return summarized(fmt.Sprintf("programs may allocate only %s more", units.Bytes(max(0, limit-committed))),
+		fmt.Sprintf("vm.overcommit_memory is 2; /proc/meminfo: CommitLimit %s, Committed_AS %s", units.Bytes(limit), units.Bytes(committed)))
 }
 
 func swapping(f *Facts) []Finding {
@@ -229,10 +220,8 @@ func cgroupBelowHost(f *Facts) []Finding {
 	if !limited || f.Host.Memory.Available == 0 || left >= f.Host.Memory.Available/2 {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("this container may use %s more, but /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
-		Evidence: []string{fmt.Sprintf("%s leaves %s", f.limitFile(), units.Bytes(left)), "/proc/meminfo shows the memory of the host"},
-	})
+	return summarized(fmt.Sprintf("this container may use %s more, but /proc/meminfo shows %s as available", units.Bytes(left), units.Bytes(f.Host.Memory.Available)),
+		fmt.Sprintf("%s leaves %s", f.limitFile(), units.Bytes(left)), "/proc/meminfo shows the memory of the host")
 }
 
 // plentyOfMemlock is enough for the queues of RDMA, though not for its buffers.
@@ -246,10 +235,8 @@ func memlockRDMA(f *Facts) []Finding {
 	if !finite || limit >= plentyOfMemlock {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("RLIMIT_MEMLOCK is %s, which limits RDMA but not CUDA", units.Bytes(limit)),
-		Evidence: []string{fmt.Sprintf("/proc/self/limits: Max locked memory is %d", limit), units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices") + " in /sys/class/infiniband"},
-	})
+	return summarized(fmt.Sprintf("RLIMIT_MEMLOCK is %s, which limits RDMA but not CUDA", units.Bytes(limit)),
+		fmt.Sprintf("/proc/self/limits: Max locked memory is %d", limit), units.Things(f.Host.InfiniBand, "RDMA device", "RDMA devices")+" in /sys/class/infiniband")
 }
 
 // Docker makes a /dev/shm of smallShared. A loader for each of manyCPUs passes its batches through it.
@@ -264,10 +251,8 @@ func smallDevShm(f *Facts) []Finding {
 	}
 	for _, m := range f.Host.Mounts {
 		if size, known := m.Size.Finite(); m.Point == "/dev/shm" && known && size <= smallShared {
-			return finding(Finding{
-				Summary:  fmt.Sprintf("/dev/shm has %s, beside %s CPUs", units.Bytes(size), units.Number(f.Host.CPU.Usable(), 2)),
-				Evidence: []string{fmt.Sprintf("/proc/self/mountinfo: /dev/shm is a tmpfs of %s", units.Bytes(size))},
-			})
+			return summarized(fmt.Sprintf("/dev/shm has %s, beside %s CPUs", units.Bytes(size), units.Number(f.Host.CPU.Usable(), 2)),
+				fmt.Sprintf("/proc/self/mountinfo: /dev/shm is a tmpfs of %s", units.Bytes(size)))
 		}
 	}
 	return nil

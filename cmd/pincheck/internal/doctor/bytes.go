@@ -171,9 +171,7 @@ func skippedRoundTrips(f *Facts, d *Device) []Finding {
 	if v == nil || v.SkippedCases == 0 {
 		return nil
 	}
-	out := Finding{
-		Summary: fmt.Sprintf("%d of %d round trips were skipped", v.SkippedCases, v.CasesPlanned),
-	}
+	out := Finding{Summary: fmt.Sprintf("%d of %d round trips were skipped", v.SkippedCases, v.CasesPlanned)}
 	if v.SkippedCases > v.CasesPlanned/2 && !f.byDesign(d) {
 		out.Severity = Warning
 	}

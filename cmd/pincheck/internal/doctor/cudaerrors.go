@@ -295,10 +295,7 @@ func gpuFull(f *Facts, d *Device) []Finding {
 	if len(texts) == 0 {
 		return nil
 	}
-	out := Finding{
-		Summary:  "GPU memory is full, so not everything was examined",
-		Evidence: texts[:min(len(texts), 2)],
-	}
+	out := Finding{Summary: "GPU memory is full, so not everything was examined", Evidence: texts[:min(len(texts), 2)]}
 	if d.MemoryTotal > 0 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s is free", units.Bytes(d.MemoryFree), units.Bytes(d.MemoryTotal)))
 	}

@@ -296,16 +296,28 @@ func verdict(f *Facts, found []Finding, ignore []string) Verdict {
 	return Healthy
 }
 
+// first returns the first element of a list that is wanted. ok is false if it has none.
+func first[T any](all []T, wanted func(T) bool) (one T, ok bool) {
+	if i := slices.IndexFunc(all, wanted); i >= 0 {
+		return all[i], true
+	}
+	return one, false
+}
+
 // finding returns one finding as a list, for checks that find one thing.
 func finding(f Finding) []Finding { return []Finding{f} }
 
-// seen returns a finding with this evidence; its page has the rest. Without evidence it returns nil.
-func seen(evidence ...string) []Finding {
+// summarized returns a finding with a summary of its own and evidence; its page has the rest. Without evidence it returns
+// nil.
+func summarized(summary string, evidence ...string) []Finding {
 	if len(evidence) == 0 {
 		return nil
 	}
-	return finding(Finding{Evidence: evidence})
+	return finding(Finding{Summary: summary, Evidence: evidence})
 }
+
+// seen is summarized where the page has the summary, too.
+func seen(evidence ...string) []Finding { return summarized("", evidence...) }
 
 // follow notes that another finding follows from this one.
 func (f *Finding) follow(id string) {

@@ -393,11 +393,10 @@ func (f *Facts) replaceAdvice() {
 	own := Require(f.Host, &cudart.OpenError{Err: cudart.ErrNoLibrary})
 	requirements := []Requirement{}
 	for _, r := range f.Requirements {
-		i := slices.IndexFunc(own, func(o Requirement) bool { return o.ID == r.ID })
-		if i < 0 {
+		o, known := first(own, func(o Requirement) bool { return o.ID == r.ID })
+		if !known {
 			continue
 		}
-		o := own[i]
 		o.State, o.Detail = r.State, r.Detail
 		switch {
 		case r.State == Missing:

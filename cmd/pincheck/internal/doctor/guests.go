@@ -101,12 +101,7 @@ var vgpuName = regexp.MustCompile(`-\d{1,3}[ABCQ]$`)
 
 // vgpu returns the name of a virtual GPU that is here.
 func (f *Facts) vgpu() (name string, ok bool) {
-	names := f.names()
-	i := slices.IndexFunc(names, vgpuName.MatchString)
-	if i < 0 {
-		return "", false
-	}
-	return names[i], true
+	return first(f.names(), vgpuName.MatchString)
 }
 
 // vgpuGuestDriver finds the host's package of vGPU, or a driver of bare metal, in the guest.

@@ -119,16 +119,10 @@ func hangs(what string, evidence ...string) Finding {
 	return Finding{Summary: what + " does not return", Evidence: evidence, because: "no_return"}
 }
 
-func crashed(f *Facts) []Finding { return crashedDevice(f, nil) }
-
 // crashedDevice finds what ended the process that examined a GPU; of nil, another one.
 func crashedDevice(f *Facts, d *Device) (out []Finding) {
 	for _, p := range f.probesOf(d, ProbeCrashed) {
-		out = append(out, Finding{
-			Summary:  p.what() + " ends the process",
-			Evidence: p.seen(d, p.Detail),
-			because:  "fault",
-		})
+		out = append(out, Finding{Summary: p.what() + " ends the process", Evidence: p.seen(d, p.Detail), because: "fault"})
 	}
 	for _, p := range f.probesOf(d, ProbeKilled) {
 		out = append(out, Finding{
@@ -176,9 +170,4 @@ func (f *Facts) unstarted() (reasons []string) {
 		}
 	}
 	return reasons
-}
-
-// notStarted finds that pincheck could not start itself again, which is no fault of the driver.
-func notStarted(f *Facts) []Finding {
-	return seen(f.unstarted()...)
 }

@@ -106,10 +106,7 @@ func otherProcesses(_ *Facts, d *Device) []Finding {
 	for _, p := range d.Health.Processes[:min(len(d.Health.Processes), 8)] {
 		evidence = append(evidence, strings.TrimSpace(fmt.Sprintf("Process %d %s: %s", p.PID, p.Name, units.Bytes(p.Memory))))
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("%s this GPU", units.Things(len(d.Health.Processes), "other process uses", "other processes use")),
-		Evidence: evidence,
-	})
+	return summarized(fmt.Sprintf("%s this GPU", units.Things(len(d.Health.Processes), "other process uses", "other processes use")), evidence...)
 }
 
 func persistenceOff(f *Facts) []Finding {
@@ -140,10 +137,8 @@ func sparesUsedUp(_ *Facts, d *Device) []Finding {
 	switch {
 	case h == nil:
 	case h.BanksWithoutSpares != nil && *h.BanksWithoutSpares > 0:
-		return finding(Finding{
-			Summary:  units.Things(*h.BanksWithoutSpares, "memory bank has", "memory banks have") + " no spare row left",
-			Evidence: []string{fmt.Sprintf("NVML: row remapper histogram of GPU %d: none is %d", h.Index, *h.BanksWithoutSpares)},
-		})
+		return summarized(units.Things(*h.BanksWithoutSpares, "memory bank has", "memory banks have")+" no spare row left",
+			fmt.Sprintf("NVML: row remapper histogram of GPU %d: none is %d", h.Index, *h.BanksWithoutSpares))
 	case h.RetiredPages != nil && *h.RetiredPages >= maxRetired:
 		return seen(fmt.Sprintf("NVML: GPU %d has %d retired pages, of at most %d", h.Index, *h.RetiredPages, maxRetired))
 	}

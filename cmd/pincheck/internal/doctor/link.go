@@ -422,9 +422,7 @@ const (
 )
 
 func linkErrors(f *Facts, d *Device) []Finding {
-	out := Finding{
-		Summary: "the PCIe link has errors",
-	}
+	out := Finding{Summary: "the PCIe link has errors"}
 	if pci, ok := f.pci(d); ok && pci.Errors != nil {
 		e := pci.Errors
 		if e.Fatal > 0 || e.NonFatal > 0 || e.Correctable > maxCorrectable {
@@ -482,11 +480,7 @@ func unjudgedCopies(f *Facts, d *Device) []Finding {
 	} else if d.Link != nil && d.Link.Rate > 0 {
 		because = "no_figure"
 	}
-	return finding(Finding{
-		Summary:  "there is no reference for this GPU and link",
-		Evidence: rates,
-		because:  because,
-	})
+	return finding(Finding{Summary: "there is no reference for this GPU and link", Evidence: rates, because: because})
 }
 
 func slotBelowGPU(f *Facts, d *Device) []Finding {

@@ -30,9 +30,7 @@ func oneCPU(f *Facts) []Finding {
 	if h == nil || h.CPU.Threads <= 1 || h.CPU.Usable() == 0 || h.CPU.Usable() > 1 {
 		return nil
 	}
-	out := Finding{
-		Summary: fmt.Sprintf("this process may use %g of %d CPUs", h.CPU.Usable(), h.CPU.Threads),
-	}
+	out := Finding{Summary: fmt.Sprintf("this process may use %g of %d CPUs", h.CPU.Usable(), h.CPU.Threads)}
 	if h.CPU.Quota > 0 && h.CPU.Quota <= 1 {
 		out.Evidence = append(out.Evidence, fmt.Sprintf("The quota of the control group is %g CPUs", h.CPU.Quota))
 		if h.CPU.AllowedCount != 1 {
@@ -54,11 +52,7 @@ func (f *Facts) home(d *Device) (node hostinfo.NUMANode, ok bool) {
 	if d.NUMANode == nil || len(f.memoryNodes()) < 2 || f.CUDADevices == nil && !f.Host.NVIDIA.HasGPUNode() {
 		return hostinfo.NUMANode{}, false
 	}
-	i := slices.IndexFunc(f.Host.NUMA, func(n hostinfo.NUMANode) bool { return n.ID == *d.NUMANode })
-	if i < 0 {
-		return hostinfo.NUMANode{}, false
-	}
-	return f.Host.NUMA[i], true
+	return first(f.Host.NUMA, func(n hostinfo.NUMANode) bool { return n.ID == *d.NUMANode })
 }
 
 // memoryNodes returns the nodes that have memory and CPUs: others are memory of GPUs, or
@@ -268,10 +262,8 @@ func subNUMA(f *Facts) []Finding {
 	if len(local) == 0 || len(local) >= len(nodes) {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("%s on %s, and GPUs only near nodes %v", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), local),
-		Evidence: []string{"/sys/devices/system/node, numa_node of the GPUs"},
-	})
+	return summarized(fmt.Sprintf("%s on %s, and GPUs only near nodes %v", units.Things(len(nodes), "NUMA node", "NUMA nodes"), units.Things(h.CPU.Sockets, "socket", "sockets"), local),
+		"/sys/devices/system/node, numa_node of the GPUs")
 }
 
 func noSysNice(f *Facts) []Finding {

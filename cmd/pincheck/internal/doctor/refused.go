@@ -102,10 +102,8 @@ func leakedPins(f *Facts) []Finding {
 			because:  "balloon",
 		})
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("%s of memory is pinned that no process owns", units.Bytes(lost)),
-		Evidence: []string{fmt.Sprintf("/proc/meminfo: %s in total, and %s that no field accounts for", units.Bytes(m.Total), units.Bytes(lost)), "Kernel " + f.Host.Kernel.Release},
-	})
+	return summarized(fmt.Sprintf("%s of memory is pinned that no process owns", units.Bytes(lost)),
+		fmt.Sprintf("/proc/meminfo: %s in total, and %s that no field accounts for", units.Bytes(m.Total), units.Bytes(lost)), "Kernel "+f.Host.Kernel.Release)
 }
 
 func noHostRegister(f *Facts, d *Device) []Finding {

@@ -168,11 +168,7 @@ func nodesOf(h *hostinfo.Host, gpus []hostinfo.PCIDevice, examined func(i int) b
 }
 
 func boardOf(h *hostinfo.Host, g hostinfo.PCIDevice) (hostinfo.Board, bool) {
-	i := slices.IndexFunc(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return hostinfo.SamePCI(b.Address, g.Address) })
-	if i < 0 {
-		return hostinfo.Board{}, false
-	}
-	return h.NVIDIA.Boards[i], true
+	return first(h.NVIDIA.Boards, func(b hostinfo.Board) bool { return hostinfo.SamePCI(b.Address, g.Address) })
 }
 
 // reachable returns how many GPUs CUDA can number on a host: the driver holds them, and their nodes are there. 0 is
@@ -237,13 +233,9 @@ func (f *Facts) withoutDriver(g hostinfo.PCIDevice) string {
 // nodeAt returns the node of a GPU whose number is known, or, if no number is, one that was refused: which GPU's it
 // is does not matter, as all are on one side.
 func nodeAt(h *hostinfo.Host, path string, known bool) (hostinfo.Node, bool) {
-	i := slices.IndexFunc(h.NVIDIA.Nodes, func(n hostinfo.Node) bool {
+	return first(h.NVIDIA.Nodes, func(n hostinfo.Node) bool {
 		return hostinfo.IsGPUNode(n.Path) && (known && n.Path == path || !known && n.OpenError != "")
 	})
-	if i < 0 {
-		return hostinfo.Node{}, false
-	}
-	return h.NVIDIA.Nodes[i], true
 }
 
 // nvmlOf returns what NVML has of a GPU, or nil.
@@ -368,16 +360,14 @@ func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
 		u.path = "/dev/nvidia" + board.Minor
 	}
 	u.node, u.refused = nodeAt(f.Host, u.path, board.Minor != "")
-	for _, reason := range slices.Concat(reasonsOfTheSystem, reasonsOfChoice, reasonsOfNobody) {
-		if one := reason(u); one.service != "" {
-			return one
-		}
+	if one := u.bySystem(); one.service != "" {
+		return one
 	}
-	return missingBy("", "")
+	if one := u.byChoice(); one.service != "" {
+		return one
+	}
+	return u.byNobody()
 }
-
-// A reason returns the service of a GPU, and none if it is not for this reason that it is not examined.
-type reason func(*unserved) busGPU
 
 func keptBy(cause, seen string) busGPU {
 	return busGPU{service: isExcluded, finding: excludedID, cause: cause, seen: seen}
@@ -389,53 +379,37 @@ func missingBy(cause, seen string) busGPU {
 
 func unexplained(seen string) busGPU { return busGPU{service: isUnexplained, seen: seen} }
 
-// when returns a service if something holds, or else none.
-func when(holds bool, one busGPU) busGPU {
-	if !holds {
-		return busGPU{}
+// bySystem is for what the hardware, the kernel and its module have done, which no choice of a process explains.
+func (u *unserved) bySystem() busGPU {
+	h, g, assigned := u.Host, u.g, u.Host.NVIDIA.AssignedGPUs
+	_, _, evidence, tooOld := unsupported(h, g)
+	switch {
+	case g.OffBus:
+		return busGPU{service: isReported, finding: offBusID}
+	case g.VirtualFunction:
+		return keptBy("virtual_function", g.Dir()+"/physfn exists")
+	case g.SwitchedOff:
+		return keptBy("switched_off", "/proc/acpi/bbswitch: "+g.Address+" OFF")
+	case g.Driver != "" && g.Driver != nvidiaDriver:
+		return keptBy("driver", g.Dir()+"/driver is "+g.Driver)
+	case g.Override != "" && g.Override != nvidiaDriver:
+		return keptBy("override", g.Dir()+"/driver_override is "+g.Override)
+	case told(h, g):
+		return keptBy("parameter", "/proc/driver/nvidia: GPU Excluded is Yes, or ExcludedGpus contains it")
+	case g.Driver == "" && len(assigned) > 0 && !slices.ContainsFunc(assigned, u.isAt):
+		return keptBy("assigned", "NVreg_AssignGpus is "+strings.Join(assigned, ","))
+	case slices.ContainsFunc(u.NotChosen, u.isAt):
+		return keptBy("device_option", "--device names other GPUs")
+	case (u.at == nodeGone || u.at == nodeUnlisted) && u.own != "":
+		return keptBy(u.own, u.why+"; its device node is missing")
+	case tooOld && u.known == nil && !u.listed:
+		return busGPU{service: isReported, finding: tooOldID, seen: evidence}
+	case u.driverless() && g.NoWindow:
+		return missingBy("window", u.withoutDriver(g))
+	case u.driverless():
+		return missingBy("no_driver", u.withoutDriver(g))
 	}
-	return one
-}
-
-// reasonsOfTheSystem are what the hardware, the kernel and its module have done, which no choice of a process explains.
-var reasonsOfTheSystem = []reason{
-	func(u *unserved) busGPU { return when(u.g.OffBus, busGPU{service: isReported, finding: offBusID}) },
-	func(u *unserved) busGPU {
-		return when(u.g.VirtualFunction, keptBy("virtual_function", u.g.Dir()+"/physfn exists"))
-	},
-	func(u *unserved) busGPU {
-		return when(u.g.SwitchedOff, keptBy("switched_off", "/proc/acpi/bbswitch: "+u.g.Address+" OFF"))
-	},
-	func(u *unserved) busGPU {
-		return when(u.g.Driver != "" && u.g.Driver != nvidiaDriver, keptBy("driver", u.g.Dir()+"/driver is "+u.g.Driver))
-	},
-	func(u *unserved) busGPU {
-		return when(u.g.Override != "" && u.g.Override != nvidiaDriver, keptBy("override", u.g.Dir()+"/driver_override is "+u.g.Override))
-	},
-	func(u *unserved) busGPU {
-		return when(told(u.Host, u.g), keptBy("parameter", "/proc/driver/nvidia: GPU Excluded is Yes, or ExcludedGpus contains it"))
-	},
-	func(u *unserved) busGPU {
-		assigned := u.Host.NVIDIA.AssignedGPUs
-		return when(u.g.Driver == "" && len(assigned) > 0 && !slices.ContainsFunc(assigned, u.isAt), keptBy("assigned", "NVreg_AssignGpus is "+strings.Join(assigned, ",")))
-	},
-	func(u *unserved) busGPU {
-		return when(slices.ContainsFunc(u.NotChosen, u.isAt), keptBy("device_option", "--device names other GPUs"))
-	},
-	func(u *unserved) busGPU {
-		return when((u.at == nodeGone || u.at == nodeUnlisted) && u.own != "", keptBy(u.own, u.why+"; its device node is missing"))
-	},
-	func(u *unserved) busGPU {
-		_, _, evidence, ok := unsupported(u.Host, u.g)
-		return when(ok && u.known == nil && !u.listed, busGPU{service: isReported, finding: tooOldID, seen: evidence})
-	},
-	func(u *unserved) busGPU {
-		cause := "no_driver"
-		if u.g.NoWindow {
-			cause = "window"
-		}
-		return when(u.driverless(), missingBy(cause, u.withoutDriver(u.g)))
-	},
+	return busGPU{}
 }
 
 // isAt reports whether an address is the GPU's.
@@ -449,71 +423,52 @@ func (u *unserved) driverless() bool {
 	return u.g.Driver == "" && !u.listed && asked && slices.ContainsFunc(h.GPUs, func(o hostinfo.PCIDevice) bool { return o.Driver != "" })
 }
 
-// reasonsOfChoice are what somebody wanted.
-var reasonsOfChoice = []reason{
-	func(u *unserved) busGPU {
-		if u.known == nil || !isTrue(u.known.MIG) || u.known.MIGInstances == nil || *u.known.MIGInstances > 0 {
-			return busGPU{}
-		}
+// byChoice is for what somebody wanted.
+func (u *unserved) byChoice() busGPU {
+	instance := u.instanceShown()
+	hidden, byVariable := u.hiddenByChoice()
+	denied := u.node.Path + ": " + u.node.OpenError
+	switch {
+	case u.known != nil && isTrue(u.known.MIG) && u.known.MIGInstances != nil && *u.known.MIGInstances <= 0:
 		return busGPU{service: isExcluded, finding: migID, seen: fmt.Sprintf("NVML: GPU %d (%s): MIG is on, with 0 instances", u.known.Index, u.known.PCIBusID)}
-	},
-	func(u *unserved) busGPU {
-		seen := u.instanceShown()
-		return when(seen != "", keptBy("mig", seen))
-	},
-	func(u *unserved) busGPU {
-		one, ok := u.hiddenByChoice()
-		return when(ok, one)
-	},
-	func(u *unserved) busGPU {
-		if !u.refused || !strings.Contains(u.node.OpenError, eperm) {
-			return busGPU{}
-		}
-		seen := u.node.Path + ": " + u.node.OpenError
-		if unit := u.Host.Virt.Unit; unit != "" && u.own == "" {
-			return keptBy("unit", seen+"; the process runs in "+unit)
-		}
-		return keptBy("control_group", seen)
-	},
-	func(u *unserved) busGPU { return when(u.own == "job", keptBy("job", u.why)) },
-	func(u *unserved) busGPU {
-		return when(u.ExpectedGPUs > 0 && u.countShown() >= u.ExpectedGPUs,
-			keptBy("expected", fmt.Sprintf("--expect-gpus %d, and CUDA shows %d", u.ExpectedGPUs, u.countShown())))
-	},
-	func(u *unserved) busGPU {
-		return when(u.at == nodesUnshown && u.Host.Virt.Container != "", keptBy("container", u.why+"; no device node of a GPU is visible"))
-	},
+	case instance != "":
+		return keptBy("mig", instance)
+	case byVariable:
+		return hidden
+	case u.refused && strings.Contains(u.node.OpenError, eperm) && u.Host.Virt.Unit != "" && u.own == "":
+		return keptBy("unit", denied+"; the process runs in "+u.Host.Virt.Unit)
+	case u.refused && strings.Contains(u.node.OpenError, eperm):
+		return keptBy("control_group", denied)
+	case u.own == "job":
+		return keptBy("job", u.why)
+	case u.ExpectedGPUs > 0 && u.countShown() >= u.ExpectedGPUs:
+		return keptBy("expected", fmt.Sprintf("--expect-gpus %d, and CUDA shows %d", u.ExpectedGPUs, u.countShown()))
+	case u.at == nodesUnshown && u.Host.Virt.Container != "":
+		return keptBy("container", u.why+"; no device node of a GPU is visible")
+	}
+	return busGPU{}
 }
 
-// reasonsOfNobody are what is left: nobody chose it, as far as shows.
-var reasonsOfNobody = []reason{
-	func(u *unserved) busGPU {
-		return when(u.at == nodeGone && u.CUDADevices != nil, missingBy("no_node", u.path+" is missing"))
-	},
-	func(u *unserved) busGPU {
-		return when(u.refused && u.node.OpenError != "", missingBy("closed", u.node.Path+": "+u.node.OpenError))
-	},
-	func(u *unserved) busGPU {
-		return when(u.refused && u.node.Closed, missingBy("closed", u.node.Path+" "+u.node.Mode))
-	},
-	func(u *unserved) busGPU {
-		if u.known == nil || u.known.Error == "" {
-			return busGPU{}
-		}
+// byNobody is for what is left: nobody chose it, as far as shows.
+func (u *unserved) byNobody() busGPU {
+	failed := slices.ContainsFunc(u.managed(), func(o *nvml.GPU) bool { return o.Error != "" })
+	switch {
+	case u.at == nodeGone && u.CUDADevices != nil:
+		return missingBy("no_node", u.path+" is missing")
+	case u.refused && u.node.OpenError != "":
+		return missingBy("closed", u.node.Path+": "+u.node.OpenError)
+	case u.refused && u.node.Closed:
+		return missingBy("closed", u.node.Path+" "+u.node.Mode)
+	case u.known != nil && u.known.Error != "":
 		return missingBy("", "NVML: "+u.known.Error)
-	},
-	func(u *unserved) busGPU {
-		return when(u.at == nodeUnlisted, unexplained("/proc/driver/nvidia/gpus does not list it"))
-	},
-	func(u *unserved) busGPU { return when(u.CUDADevices == nil, unexplained("")) }, // CUDA was not asked
-	func(u *unserved) busGPU {
-		return when(u.at == nodesUnshown && *u.CUDADevices > 0, unexplained("no device node of a GPU is visible"))
-	},
-	func(u *unserved) busGPU {
-		if u.NVML == nil {
-			return busGPU{}
-		}
-		failed := slices.ContainsFunc(u.managed(), func(o *nvml.GPU) bool { return o.Error != "" })
-		return when(u.known != nil || u.NVML.Count >= len(u.Host.GPUs) && !failed, unexplained(fmt.Sprintf("NVML shows %d", u.NVML.Count)))
-	},
+	case u.at == nodeUnlisted:
+		return unexplained("/proc/driver/nvidia/gpus does not list it")
+	case u.CUDADevices == nil: // CUDA was not asked
+		return unexplained("")
+	case u.at == nodesUnshown && *u.CUDADevices > 0:
+		return unexplained("no device node of a GPU is visible")
+	case u.NVML != nil && (u.known != nil || u.NVML.Count >= len(u.Host.GPUs) && !failed):
+		return unexplained(fmt.Sprintf("NVML shows %d", u.NVML.Count))
+	}
+	return missingBy("", "")
 }

@@ -36,7 +36,7 @@ var startCodes = []startCode{
 	{id: "driver_mismatch", codes: []cudart.Code{cudart.ErrSystemDriverMismatch}, examine: mismatch, logged: loggedMismatch, also: []cudart.Code{cudart.ErrInsufficientDriver}},
 	{id: "driver_too_old", codes: []cudart.Code{cudart.ErrInsufficientDriver}, examine: tooOldDriver},
 	{id: "fabric_not_ready", codes: []cudart.Code{cudart.ErrSystemNotReady}, examine: fabric},
-	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, examine: unavailable},
+	{id: "gpus_unavailable", codes: []cudart.Code{cudart.ErrDevicesUnavailable}, examine: func(f *Facts) []Finding { return finding(f.holds(f.start(), f.managed())) }},
 	{id: "open_out_of_memory", codes: []cudart.Code{cudart.ErrMemoryAllocation}},
 	{id: "mps_unavailable", codes: []cudart.Code{cudart.ErrMpsConnectionFailed, cudart.Code(806),
 		cudart.ErrMpsServerNotReady, cudart.Code(808), cudart.Code(809), cudart.Code(810)}},
@@ -77,10 +77,11 @@ func codeChecks() (all []Check) {
 // startChecks find why CUDA does not start on a host that has what it needs.
 var startChecks = slices.Concat(
 	[]Check{
-		{ID: notStartedID, Host: notStarted},
+		// That pincheck could not start itself again is no fault of the driver.
+		{ID: notStartedID, Host: func(f *Facts) []Finding { return seen(f.unstarted()...) }},
 		{ID: "driver_hangs", Suppresses: []string{"failed_open", "driver_init_failed", "driver_unknown_error", "no_device", "missing_gpus"},
 			Host: hung, Device: hungDevice},
-		{ID: "driver_crashes", Suppresses: []string{"failed_open"}, Host: crashed, Device: crashedDevice},
+		{ID: "driver_crashes", Suppresses: []string{"failed_open"}, Host: func(f *Facts) []Finding { return crashedDevice(f, nil) }, Device: crashedDevice},
 	},
 	limitChecks,
 	guestChecks,
@@ -302,11 +303,6 @@ func failedOpen(f *Facts) []Finding {
 		out.because = "wsl"
 	}
 	return finding(out)
-}
-
-// unavailable is error 46 of all GPUs.
-func unavailable(f *Facts) []Finding {
-	return finding(f.holds(f.start(), f.managed()))
 }
 
 // unavailableID has the causes of error 46, of the start and of a call.

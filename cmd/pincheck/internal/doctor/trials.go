@@ -234,10 +234,8 @@ func stallsOthers(f *Facts, d *Device) []Finding {
 	if stall < longStall {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  fmt.Sprintf("pinning all memory in one call would block other CUDA programs for %s", units.Duration(stall)),
-		Evidence: []string{fmt.Sprintf("%s at %s (%s)", units.Bytes(left), units.Rate(cuda.Median), source)},
-	})
+	return summarized(fmt.Sprintf("pinning all memory in one call would block other CUDA programs for %s", units.Duration(stall)),
+		fmt.Sprintf("%s at %s (%s)", units.Bytes(left), units.Rate(cuda.Median), source))
 }
 
 const launchBlocking = "CUDA_LAUNCH_BLOCKING"
@@ -252,8 +250,5 @@ func launchesBlock(f *Facts) []Finding {
 	if len(f.Devices) == 0 || !f.blocking() {
 		return nil
 	}
-	return finding(Finding{
-		Summary:  "each kernel launch waits for its end (" + launchBlocking + ")",
-		Evidence: []string{launchBlocking + "=" + f.Host.Env[launchBlocking]},
-	})
+	return summarized("each kernel launch waits for its end ("+launchBlocking+")", launchBlocking+"="+f.Host.Env[launchBlocking])
 }

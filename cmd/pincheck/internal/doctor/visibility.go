@@ -153,9 +153,7 @@ func noDevice(f *Facts) []Finding {
 	if f.Opening != nil && cudart.Code(f.Opening.Code) != cudart.ErrNoDevice || f.Opening == nil && f.CUDADevices == nil {
 		return nil
 	}
-	out := Finding{
-		Summary: "CUDA finds no GPU, although all parts of the driver are present",
-	}
+	out := Finding{Summary: "CUDA finds no GPU, although all parts of the driver are present"}
 	if f.Opening != nil {
 		out.Evidence = []string{f.Opening.Error}
 	}
