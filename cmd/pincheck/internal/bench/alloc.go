@@ -88,9 +88,9 @@ func planAlloc(env measure.Env) ([]measure.Group, error) {
 			groups = append(groups, g)
 		}
 	}
-	groups[0].Notes = both(onFirst(env, "pinning is the host's work"), groups[0].Notes)
-	if dev.Runtime().Library().Simulated {
-		groups[0].Notes = both(simulatedTimes, groups[0].Notes)
+	noted(&groups[0], onFirst(env, "pinning is the host's work")...)
+	if dev.Runtime().Library().Simulated { // neither GPU nor driver takes part
+		noted(&groups[0], "the simulated GPU neither pins nor populates memory: what this took is the time of the simulator and of this host")
 	}
 	return groups, nil
 }
@@ -159,11 +159,6 @@ func (p *pinner) said() []string {
 		return nil
 	}
 	return p.notes
-}
-
-// simulatedTimes returns the note for times in which no GPU and no driver takes part.
-func simulatedTimes() []string {
-	return []string{"the simulated GPU neither pins nor populates memory: what this took is the time of the simulator and of this host"}
 }
 
 func (p *pinner) reset() error {
@@ -358,15 +353,15 @@ func explainAlloc(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 		if at == nil {
 			return
 		}
-		size := units.Bytes(sizeOf(at.Labels))
+		size := units.Bytes(at.Labels.Size())
 		a.row("at "+size, named{"hostmem.Alloc", of(ours)}, named{"cudaHostAlloc", of(cudas)}, named{"power of two", of(powerOfTwo)}, named{"register", of(registerPlain)})
 		first := a.largest(pinTime, result.Method, poolFirst)
 		again := a.other(first, pinTime, result.Method, poolReuse)
 		if again != nil {
-			a.row("pool, "+units.Bytes(sizeOf(again.Labels)), named{"first lease", first}, named{"again", again})
+			a.row("pool, "+units.Bytes(again.Labels.Size()), named{"first lease", first}, named{"again", again})
 		}
 		if rounded, exact := a.other(at, pinTime, result.Method, powerOfTwo), a.other(at, pinTime, result.Method, cudas); rounded != nil && exact != nil {
-			a.say("An allocator that rounds up to a power of two pins %s for %s, and takes %s instead of %s.", units.Bytes(roundedUp(sizeOf(at.Labels))), size, units.Seconds(rounded.Median), units.Seconds(exact.Median))
+			a.say("An allocator that rounds up to a power of two pins %s for %s, and takes %s instead of %s.", units.Bytes(roundedUp(at.Labels.Size())), size, units.Seconds(rounded.Median), units.Seconds(exact.Median))
 		}
 		if s := a.other(at, pinTime, result.Method, registerPopulated); s != nil {
 			a.say("Registering %s of resident memory takes %s. The rest of the time to pin is for populating the pages.", size, units.Seconds(s.Median))

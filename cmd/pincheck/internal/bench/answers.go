@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 
@@ -168,7 +167,7 @@ func labelled(pairs ...string) (out result.Labels) {
 // all returns the series of a name with labels, given as keys and their values in turn, by size.
 func (a *answers) all(name string, pairs ...string) []*result.Series {
 	all := a.Select(result.View{Series: name, Where: labelled(pairs...)})
-	slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
+	slices.SortStableFunc(all, func(x, y *result.Series) int { return cmp.Compare(x.Labels.Size(), y.Labels.Size()) })
 	return all
 }
 
@@ -214,21 +213,21 @@ func directionText(direction string) string {
 	return result.Label{Key: result.Direction, Value: direction}.Text()
 }
 
-// sizeOf returns the size of a series' copies, 0 if it has none.
-func sizeOf(l result.Labels) int {
-	n, err := strconv.Atoi(l.Get(result.Size))
-	if err != nil {
-		return 0
+// onFirst returns a sentence about figures that were measured on the first of several devices only.
+func onFirst(env measure.Env, why string) []string {
+	if len(env.Devices) < 2 {
+		return nil
 	}
-	return n
+	return []string{fmt.Sprintf("measured on GPU %d alone: %s", env.Devices[0].Ordinal(), why)}
 }
 
-// onFirst ends sentences about figures that were measured on the first of several devices only.
-func onFirst(env measure.Env, why string) func() []string {
-	return func() []string {
-		if len(env.Devices) < 2 {
-			return nil
+// noted puts sentences before the notes of a group.
+func noted(g *measure.Group, texts ...string) {
+	others := g.Notes
+	g.Notes = func() []string {
+		if others == nil {
+			return texts
 		}
-		return []string{fmt.Sprintf("measured on GPU %d alone: %s", env.Devices[0].Ordinal(), why)}
+		return slices.Concat(texts, others())
 	}
 }

@@ -66,14 +66,14 @@ func TestBandwidthOfAKnownLink(t *testing.T) {
 				assert.Len(t, all, 1, "%s %s: a quick run", memory, direction)
 			}
 			for _, s := range all {
-				want := modelled(sizeOf(s.Labels))
+				want := modelled(s.Labels.Size())
 				assert.InDelta(t, want, s.Median, want/50, "%s %v", s.Name, s.Labels)
 				assert.True(t, s.Verified, "%v", s.Labels)
 			}
 		}
 	}
 	for _, s := range copiesOf(b, "0", memoryRegistered, result.Both) {
-		want := 2 * modelled(sizeOf(s.Labels))
+		want := 2 * modelled(s.Labels.Size())
 		assert.InDelta(t, want, s.Median, want/50, "%v", s.Labels)
 		assert.True(t, s.Verified, "%v", s.Labels)
 	}

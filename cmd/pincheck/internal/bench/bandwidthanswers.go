@@ -65,10 +65,10 @@ func (a *answers) kinds() {
 	}
 	a.faster("%s uploads %s as fast as %s.", named{"pinned memory", of(memoryRegistered, result.HostToDevice)}, named{"pageable memory", of(memoryPageable, result.HostToDevice)})
 	smallest := a.smallest(seriesBandwidth, result.Memory, memoryRegistered, result.Direction, result.HostToDevice)
-	size := units.Bytes(sizeOf(pageable.Labels))
+	size := units.Bytes(pageable.Labels.Size())
 	brief := result.Table{Only: result.Summary, Title: "at " + size, Columns: []string{"pinned", "pageable", "staged"}}
-	if smallest != nil && sizeOf(smallest.Labels) < sizeOf(pageable.Labels) {
-		brief.Columns = append(brief.Columns, units.Bytes(sizeOf(smallest.Labels))+" pinned")
+	if smallest != nil && smallest.Labels.Size() < pageable.Labels.Size() {
+		brief.Columns = append(brief.Columns, units.Bytes(smallest.Labels.Size())+" pinned")
 	} else {
 		smallest = nil
 	}
@@ -99,12 +99,12 @@ func (a *answers) whereSizeMatters() {
 		best = max(best, s.Median)
 	}
 	full := all[slices.IndexFunc(all, func(s *result.Series) bool { return s.Median >= 0.9*best })]
-	from := units.Bytes(sizeOf(full.Labels))
+	from := units.Bytes(full.Labels.Size())
 	if full == all[0] {
 		a.say("Copies run at full speed from %s up, the smallest size measured.", from)
 		return
 	}
-	a.say("Copies run at full speed from %s up; those of %s reach %s of it. Batch smaller ones.", from, units.Bytes(sizeOf(all[0].Labels)), units.Share(all[0].Median/best))
+	a.say("Copies run at full speed from %s up; those of %s reach %s of it. Batch smaller ones.", from, units.Bytes(all[0].Labels.Size()), units.Share(all[0].Median/best))
 }
 
 // addUp is the share of a sum from which on rates add up.

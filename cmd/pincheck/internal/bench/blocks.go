@@ -262,24 +262,18 @@ func (l *blockList) at(i int) int {
 }
 
 func (f *blocksFixture) open(ctx context.Context) (err error) {
-	if err = inTurn(made(f.stream, &f.up, &f.down), made(f.resources.span, &f.span), f.allocated(f.window, &f.in, &f.out)); err != nil {
-		return err
-	}
-	if f.host, err = f.pinned(ctx, f.pool); err != nil {
-		return err
-	}
-	if f.check, err = f.pinned(ctx, min(f.window, checkBytes)); err != nil {
+	if err = inTurn(made(f.stream, &f.up, &f.down), made(f.resources.span, &f.span), f.allocated(f.window, &f.in, &f.out),
+		f.pinnedAs(ctx, f.pool, &f.host), f.pinnedAs(ctx, min(f.window, checkBytes), &f.check)); err != nil {
 		return err
 	}
 	for off := 0; off < f.window; off += f.check.Len() {
 		b := f.check.Bytes()[:min(f.check.Len(), f.window-off)]
-		if err := downloaded.fillFrom(ctx, b, off); err != nil {
-			return err
-		}
-		if err := f.check.CopyToDevice(f.up, f.out+cudart.DevPtr(off), 0, len(b)); err != nil {
-			return err
-		}
-		if err := f.up.Synchronize(ctx); err != nil {
+		err := inTurn(
+			func() error { return downloaded.fillFrom(ctx, b, off) },
+			func() error { return f.check.CopyToDevice(f.up, f.out+cudart.DevPtr(off), 0, len(b)) },
+			func() error { return f.up.Synchronize(ctx) },
+		)
+		if err != nil {
 			return err
 		}
 	}
@@ -457,16 +451,8 @@ func (c *blockCase) verify(ctx context.Context) error {
 
 // compareUploaded compares the device's memory with the blocks of the host memory.
 func (c *blockCase) compareUploaded(ctx context.Context) error {
-	n := c.upload.size * c.upload.count
-	for off := 0; off < n; off += c.check.Len() {
-		got := c.check.Bytes()[:min(c.check.Len(), n-off)]
-		if err := c.check.CopyFromDevice(c.up, c.in+cudart.DevPtr(off), 0, len(got)); err != nil {
-			return err
-		}
-		if err := c.up.Synchronize(ctx); err != nil {
-			return err
-		}
-		for at := off; len(got) > 0; { // a block, or what of it is there
+	return fetched(ctx, c.check, c.up, c.in, c.upload.size*c.upload.count, func(got []byte, at int) error {
+		for len(got) > 0 { // a block, or what of it is there
 			in := at % c.upload.size
 			m := min(c.upload.size-in, len(got))
 			if err := uploaded.compare(ctx, got[:m], c.upload.at(at/c.upload.size)+in); err != nil {
@@ -474,8 +460,8 @@ func (c *blockCase) compareUploaded(ctx context.Context) error {
 			}
 			got, at = got[m:], at+m
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // queue queues the copies of one direction.

@@ -25,7 +25,7 @@ func enginesFrom(b *result.Bench) (out []result.Series) {
 			case engine.Median <= s.Median:
 				from = 0
 			case from == 0:
-				from = sizeOf(s.Labels)
+				from = s.Labels.Size()
 			}
 		}
 		if from > 0 {
@@ -48,7 +48,7 @@ func rowsBySize(b *result.Bench) (rows [][]*result.Series) {
 		}
 	}
 	for _, row := range rows {
-		slices.SortFunc(row, func(x, y *result.Series) int { return cmp.Compare(sizeOf(x.Labels), sizeOf(y.Labels)) })
+		slices.SortFunc(row, func(x, y *result.Series) int { return cmp.Compare(x.Labels.Size(), y.Labels.Size()) })
 	}
 	return rows
 }
@@ -81,13 +81,13 @@ func explainBlocks(env measure.Env, b *result.Bench) ([]string, []result.Table) 
 
 // blocksText names the blocks of a series: 10,000 blocks of 4 KiB.
 func blocksText(s *result.Series) string {
-	return result.Label{Key: result.Blocks, Value: s.Labels.Get(result.Blocks)}.Text() + " of " + units.Bytes(sizeOf(s.Labels))
+	return result.Label{Key: result.Blocks, Value: s.Labels.Get(result.Blocks)}.Text() + " of " + units.Bytes(s.Labels.Size())
 }
 
 // usualBlocks returns the rate of the largest number of blocks whose size is closest to the usual one, by the method
 // that is chosen.
 func (a *answers) usualBlocks(direction string) (at *result.Series) {
-	distance := func(s *result.Series) float64 { return math.Abs(math.Log2(float64(sizeOf(s.Labels)) / usualBlock)) }
+	distance := func(s *result.Series) float64 { return math.Abs(math.Log2(float64(s.Labels.Size()) / usualBlock)) }
 	count := func(s *result.Series) int {
 		n, _ := strconv.Atoi(s.Labels.Get(result.Blocks))
 		return n
@@ -121,7 +121,7 @@ func (a *answers) blockRates() {
 			cells = append(cells, a.other(at, seriesBlocks, result.Method, m.method).Quantity())
 		}
 		if rates.Title == "" {
-			rates.Title = "in blocks of " + units.Bytes(sizeOf(at.Labels))
+			rates.Title = "in blocks of " + units.Bytes(at.Labels.Size())
 		}
 		rates.Add(directionText(direction), "", cells...)
 	}
@@ -132,7 +132,7 @@ func (a *answers) blockRates() {
 		for _, m := range blockMethods {
 			cells = append(cells, a.other(s, seriesBlockLatency, result.Method, m.method).Quantity())
 		}
-		latencies.Title = "Time to GPU, blocks of " + units.Bytes(sizeOf(s.Labels))
+		latencies.Title = "Time to GPU, blocks of " + units.Bytes(s.Labels.Size())
 		latencies.Add(result.Label{Key: result.Blocks, Value: s.Labels.Get(result.Blocks)}.Text(), "", cells...)
 	}
 	a.table(latencies)

@@ -55,14 +55,14 @@ func (r *copyFixture) setup(cases []measure.Case) time.Duration {
 	const pin, memory = 3.0, 6.0 // GB/s, of a host that is not fast
 	ns := 2*float64(r.n)/pin + 2*float64(r.n)/memory
 	for i := range cases {
-		ns += float64(sizeOf(cases[i].Labels)) / memory
+		ns += float64(cases[i].Labels.Size()) / memory
 	}
 	return time.Duration(ns)
 }
 
 // open allocates the memory and writes the patterns. After an error it needs a close, too.
 func (r *copyFixture) open(ctx context.Context) error {
-	err := inTurn(made(r.stream, &r.up, &r.down), made(r.resources.span, &r.span, &r.all), r.allocated(r.n, &r.in, &r.out))
+	err := inTurn(made(r.stream, &r.up, &r.down), made(r.resources.span, &r.span, &r.all), r.allocated(r.n, &r.in, &r.out), r.pinnedAs(ctx, min(r.n, checkBytes), &r.check))
 	if err != nil {
 		return err
 	}
@@ -78,9 +78,6 @@ func (r *copyFixture) open(ctx context.Context) error {
 		if err := m.content.fill(ctx, made.Bytes()); err != nil {
 			return err
 		}
-	}
-	if r.check, err = r.pinned(ctx, min(r.n, checkBytes)); err != nil {
-		return err
 	}
 	if err := r.target.CopyToDevice(ctx, r.up, r.out, 0, r.n); err != nil {
 		return err
@@ -156,19 +153,7 @@ func (r *copyFixture) verify(ctx context.Context, direction string, n int) error
 
 // compare compares n bytes of r.in with a pattern.
 func (r *copyFixture) compare(ctx context.Context, n int, want pattern) error {
-	for off := 0; off < n; off += r.check.Len() {
-		m := min(n-off, r.check.Len())
-		if err := r.check.CopyFromDevice(r.up, r.in+cudart.DevPtr(off), 0, m); err != nil {
-			return err
-		}
-		if err := r.up.Synchronize(ctx); err != nil {
-			return err
-		}
-		if err := want.compare(ctx, r.check.Bytes()[:m], off); err != nil {
-			return err
-		}
-	}
-	return nil
+	return fetched(ctx, r.check, r.up, r.in, n, func(got []byte, off int) error { return want.compare(ctx, got, off) })
 }
 
 // copy is one copy of n bytes in one direction.

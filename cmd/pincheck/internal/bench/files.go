@@ -94,12 +94,10 @@ func planFiles(env measure.Env) ([]measure.Group, error) {
 		f := &fileFixture{devices: env.Devices, n: n, dir: dir, inMemory: inMemory}
 		groups = append(groups, f.group())
 	}
-	groups[0].Notes = onFirst(env, "but for transfer.Fanout, which brings a file to all")
 	if env.Devices[0].Runtime().Library().Simulated {
-		groups[0].Notes = both(groups[0].Notes, func() []string {
-			return []string{"copies to the simulated GPU take the time of this host's memory: but for those from pinned memory, which the simulated link times, these rates are none of a link"}
-		})
+		noted(&groups[0], "copies to the simulated GPU take the time of this host's memory: but for those from pinned memory, which the simulated link times, these rates are none of a link")
 	}
+	noted(&groups[0], onFirst(env, "but for transfer.Fanout, which brings a file to all")...)
 	return groups, nil
 }
 
@@ -190,9 +188,8 @@ func (f *fileFixture) open(ctx context.Context) error {
 		f.undo.PushClose(func() error { return d.Free(p) })
 	}
 	f.dev = f.devices[0]
-	buffer := func() (*hostmem.Buffer, error) { return f.pinned(ctx, f.n) }
 	staging := func() (*transfer.Copier, error) { return f.resources.copier(ctx) }
-	err = inTurn(made(f.stream, &f.work), made(f.span, &f.timer), made(buffer, &f.buffer), func() error { return f.fill(ctx) }, made(staging, &f.copier))
+	err = inTurn(made(f.stream, &f.work), made(f.span, &f.timer), f.pinnedAs(ctx, f.n, &f.buffer), func() error { return f.fill(ctx) }, made(staging, &f.copier))
 	if err != nil {
 		return err
 	}
@@ -381,7 +378,7 @@ func explainFiles(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 		if at == nil {
 			return
 		}
-		t := result.Table{Title: "at " + units.Bytes(sizeOf(at.Labels))}
+		t := result.Table{Title: "at " + units.Bytes(at.Labels.Size())}
 		for _, w := range fileWays {
 			t.Columns = append(t.Columns, w.name)
 		}

@@ -433,7 +433,7 @@ func explainFrames(env measure.Env, b *result.Bench) ([]string, []result.Table) 
 		if at == nil {
 			return
 		}
-		a.row("both ways, "+batchText(sizeOf(at.Labels), frameOf(env)), cells...)
+		a.row("both ways, "+batchText(at.Labels.Size(), frameOf(env)), cells...)
 		if s := of(a, framesAnew); s != nil {
 			if down, up := a.stageShare(s, stageDownload), a.stageShare(s, stageUpload); down > 0 && up > 0 {
 				a.say("With new buffers %s of the time is the download, whose target has no pages yet, and %s the upload.", units.Share(down), units.Share(up))

@@ -149,7 +149,7 @@ func TestFramesAreOfTheAskedShape(t *testing.T) {
 	all := b.Select(result.View{Series: roundTrip})
 	require.Len(t, all, len(framesMethods))
 	for _, s := range all {
-		assert.Equal(t, 3000, sizeOf(s.Labels))
+		assert.Equal(t, 3000, s.Labels.Size())
 		assert.Len(t, s.Samples, 5)
 		assert.True(t, s.Verified)
 	}

@@ -149,7 +149,7 @@ func explainLatency(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 	return explained(b, func(a *answers) *result.Series { return at(a, result.HostToDevice, awaited) }, func(a *answers) {
 		queued, done := at(a, result.HostToDevice, issued), at(a, result.HostToDevice, awaited)
 		if queued != nil && done != nil {
-			a.say("A copy of %s takes %s to issue and %s until it is done.", units.Bytes(sizeOf(done.Labels)), units.Seconds(queued.Median), units.Seconds(done.Median))
+			a.say("A copy of %s takes %s to issue and %s until it is done.", units.Bytes(done.Labels.Size()), units.Seconds(queued.Median), units.Seconds(done.Median))
 		}
 	}, func(a *answers) {
 		t := result.Table{Columns: []string{"issued", "done", "99% done", "blocking", "GPU time"}}
@@ -158,7 +158,7 @@ func explainLatency(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 			if done == nil {
 				continue
 			}
-			t.Title = units.Bytes(sizeOf(done.Labels))
+			t.Title = units.Bytes(done.Labels.Size())
 			t.Add(directionText(direction), "", at(a, direction, issued).Quantity(), done.Quantity(), &result.Quantity{Value: done.P99, Unit: result.Seconds},
 				at(a, direction, awaitedBlocked).Quantity(), at(a, direction, byDevice).Quantity())
 		}
@@ -166,7 +166,7 @@ func explainLatency(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 		all := a.all(seriesLatency, result.Direction, result.HostToDevice, result.Method, byDevice)
 		last := slices.IndexFunc(all, func(s *result.Series) bool { return s.Median > 1.25*all[0].Median }) - 1
 		if last > 0 {
-			a.say("Up to %s the size hardly matters to the GPU.", units.Bytes(sizeOf(all[last].Labels)))
+			a.say("Up to %s the size hardly matters to the GPU.", units.Bytes(all[last].Labels.Size()))
 		}
 	})
 }

@@ -138,16 +138,12 @@ copies, with GPU work, prefetch, I/O and CPU work.`,
 			for _, source := range g.sources {
 				groups = append(groups, g.group(env.Devices[0], source))
 			}
-			groups[0].Notes = both(onFirst(env, "a loader feeds one GPU, and others are no different"), persistent)
+			noted(&groups[0], append(onFirst(env, "a loader feeds one GPU, and others are no different"),
+				"persistent workers are no factor: those of package loader are goroutines that live as long as the loader, and an epoch starts none")...)
 			return groups, nil
 		}),
 		Explain: explainLoading,
 	}
-}
-
-// persistent says why there is no factor of persistent workers.
-func persistent() []string {
-	return []string{"persistent workers are no factor: those of package loader are goroutines that live as long as the loader, and an epoch starts none"}
 }
 
 var sourceTexts = map[string]string{
@@ -408,11 +404,6 @@ func (l *loop) labels(s setting) result.Labels {
 		workersKey, strconv.Itoa(s.workers), batchKey, strconv.Itoa(l.batch))
 }
 
-// stages are what can bound.
-func stages() []loader.Stage {
-	return []loader.Stage{loader.StageSource, loader.StageTransform, loader.StageCopy, loader.StageConsumer}
-}
-
 // group is the settings for one source.
 func (g grid) group(dev *cudart.Device, source string) measure.Group {
 	l := &loop{resources: resources{dev: dev, now: wall()}, grid: &g, source: source, batch: g.batchOf(source)}
@@ -441,7 +432,7 @@ func (g grid) group(dev *cudart.Device, source string) measure.Group {
 				{Series: result.Series{Name: cpuPerMillion, Labels: labels, Unit: result.Seconds, Better: result.Lower}, Last: func() (float64, bool) { return l.cpu, l.cpu >= 0 }},
 			},
 		}
-		for _, stage := range stages() {
+		for _, stage := range []loader.Stage{loader.StageSource, loader.StageTransform, loader.StageCopy, loader.StageConsumer} {
 			c.Also = append(c.Also, measure.Also{
 				Series: result.Series{Name: boundBy, Labels: labels.With(stageKey, string(stage)), Unit: result.Ratio},
 				Last:   func() (float64, bool) { return l.share, l.stage == stage },

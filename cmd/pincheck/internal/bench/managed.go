@@ -265,13 +265,18 @@ func (r *managedFixture) verify(ctx context.Context, w writes) error {
 	if err := r.moved(ctx, cudart.HostLocation()); err != nil {
 		return err
 	}
-	err := uploaded.each(ctx, r.m.Bytes(), 0, func(b, want []byte, off int) error {
+	err := w.undone(ctx, r.m.Bytes())
+	r.clean = err == nil
+	return err
+}
+
+// undone compares memory with the pattern and the writes, and writes the pattern again.
+func (w writes) undone(ctx context.Context, memory []byte) error {
+	return uploaded.each(ctx, memory, 0, func(b, want []byte, off int) error {
 		err := firstDifference(b, w.in(want, off), off)
 		copy(b, want)
 		return err
 	})
-	r.clean = err == nil
-	return err
 }
 
 // verifyFresh compares what was written to memory that a sample allocated, after it was on the
@@ -319,6 +324,13 @@ func (r *managedFixture) moved(ctx context.Context, to cudart.Location) error {
 	return r.s.Synchronize(ctx)
 }
 
+// startAt moves the memory to where a sample begins, and starts the watch.
+func (r *managedFixture) startAt(ctx context.Context, at cudart.Location) error {
+	err := r.moved(ctx, at)
+	r.watch.Start()
+	return err
+}
+
 // rate stops the watch, and returns the GB/s of n bytes.
 func (r *managedFixture) rate(n int) float64 { return float64(n) / float64(r.watch.Stop()) }
 
@@ -341,10 +353,9 @@ func (r *managedFixture) bySize(n int) []measure.Case {
 	}
 	from := func(start cudart.Location, do func(ctx context.Context) error) func(context.Context) (float64, error) {
 		return func(ctx context.Context) (float64, error) {
-			if err := r.moved(ctx, start); err != nil {
+			if err := r.startAt(ctx, start); err != nil {
 				return 0, err
 			}
-			r.watch.Start()
 			err := do(ctx)
 			return r.rate(n), err
 		}
@@ -471,10 +482,9 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			rand.New(rand.NewPCG(1, 2)).Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
 		}
 		add(seriesManagedPages, labelsOf(r.dev, result.Method, gpuFaults, orderLabel, order), func(ctx context.Context) (float64, error) {
-			if err := r.moved(ctx, cudart.HostLocation()); err != nil {
+			if err := r.startAt(ctx, cudart.HostLocation()); err != nil {
 				return 0, err
 			}
-			r.watch.Start()
 			for _, at := range pages {
 				if err := r.s.Memset(r.m.Ptr()+cudart.DevPtr(at), written, hostPage); err != nil {
 					return 0, err
@@ -484,11 +494,10 @@ func (r *managedFixture) byPage(n int) []measure.Case {
 			return r.watch.Stop().Seconds() / float64(len(pages)), err
 		}, writes{gpuPage, hostPage})
 		add(seriesManagedPages, labelsOf(r.dev, result.Method, cpuFaults, orderLabel, order), func(ctx context.Context) (float64, error) {
-			if err := r.moved(ctx, r.dev.Location()); err != nil {
+			b := r.m.Bytes()
+			if err := r.startAt(ctx, r.dev.Location()); err != nil {
 				return 0, err
 			}
-			b := r.m.Bytes()
-			r.watch.Start()
 			for _, at := range pages {
 				b[at] = written
 			}
@@ -512,10 +521,9 @@ const pingPongs = 20
 
 // pingPong has CPU and GPU write to one page in turn.
 func (r *managedFixture) pingPong(ctx context.Context) (time.Duration, error) {
-	if err := r.moved(ctx, cudart.HostLocation()); err != nil {
+	if err := r.startAt(ctx, cudart.HostLocation()); err != nil {
 		return 0, err
 	}
-	r.watch.Start()
 	for i := range pingPongs {
 		wrote := byte(pingPongs - i) // the last one is written
 		r.m.Bytes()[0] = 0
@@ -568,11 +576,7 @@ func (r *managedFixture) budgeted(n int) []measure.Case {
 				if method != byExplicit {
 					return errors.Join(err, r.verify(ctx, w))
 				}
-				return errors.Join(err, uploaded.each(ctx, r.host.Bytes(), 0, func(b, want []byte, off int) error {
-					err := firstDifference(b, w.in(want, off), off)
-					copy(b, want)
-					return err
-				}))
+				return errors.Join(err, w.undone(ctx, r.host.Bytes()))
 			}))
 		}
 	}
@@ -590,13 +594,6 @@ func (r *managedFixture) work(s *cudart.Stream, at cudart.DevPtr, n int, write b
 
 // sinkOf returns where in the sink an explicit copy's chunk is read to. Two are read at once.
 func sinkOf(chunk int) int { return chunk % 2 * (sinkBytes / 2) }
-
-// home moves the memory to the host, where each run begins, and starts the watch.
-func (r *managedFixture) home(ctx context.Context) error {
-	err := r.moved(ctx, cudart.HostLocation())
-	r.watch.Start()
-	return err
-}
 
 // plan plans the work in steps of a chunk each.
 func (r *managedFixture) plan(budget, chunk int, mode managed.Mode) (*managed.Plan, error) {
@@ -625,7 +622,7 @@ func (r *managedFixture) planned(ctx context.Context, budget, chunk int, write b
 	if err != nil {
 		return 0, err
 	}
-	if err := r.home(ctx); err != nil {
+	if err := r.startAt(ctx, cudart.HostLocation()); err != nil {
 		return 0, err
 	}
 	err = r.runPlan(ctx, p, chunk, write)
@@ -639,7 +636,7 @@ func (r *managedFixture) inPlace(ctx context.Context, budget, chunk int, write b
 	if err != nil {
 		return 0, err
 	}
-	if err := r.home(ctx); err != nil {
+	if err := r.startAt(ctx, cudart.HostLocation()); err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, r.unadvise(ctx, r.adviceOf(adviseFromAfar))) }()
@@ -652,7 +649,7 @@ func (r *managedFixture) inPlace(ctx context.Context, budget, chunk int, write b
 }
 
 func (r *managedFixture) faulting(ctx context.Context, _, chunk int, write bool) (time.Duration, error) {
-	err := r.home(ctx)
+	err := r.startAt(ctx, cudart.HostLocation())
 	for off := 0; off < r.size && err == nil; off += chunk {
 		n := min(chunk, r.size-off)
 		if err = r.work(r.s, r.m.Ptr()+cudart.DevPtr(off), n, write, 0); err == nil {
@@ -721,7 +718,7 @@ func explainManaged(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 			return a.other(up, seriesManaged, result.Method, method).Quantity()
 		}
 		if up != nil {
-			t := result.Table{Title: "at " + units.Bytes(sizeOf(up.Labels)), Columns: []string{"prefetched", "by threads", "faults", "first touch"}}
+			t := result.Table{Title: "at " + units.Bytes(up.Labels.Size()), Columns: []string{"prefetched", "by threads", "faults", "first touch"}}
 			t.Add("to GPU", "", of(prefetchToDevice), of(moveToDevice), of(gpuFaults), of(gpuFirstTouch))
 			t.Add("from GPU", "", of(prefetchToHost), of(moveToHost), of(cpuFaults), of(cpuFirstTouch))
 			a.table(t)
@@ -741,7 +738,7 @@ func (a *answers) overBudget() {
 		if plan == nil {
 			continue
 		}
-		t.Title = fmt.Sprintf("%s, an eighth of it on the GPU", units.Bytes(sizeOf(plan.Labels)))
+		t.Title = fmt.Sprintf("%s, an eighth of it on the GPU", units.Bytes(plan.Labels.Size()))
 		t.Add(access.name, "", of(byPlan), of(byPlanInPlace), of(byFaults), of(byExplicit))
 	}
 	a.table(t)

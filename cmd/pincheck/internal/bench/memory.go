@@ -118,25 +118,12 @@ func planMemory(env measure.Env) ([]measure.Group, error) {
 		}
 		groups = append(groups, g)
 	}
-	groups[0].Notes = both(both(unseen, onFirst(env, "what is kept is host memory")), groups[0].Notes)
+	noted(&groups[0], onFirst(env, "what is kept is host memory")...)
+	noted(&groups[0], "kept is what the kernel counts as resident of a fresh process (smaps_rollup); tables that the driver has in the kernel, such as the addresses of registered pages, are not in it")
 	if dev.Runtime().Library().Simulated {
-		groups[0].Notes = both(simulatedTables, groups[0].Notes)
+		noted(&groups[0], "the simulated driver is a part of the process, and its tables count: hundreds of bytes a block")
 	}
 	return groups, nil
-}
-
-func both(a, b func() []string) func() []string {
-	return func() []string { return append(a(), b()...) }
-}
-
-// unseen says what the figures do not count.
-func unseen() []string {
-	return []string{"kept is what the kernel counts as resident of a fresh process (smaps_rollup); tables that the driver has in the kernel, such as the addresses of registered pages, are not in it"}
-}
-
-// simulatedTables is said of processes in which a simulated driver runs.
-func simulatedTables() []string {
-	return []string{"the simulated driver is a part of the process, and its tables count: hundreds of bytes a block"}
 }
 
 // A keeper measures what an allocator keeps, each time in a fresh process.
@@ -373,10 +360,10 @@ func explainMemory(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 		for _, n := range allocatorNames {
 			cells = append(cells, named{n.name, a.other(worst, retainedName, result.Method, n.method)})
 		}
-		a.row("at "+units.Bytes(sizeOf(worst.Labels)), cells...)
+		a.row("at "+units.Bytes(worst.Labels.Size()), cells...)
 		if s := maxMedianOf(a.Bench, retainedName, powerOfTwo); s != nil && s.Median >= 1.25 {
 			a.say("An allocator that rounds up to powers of two, as PyTorch does by default, wastes %s at %s. To avoid this in PyTorch: %s",
-				units.Bytes(int((s.Median-1)*float64(sizeOf(s.Labels)))), units.Bytes(sizeOf(s.Labels)), procmem.PyTorchSetting)
+				units.Bytes(int((s.Median-1)*float64(s.Labels.Size()))), units.Bytes(s.Labels.Size()), procmem.PyTorchSetting)
 		}
 	}, nothingMore)
 }

@@ -401,7 +401,7 @@ func (a *answers) blocking() {
 		pageable := a.largest(blockedShare, result.Memory, inPageable, result.Direction, direction)
 		for _, s := range []*result.Series{pinned, pageable} {
 			if s != nil {
-				t.Title = "time in the call, " + units.Bytes(sizeOf(s.Labels))
+				t.Title = "time in the call, " + units.Bytes(s.Labels.Size())
 			}
 		}
 		t.Add(directionText(direction), "", share(pageable), share(pinned))
@@ -423,7 +423,7 @@ func (a *answers) hiding() {
 		for _, memory := range []string{inPinned, inPageable} {
 			s := a.largest(hiddenShare, result.Direction, direction, result.Memory, memory)
 			if s != nil {
-				t.Title = "Share of a copy of " + units.Bytes(sizeOf(s.Labels)) + " that hides behind work of its length"
+				t.Title = "Share of a copy of " + units.Bytes(s.Labels.Size()) + " that hides behind work of its length"
 			}
 			t.Add(directionText(direction)+", "+memory, "", share(a.other(s, hiddenShare, first, firstWork)), share(a.other(s, hiddenShare, first, firstCopy)))
 		}
@@ -449,5 +449,5 @@ func (a *answers) order(by, where string) {
 		a.say("%s found all bytes in %s.", what, units.Things(tries, "try", "tries"))
 		return
 	}
-	a.say("%s read old bytes, up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, units.Share(worst.Max), units.Bytes(sizeOf(worst.Labels)))
+	a.say("%s read old bytes, up to %s of %s. The call returns when the bytes are staged, not when they have arrived: copy on the stream that uses them, or make it wait for an event.", what, units.Share(worst.Max), units.Bytes(worst.Labels.Size()))
 }

@@ -99,6 +99,11 @@ func (w *resources) allocated(n int, to ...*cudart.DevPtr) func() error {
 	return made(func() (cudart.DevPtr, error) { return w.device(n) }, to...)
 }
 
+// pinnedAs returns a function that allocates n bytes of pinned memory for each variable.
+func (w *resources) pinnedAs(ctx context.Context, n int, to ...**hostmem.Buffer) func() error {
+	return made(func() (*hostmem.Buffer, error) { return w.pinned(ctx, n) }, to...)
+}
+
 // stream makes a stream that is in no order with others.
 func (w *resources) stream() (*cudart.Stream, error) {
 	s, err := w.dev.NewStream(cudart.StreamOptions{})
@@ -178,6 +183,22 @@ func pieces(ctx context.Context, n int, f func(off, n int) error) error {
 			return err
 		}
 		if err := f(off, min(piece, n-off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fetched calls do with n bytes of device memory, piece by piece in a buffer to which it copies them.
+func fetched(ctx context.Context, to *hostmem.Buffer, s *cudart.Stream, p cudart.DevPtr, n int, do func(got []byte, off int) error) error {
+	for off := 0; off < n; off += to.Len() {
+		got := to.Bytes()[:min(to.Len(), n-off)]
+		err := inTurn(
+			func() error { return to.CopyFromDevice(s, p+cudart.DevPtr(off), 0, len(got)) },
+			func() error { return s.Synchronize(ctx) },
+			func() error { return do(got, off) },
+		)
+		if err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
@@ -194,7 +193,7 @@ func (c *Comparison) pair(common []*Row) {
 		}
 	}
 	for i, adjusted := range holm(p) {
-		p := fourDigits(adjusted)
+		p := result.FourDigits(adjusted) // the last bits of math.Exp differ between processors
 		tested[i].P = &p
 	}
 	for _, r := range common {
@@ -213,12 +212,6 @@ func (c *Comparison) pair(common []*Row) {
 			c.Verdict = Worse
 		}
 	}
-}
-
-// fourDigits rounds a probability: the last bits of math.Exp differ between processors.
-func fourDigits(p float64) float64 {
-	p, _ = strconv.ParseFloat(strconv.FormatFloat(p, 'g', 4, 64), 64)
-	return p
 }
 
 // ratio returns a over b, nil if that is no number.
@@ -242,17 +235,11 @@ func (c *Comparison) relevant(r *Row, value float64) float64 {
 
 // direction returns what it means that a value is higher, or lower.
 func direction(better result.Better, higher bool) Verdict {
-	switch better {
-	case result.Higher:
-		if higher {
-			return Better
-		}
-		return Worse
-	case result.Lower:
-		if higher {
-			return Worse
-		}
+	switch {
+	case better != result.Higher && better != result.Lower:
+		return Different
+	case higher == (better == result.Higher):
 		return Better
 	}
-	return Different
+	return Worse
 }

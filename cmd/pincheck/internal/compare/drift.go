@@ -57,7 +57,7 @@ func isLink(s *result.Series) bool {
 	case "device_memory", "device_memory_checked":
 		return true
 	case "bandwidth", "bandwidth_by_node":
-		return sizeOf(s.Labels) >= largeCopy && slices.Contains([]string{"registered", "cuda_host_alloc", "write_combined", "mapped"}, s.Labels.Get(result.Memory))
+		return s.Labels.Size() >= largeCopy && slices.Contains([]string{"registered", "cuda_host_alloc", "write_combined", "mapped"}, s.Labels.Get(result.Memory))
 	case "round_trip":
 		return s.Labels.Get(result.Method) == "reused"
 	case "stage_time":

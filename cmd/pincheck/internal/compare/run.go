@@ -142,7 +142,7 @@ func (r *Run) matchLabels(ours *Run) {
 		bestKind, bestSize := len(kinds), 0
 		for j := range ours.series {
 			c := &ours.series[j]
-			kind, size := slices.Index(kinds, c.Labels.Get(result.Memory)), sizeOf(c.Labels)
+			kind, size := slices.Index(kinds, c.Labels.Get(result.Memory)), c.Labels.Size()
 			if c.bench != s.bench || c.Name != s.Name || c.Unit != s.Unit || kind < 0 || !covers(c.Labels, s.Labels) {
 				continue
 			}
@@ -155,11 +155,6 @@ func (r *Run) matchLabels(ours *Run) {
 		}
 	}
 	r.Notes = append(r.Notes, "nvbandwidth does not say how large its copies were: they are compared with pincheck's largest")
-}
-
-func sizeOf(l result.Labels) int {
-	n, _ := strconv.Atoi(l.Get(result.Size))
-	return n
 }
 
 // covers reports whether labels are these and besides only those that nvbandwidth lacks.

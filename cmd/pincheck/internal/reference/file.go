@@ -263,15 +263,9 @@ func Make(m Machine, b *result.Bench, source string) (*File, error) {
 		r := &f.Rows[i]
 		all := samples[*r]
 		stats := result.Summarize(all)
-		r.N, r.Median, r.Min, r.Max = len(all), rounded(stats.Median), rounded(stats.Min), rounded(stats.Max)
+		r.N, r.Median, r.Min, r.Max = len(all), result.FourDigits(stats.Median), result.FourDigits(stats.Min), result.FourDigits(stats.Max) // samples have no more
 	}
 	return f, f.check()
-}
-
-// rounded returns the value with four digits: samples have no more.
-func rounded(v float64) float64 {
-	v, _ = strconv.ParseFloat(fmt.Sprintf("%.4g", v), 64)
-	return v
 }
 
 // JSON returns the file as [Read] reads it.

@@ -2,6 +2,7 @@ package result
 
 import (
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -118,6 +119,12 @@ func (l Labels) Get(key string) string {
 		}
 	}
 	return ""
+}
+
+// Size returns the size in bytes, 0 if there is none.
+func (l Labels) Size() int {
+	n, _ := strconv.Atoi(l.Get(Size))
+	return n
 }
 
 // With returns the labels and another one behind them, which replaces one of its key.

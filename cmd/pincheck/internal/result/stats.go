@@ -3,6 +3,7 @@ package result
 import (
 	"math"
 	"slices"
+	"strconv"
 )
 
 // Stats are statistics of samples, in their unit.
@@ -70,4 +71,10 @@ func quantile(sorted []float64, q float64) float64 {
 		return sorted[low] + part*step
 	}
 	return (1-part)*sorted[low] + part*sorted[low+1]
+}
+
+// FourDigits rounds a number to four digits.
+func FourDigits(v float64) float64 {
+	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
+	return v
 }
