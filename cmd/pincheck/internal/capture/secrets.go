@@ -142,11 +142,6 @@ func changeJSON(text []byte, change func(string) string) []byte {
 	return b.Bytes()
 }
 
-func isText(value any) bool {
-	_, ok := value.(string)
-	return ok
-}
-
 func changed(value any, change func(string) string) any {
 	switch v := value.(type) {
 	case string:
@@ -159,8 +154,8 @@ func changed(value any, change func(string) string) any {
 		out := make(map[string]any, len(v))
 		for _, name := range slices.Sorted(maps.Keys(v)) { // the same names for the same facts
 			field := changed(v[name], change)
-			if isText(field) && field == v[name] && secretField.MatchString(name+"=.") { // {"HF_TOKEN": "…"}
-				_, hidden, _ := strings.Cut(change(fmt.Sprintf("%s=%v", name, field)), "=")
+			if text, ok := field.(string); ok && field == v[name] && secretField.MatchString(name+"=.") { // {"HF_TOKEN": "…"}
+				_, hidden, _ := strings.Cut(change(name+"="+text), "=")
 				field = hidden
 			}
 			out[change(name)] = field

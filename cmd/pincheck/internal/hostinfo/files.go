@@ -1,6 +1,7 @@
 package hostinfo
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"io/fs"
@@ -36,6 +37,16 @@ func (f files) text(name string) string {
 func (f files) line(name string) string {
 	first, _, _ := strings.Cut(f.text(name), "\n")
 	return strings.TrimSpace(first)
+}
+
+// flag returns what a file of a switch has, Y or 1 for on and N or 0 for off; nil for anything else.
+func (f files) flag(name string) *bool {
+	text := f.line(name)
+	on := text == "Y" || text == "1"
+	if !on && text != "N" && text != "0" {
+		return nil
+	}
+	return &on
 }
 
 // exists reports whether a file or directory exists. One that cannot be read for lack of
@@ -99,16 +110,7 @@ func numbered(name, prefix string) (int, bool) {
 func compareNatural(a, b string) int {
 	stemA, numA := cutNumber(a)
 	stemB, numB := cutNumber(b)
-	if c := strings.Compare(stemA, stemB); c != 0 {
-		return c
-	}
-	if numA != numB {
-		if numA < numB {
-			return -1
-		}
-		return 1
-	}
-	return strings.Compare(a, b)
+	return cmp.Or(strings.Compare(stemA, stemB), cmp.Compare(numA, numB), strings.Compare(a, b))
 }
 
 func cutNumber(s string) (stem string, n int) {

@@ -89,7 +89,7 @@ var reportedVariables = []string{
 func keepEnv(environ []string) map[string]string {
 	var out map[string]string
 	for _, name := range reportedVariables {
-		if v, ok := lookupEnv(environ, name); ok {
+		if v, ok := LookupEnv(environ, name); ok {
 			if out == nil {
 				out = map[string]string{}
 			}
@@ -99,8 +99,8 @@ func keepEnv(environ []string) map[string]string {
 	return out
 }
 
-// lookupEnv returns the value of a variable. The last entry counts.
-func lookupEnv(environ []string, name string) (value string, ok bool) {
+// LookupEnv returns the value of a variable in the form of os.Environ. The last entry counts.
+func LookupEnv(environ []string, name string) (value string, ok bool) {
 	for _, entry := range environ {
 		if n, v, isPair := strings.Cut(entry, "="); isPair && n == name {
 			value, ok = v, true

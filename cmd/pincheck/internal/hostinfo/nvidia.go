@@ -104,12 +104,7 @@ func (n NVIDIA) GPUNodes() (paths []string) {
 // HasGPUNode reports whether the device file of a GPU exists: /dev/nvidia0 and so on, or
 // WSL's /dev/dxg.
 func (n NVIDIA) HasGPUNode() bool {
-	for _, node := range n.Nodes {
-		if IsGPUNode(node.Path) || node.Path == "/dev/dxg" {
-			return true
-		}
-	}
-	return false
+	return len(n.GPUNodes()) > 0 || n.HasNode("/dev/dxg")
 }
 
 // HasNode reports whether a device file exists, such as /dev/nvidiactl.
@@ -139,11 +134,7 @@ func readNVIDIA(f files, environ []string) NVIDIA {
 	if f.exists("tmp/nvidia-mps/control") {
 		n.MPS = "/tmp/nvidia-mps/control"
 	}
-	switch value := f.line("sys/module/nvidia_uvm/parameters/uvm_disable_hmm"); value {
-	case "Y", "N", "1", "0":
-		disabled := value == "Y" || value == "1"
-		n.HMMDisabled = &disabled
-	}
+	n.HMMDisabled = f.flag("sys/module/nvidia_uvm/parameters/uvm_disable_hmm")
 	return n
 }
 
@@ -159,7 +150,7 @@ var driverDirs = []string{
 // searched returns the directories that the loader searches beside its own: those of LD_LIBRARY_PATH, and
 // those that /etc/ld.so.conf.d adds to its cache.
 func searched(f files, environ []string) (dirs []string) {
-	paths, _ := lookupEnv(environ, "LD_LIBRARY_PATH")
+	paths, _ := LookupEnv(environ, "LD_LIBRARY_PATH")
 	all := strings.Split(paths, ":")
 	for _, name := range f.names("etc/ld.so.conf.d") {
 		all = append(all, strings.Split(f.text("etc/ld.so.conf.d/"+name), "\n")...)

@@ -154,6 +154,10 @@ func (l PCIe) Rate() float64 {
 
 const vendorNVIDIA = "0x10de"
 
+// noAnswer is the vendor and the device in the configuration space, which the kernel asks the device for each time, if
+// no device answers: one that sleeps does not either.
+const noAnswer = "\xff\xff\xff\xff"
+
 func readGPUs(f files) []PCIDevice {
 	var out []PCIDevice
 	switchedOff := bbswitch(f)
@@ -182,7 +186,7 @@ func readGPUs(f files) []PCIDevice {
 		d.PowerState = f.line(dir + "/power_state")
 		d.SwitchedOff = slices.Contains(switchedOff, name)
 		d.Asleep = d.SwitchedOff || d.PowerState == "D3cold" || f.line(dir+"/power/runtime_status") == "suspended"
-		d.OffBus = !d.Asleep && offBus(f, dir)
+		d.OffBus = !d.Asleep && strings.HasPrefix(f.text(dir+"/config"), noAnswer)
 		if driver, err := fs.ReadLink(f.fsys, dir+"/driver"); err == nil {
 			d.Driver = path.Base(driver)
 		}
@@ -260,13 +264,6 @@ func window(f files, dir string) (size int, none bool) {
 	return size, memory[0] == 0
 }
 
-// offBus reads the vendor and the device from the configuration space, which the kernel
-// asks the device for each time. All bits are 1 if no device answers: one that sleeps does not either.
-func offBus(f files, dir string) bool {
-	config := f.text(dir + "/config")
-	return len(config) >= 4 && config[:4] == "\xff\xff\xff\xff"
-}
-
 // readLinkErrors returns nil if the kernel counts no errors of the device.
 func readLinkErrors(f files, dir string) *LinkErrors {
 	var e LinkErrors
@@ -299,14 +296,8 @@ func readLink(f files, dir string) Link {
 		TargetSpeed:  targetSpeed(f.text(dir + "/config")),
 	}
 	for _, state := range []string{"l0s_aspm", "l1_aspm"} {
-		switch f.line(dir + "/link/" + state) {
-		case "1":
-			on := true
-			l.Sleeps = &on
-		case "0":
-			if l.Sleeps == nil {
-				l.Sleeps = new(bool)
-			}
+		if on := f.flag(dir + "/link/" + state); on != nil && (l.Sleeps == nil || *on) {
+			l.Sleeps = on
 		}
 	}
 	return l
@@ -361,8 +352,8 @@ func binaryConfig(config string) string {
 
 // textConfig is the form of a configuration space in a recording.
 func textConfig(config []byte) []byte {
-	if bytes.HasPrefix(config, []byte("\xff\xff\xff\xff")) {
-		return config[:4] // offBus
+	if bytes.HasPrefix(config, []byte(noAnswer)) {
+		return config[:len(noAnswer)]
 	}
 	return []byte(hexConfigPrefix + hex.EncodeToString(config[:min(len(config), recordedConfig)]) + "\n")
 }

@@ -33,7 +33,7 @@ type sign struct{ place, variable, file string }
 // first returns the place of the first sign, and what was seen of it.
 func (s *signs) first(table []sign) (place, evidence string) {
 	for _, one := range table {
-		if _, set := lookupEnv(s.environ, one.variable); set && one.variable != "" {
+		if _, set := LookupEnv(s.environ, one.variable); set && one.variable != "" {
 			return one.place, one.variable
 		}
 		if one.file != "" && s.files.exists(one.file) {
@@ -91,7 +91,7 @@ func (v *Virt) readContainer(s *signs) {
 		s.bySystemd,
 		s.byGroup,
 		func() (string, string) {
-			name, _ := lookupEnv(s.environ, "container")
+			name, _ := LookupEnv(s.environ, "container")
 			return name, "container=" + name
 		},
 		func() (string, string) { return s.first(otherContainers) },

@@ -113,22 +113,14 @@ func readLibc(f files) Libc {
 				return out
 			}
 		}
-		if m := f.muslLoader(); m != "" {
-			return Libc{Kind: "musl", Loader: m} // a glibc shim on a musl system
+		for _, m := range loaders {
+			if m.kind == "musl" && f.exists(m.path) {
+				return Libc{Kind: "musl", Loader: "/" + m.path} // a glibc shim on a musl system
+			}
 		}
 		return out
 	}
 	return Libc{}
-}
-
-// muslLoader returns the path of musl's loader, or "" if there is none.
-func (f files) muslLoader() string {
-	for _, l := range loaders {
-		if l.kind == "musl" && f.exists(l.path) {
-			return "/" + l.path
-		}
-	}
-	return ""
 }
 
 // parseLimits parses /proc/PID/limits and returns the soft limits by name.
@@ -204,13 +196,7 @@ type Security struct {
 }
 
 func readSecurity(f files) (s Security) {
-	switch f.line("sys/fs/selinux/enforce") {
-	case "1":
-		enforces := true
-		s.SELinux = &enforces
-	case "0":
-		s.SELinux = new(bool)
-	}
+	s.SELinux = f.flag("sys/fs/selinux/enforce")
 	context := strings.Trim(f.line("proc/self/attr/current"), "\x00")
 	if fields := strings.Split(context, ":"); len(fields) >= 4 {
 		context = fields[2] // of user:role:type:level

@@ -126,11 +126,8 @@ func Parse(text string) []Event {
 	for s := range strings.Lines(text) {
 		p.Line(s)
 	}
-	return p.Events()
+	return p.events
 }
-
-// Events returns what was found so far.
-func (p *Parser) Events() []Event { return p.events }
 
 // Line takes the next line. It returns whether it is of a kernel's log.
 func (p *Parser) Line(s string) bool {

@@ -111,9 +111,6 @@ func (l *library) number(i int) uintptr {
 // uint32 returns result i of a function that writes an unsigned int, or an enum.
 func (l *library) uint32(i int) int { return int(*(*uint32)(unsafe.Pointer(&l.out.numbers[i]))) }
 
-// uint64 returns result i of a function that writes an unsigned long long.
-func (l *library) uint64(i int) int { return int(min(l.out.numbers[i], math.MaxInt)) }
-
 func (l *library) text() uintptr {
 	clear(l.out.text[:])
 	return uintptr(unsafe.Pointer(&l.out.text[0]))
@@ -229,7 +226,7 @@ func (d device) memory(g *GPU) {
 		if d.call([]string{"nvmlDeviceGetTotalEccErrors"}, d.handle, kind, counter, d.number(0)) != success {
 			return nil
 		}
-		n := d.uint64(0)
+		n := int(min(d.out.numbers[0], math.MaxInt))
 		return &n
 	}
 	g.CorrectedVolatile, g.UncorrectedVolatile = errs(corrected, volatile), errs(uncorrected, volatile)

@@ -195,10 +195,6 @@ type text struct {
 	parsers []parser
 }
 
-func newText(c *Collection) *text {
-	return &text{c: c, parsers: []parser{&smiParser{}, &xmlParser{}, &lspciParser{}, &logParser{}}}
-}
-
 func (t *text) line(line []byte) error {
 	if bytes.IndexByte(line, 0) >= 0 {
 		if t.report == nil {
@@ -221,12 +217,6 @@ func (t *text) line(line []byte) error {
 		}
 	}
 	return nil
-}
-
-func (t *text) end() {
-	for _, p := range t.parsers {
-		p.end(t.c)
-	}
 }
 
 // A logParser takes lines of the kernel's log.

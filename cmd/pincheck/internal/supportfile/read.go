@@ -78,7 +78,8 @@ func (c *Collection) lines(source io.Reader) error {
 	limit := cmp.Or(c.limit, maxText)
 	limited := &io.LimitedReader{R: source, N: int64(limit)}
 	lines := bufio.NewReaderSize(limited, maxLine)
-	t, before, began := newText(c), slices.Clone(c.kinds), ""
+	t := &text{c: c, parsers: []parser{&smiParser{}, &xmlParser{}, &lspciParser{}, &logParser{}}}
+	before, began := slices.Clone(c.kinds), ""
 	c.kinds = nil
 	for {
 		line, err := lines.ReadSlice('\n')
@@ -98,7 +99,9 @@ func (c *Collection) lines(source io.Reader) error {
 			break // as much as there is: a report that was cut off has most of it
 		}
 	}
-	t.end()
+	for _, p := range t.parsers {
+		p.end(c)
+	}
 	if t.report != nil { // whose sections are of other kinds
 		c.kinds = []string{BugReport}
 	}

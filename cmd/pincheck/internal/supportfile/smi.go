@@ -274,7 +274,8 @@ func (p *smiParser) nested(indent int, name, value string, isValue bool) {
 	for _, a := range p.at {
 		path += a.name + "/"
 	}
-	name = canonical(name)
+	// In the form of the document, whose names have no capitals and no spaces: versions of the text differ in theirs.
+	name = strings.ReplaceAll(strings.ToLower(name), " ", "_")
 	p.at = append(p.at, struct {
 		indent int
 		name   string
@@ -284,10 +285,6 @@ func (p *smiParser) nested(indent int, name, value string, isValue bool) {
 		p.gpu.process(name, value)
 	}
 }
-
-// canonical returns a name in the form of the document, whose names have no capitals and no spaces. Versions of the text
-// differ in their capitals.
-func canonical(name string) string { return strings.ReplaceAll(strings.ToLower(name), " ", "_") }
 
 // process takes a line about a process: that of its number begins it.
 func (g *smiGPU) process(name, value string) {
