@@ -181,10 +181,7 @@ func gpuLines(r *Result) string {
 	gpus := map[string][]int{}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		text := d.Name
-		if d.Link != nil && d.Link.Rate > 0 {
-			text += ", " + d.Link.Now().String()
-		}
+		text := d.Name + prefixed(", ", linkNow(d))
 		if gpus[text] == nil {
 			texts = append(texts, text)
 		}

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -194,10 +195,7 @@ func deviceRow(f *doctor.Facts, d *doctor.Device, width int) []string {
 	if len(name) > longName {
 		name = strings.TrimPrefix(name, "NVIDIA ")
 	}
-	row := []string{clip(joinedWith(" ", strconv.Itoa(d.Ordinal), name), width), "unknown", "", "", "", "", ""}
-	if d.Link != nil && d.Link.Rate > 0 {
-		row[1] = d.Link.Now().String()
-	}
+	row := []string{clip(joinedWith(" ", strconv.Itoa(d.Ordinal), name), width), cmp.Or(linkNow(d), "unknown"), "", "", "", "", ""}
 	if d.Bandwidth != nil {
 		ofReference, ofLink := math.Inf(1), math.Inf(1)
 		for j := range d.Bandwidth.Series {

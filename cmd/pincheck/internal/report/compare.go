@@ -2,7 +2,6 @@ package report
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -10,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/compare"
-	"github.com/gopinned/pinned/cmd/pincheck/internal/printable"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 	"github.com/gopinned/pinned/internal/units"
 )
@@ -33,14 +31,7 @@ func WriteComparison(w io.Writer, c *compare.Comparison, tool Tool, f Format, s 
 	var b bytes.Buffer
 	switch f {
 	case JSON:
-		e := json.NewEncoder(&b)
-		e.SetIndent("", "  ")
-		e.SetEscapeHTML(false)
-		if err := e.Encode(comparisonDocument{SchemaVersion, "compare", tool, c}); err != nil {
-			return err
-		}
-		_, err := w.Write(printable.JSON(b.Bytes()))
-		return err
+		return writeJSON(w, comparisonDocument{SchemaVersion, "compare", tool, c}, "  ")
 	case HTML:
 		d := comparisonPage(&comparison{Comparison: c}, tool)
 		return d.write(w)

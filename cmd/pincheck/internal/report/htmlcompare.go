@@ -78,17 +78,13 @@ func (t *comparison) between() string {
 	return joinedWith(" to ", slices.Compact(nonEmpty(stamp(first), stamp(last)))...)
 }
 
-func (t *comparison) isOf(r *compare.Row, of []compare.Verdict) bool {
-	return len(of) == 0 && r.Verdict != compare.Missing || slices.Contains(of, r.Verdict)
-}
-
 // sheets returns the rows of some verdicts, or all that are compared, as a table for each quantity. Title is before the
 // captions.
 func (t *comparison) sheets(title string, of ...compare.Verdict) (out []sheet) {
 	at := map[string]int{}
 	for i := range t.Rows {
 		r := &t.Rows[i]
-		if !t.isOf(r, of) {
+		if wanted := len(of) == 0 && r.Verdict != compare.Missing || slices.Contains(of, r.Verdict); !wanted {
 			continue
 		}
 		head := joinedWith(": ", title, rowHead(r))

@@ -80,14 +80,6 @@ func labelName(s string) string {
 	return s
 }
 
-// truth returns 1 for true, as metrics have no booleans.
-func truth(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // writePrometheus writes the result for the textfile collector of node_exporter. Units are
 // base units, in the names.
 func writePrometheus(b *bytes.Buffer, r *Result) {
@@ -100,7 +92,7 @@ func writePrometheus(b *bytes.Buffer, r *Result) {
 	}
 	for i := range r.Benches {
 		bench := result.Label{Key: "bench", Value: r.Benches[i].Name}
-		m.add("pincheck_bench_complete", "Whether the experiment came to its end.", truth(r.Benches[i].Complete), bench)
+		m.add("pincheck_bench_complete", "Whether the experiment came to its end.", float64(b2i(r.Benches[i].Complete)), bench)
 		m.add("pincheck_bench_errors", "Cases of the experiment that failed.", float64(len(r.Benches[i].Errors)), bench)
 		m.add("pincheck_bench_duration_seconds", "Time that the experiment took.", r.Benches[i].Seconds, bench)
 	}
@@ -131,12 +123,12 @@ func (m *metrics) run(r *Result) {
 	if !r.Started.IsZero() {
 		m.add("pincheck_run_start_timestamp_seconds", "When the run began, since the Unix epoch.", float64(r.Started.UnixMilli())/1e3)
 		m.add("pincheck_run_duration_seconds", "Time that the run took.", r.Seconds)
-		m.add("pincheck_run_complete", "Whether the run came to its end.", truth(r.Complete))
+		m.add("pincheck_run_complete", "Whether the run came to its end.", float64(b2i(r.Complete)))
 	}
 	m.add("pincheck_run_errors", "Errors of the run itself.", float64(len(r.Errors)))
 	if r.Verdict != "" {
 		for _, v := range doctor.Verdicts() {
-			m.add("pincheck_verdict", "1 for the verdict of the run, 0 for the others.", truth(v == r.Verdict), result.Label{Key: "verdict", Value: string(v)})
+			m.add("pincheck_verdict", "1 for the verdict of the run, 0 for the others.", float64(b2i(v == r.Verdict)), result.Label{Key: "verdict", Value: string(v)})
 		}
 	}
 	m.findings("pincheck", "of the run", r.Findings)
@@ -188,38 +180,36 @@ func (m *metrics) device(d *doctor.Device) {
 	}
 }
 
+// A metricUnit is the end of a metric's name, its unit in words, and the base units in one.
+type metricUnit struct {
+	suffix, words string
+	scale         float64
+}
+
+var metricUnits = map[result.Unit]metricUnit{
+	result.GBPerSecond: {"_bytes_per_second", "bytes per second", 1e9}, result.Seconds: {"_seconds", "seconds", 1}, result.Bytes: {"_bytes", "bytes", 1},
+	result.Ratio: {"_ratio", "a ratio", 1}, result.PerSecond: {"_per_second", "per second", 1}, result.Count: {"", "a count", 1},
+}
+
 // series adds the statistics of a series, and its reference.
 func (m *metrics) series(s listed) {
 	if len(s.Samples) == 0 {
 		return
 	}
-	suffix, words, scale := "", "", 1.0
-	switch s.Unit {
-	case result.GBPerSecond:
-		suffix, words, scale = "_bytes_per_second", "bytes per second", 1e9
-	case result.Seconds:
-		suffix, words = "_seconds", "seconds"
-	case result.Bytes:
-		suffix, words = "_bytes", "bytes"
-	case result.Ratio:
-		suffix, words = "_ratio", "a ratio"
-	case result.PerSecond:
-		suffix, words = "_per_second", "per second"
-	case result.Count:
-		words = "a count"
-	default:
-		suffix, words = "_"+metricName(string(s.Unit)), plain(string(s.Unit))
+	in, known := metricUnits[s.Unit]
+	if !known {
+		in = metricUnit{"_" + metricName(string(s.Unit)), plain(string(s.Unit)), 1}
 	}
-	base := "pincheck_series_" + strings.TrimSuffix(metricName(s.Name), suffix)
+	base := "pincheck_series_" + strings.TrimSuffix(metricName(s.Name), in.suffix)
 	labels := append([]result.Label{{Key: "bench", Value: s.bench}}, s.Labels...)
 	for _, stat := range []struct {
 		name string
 		v    float64
 	}{{"median", s.Median}, {"min", s.Min}, {"max", s.Max}, {"p10", s.P10}, {"p90", s.P90}, {"p99", s.P99}} {
 		at := append([]result.Label{{Key: "stat", Value: stat.name}}, labels...)
-		m.add(base+suffix, fmt.Sprintf("Measured: %s, in %s.", strings.ReplaceAll(plain(s.Name), "_", " "), words), scale*stat.v, at...)
+		m.add(base+in.suffix, fmt.Sprintf("Measured: %s, in %s.", strings.ReplaceAll(plain(s.Name), "_", " "), in.words), in.scale*stat.v, at...)
 	}
 	if s.Expected != nil {
-		m.add(base+"_expected"+suffix, "What such hardware reaches, in the unit of the series.", scale*s.Expected.Value, labels...)
+		m.add(base+"_expected"+in.suffix, "What such hardware reaches, in the unit of the series.", in.scale*s.Expected.Value, labels...)
 	}
 }

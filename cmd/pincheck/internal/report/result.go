@@ -123,16 +123,7 @@ func Write(w io.Writer, r *Result, f Format, s Style) error {
 	switch f {
 	case JSON, JSONLines:
 		r.SchemaVersion = SchemaVersion
-		e := json.NewEncoder(&b)
-		e.SetEscapeHTML(false)
-		if f == JSON {
-			e.SetIndent("", "  ")
-		}
-		if err := e.Encode(r); err != nil {
-			return err
-		}
-		_, err := w.Write(printable.JSON(b.Bytes()))
-		return err
+		return writeJSON(w, r, map[Format]string{JSON: "  "}[f])
 	case Text:
 		writeText(&b, r, s)
 		return s.write(w, b.String())
@@ -150,5 +141,18 @@ func Write(w io.Writer, r *Result, f Format, s Style) error {
 		return fmt.Errorf("unknown format %q", string(f))
 	}
 	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// writeJSON writes a value as JSON, by one call of w.Write.
+func writeJSON(w io.Writer, v any, indent string) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(printable.JSON(b.Bytes()))
 	return err
 }

@@ -92,7 +92,10 @@ func writeText(b *bytes.Buffer, r *Result, s Style) {
 		p.paragraph("Error  ", red, e)
 	}
 	if s.Verbose {
-		p.passed(r.Passed)
+		if len(r.Passed) > 0 {
+			p.gap()
+			p.painted("Passed", green, plain(joined(r.Passed...)), "")
+		}
 		if r.Facts != nil {
 			p.gap()
 			p.machine(r)
@@ -438,7 +441,7 @@ func staleText(s *verify.StaleResult) string {
 func (p *page) bandwidth(d *doctor.Device) {
 	rate := d.LinkRate()
 	for _, s := range d.Bandwidth.Series {
-		text := fmt.Sprintf("pinned %s %s", directionText(&s), units.Rate(s.Median))
+		text := fmt.Sprintf("pinned %s %s", strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " "), units.Rate(s.Median))
 		if rate > 0 {
 			text += fmt.Sprintf(", %s of the link", units.Share(s.Median/rate))
 		} else if d.Link.PathRate() == 0 {
@@ -446,11 +449,6 @@ func (p *page) bandwidth(d *doctor.Device) {
 		}
 		p.row("", "%s (median of %d, %s to %s)", text, len(s.Samples), units.Number(s.Min, 3), units.Number(s.Max, 3))
 	}
-}
-
-// directionText returns the direction of a series in words: "host to device".
-func directionText(s *result.Series) string {
-	return strings.ReplaceAll(s.Labels.Get(result.Direction), "_", " ")
 }
 
 // severityColors are the labels' colors.
@@ -501,14 +499,6 @@ func subject(gpus []int) string {
 		return ""
 	}
 	return gpuNames(gpus) + ": "
-}
-
-// passed writes the names of the check groups that found no warning or problem.
-func (p *page) passed(names []string) {
-	if len(names) > 0 {
-		p.gap()
-		p.painted("Passed", green, plain(joined(names...)), "")
-	}
 }
 
 // verdictText returns the verdict in words, or nothing if there is none.
