@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gopinned/pinned/cmd/pincheck/internal/doctor"
+	"github.com/gopinned/pinned/cmd/pincheck/internal/hostinfo"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/licenses"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/measure"
 	"github.com/gopinned/pinned/cmd/pincheck/internal/probe"
@@ -48,12 +49,7 @@ type system struct {
 }
 
 func (s system) getenv(name string) string {
-	value := ""
-	for _, entry := range s.environ {
-		if len(entry) > len(name) && entry[:len(name)] == name && entry[len(name)] == '=' {
-			value = entry[len(name)+1:]
-		}
-	}
+	value, _ := hostinfo.LookupEnv(s.environ, name)
 	return value
 }
 

@@ -101,8 +101,8 @@ func (s *session) factsOf(all *sources) (*doctor.Facts, error) {
 		}
 	}
 	s.change(func(r *report.Result) { r.Errors = append(r.Errors, run.Errors...) })
-	if len(all.texts.Kinds()) > 0 {
-		facts.AddKernelLog(hostinfo.Read(all.texts.Files(), nil).KernelLog)
+	if len(all.texts.Kinds()) > 0 && len(facts.Host.KernelLog.Events) == 0 {
+		facts.Host.KernelLog = hostinfo.Read(all.texts.Files(), nil).KernelLog
 	}
 	return facts, nil
 }

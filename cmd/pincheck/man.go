@@ -15,7 +15,7 @@ func manual(root *cobra.Command) string {
 	var p page
 	fmt.Fprintf(&p, ".TH PINCHECK 1 %q %q Pinned\n", buildDate(), "pincheck "+tool().Version) // a date is not escaped
 	p.macro("SH", "NAME")
-	p.line("pincheck - " + lowerFirst(root.Short))
+	p.line("pincheck - " + strings.ToLower(root.Short[:1]) + root.Short[1:])
 	p.macro("SH", "SYNOPSIS")
 	p.macro("B", "pincheck")
 	p.line("[options]")
@@ -177,5 +177,3 @@ func roff(text string) string {
 	}
 	return b.String()
 }
-
-func lowerFirst(s string) string { return strings.ToLower(s[:1]) + s[1:] }

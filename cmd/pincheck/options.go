@@ -194,6 +194,9 @@ func seen(all []doctor.Device) string {
 
 const largestSize = 1 << 40 // of a copy: more than any GPU has
 
+// sizeUnits are the units of sizes, as powers of two.
+var sizeUnits = map[string]int{"": 0, "B": 0, "K": 10, "KiB": 10, "M": 20, "MiB": 20, "G": 30, "GiB": 30, "T": 40, "TiB": 40}
+
 // parseSize parses a size in bytes with a binary unit: 64K, 1MiB, 4G.
 func parseSize(s string) (int, error) {
 	number := strings.TrimRight(s, "KMGTiBkmgtb")
@@ -205,18 +208,8 @@ func parseSize(s string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%q is not a size: want a whole number with K, M or G (powers of 1024), such as 64K, 1MiB or 4G", s)
 	}
-	shift := 0
-	switch unit {
-	case "", "B":
-	case "K", "KiB":
-		shift = 10
-	case "M", "MiB":
-		shift = 20
-	case "G", "GiB":
-		shift = 30
-	case "T", "TiB":
-		shift = 40
-	default:
+	shift, known := sizeUnits[unit]
+	if !known {
 		return 0, fmt.Errorf("%q: unknown unit %q: want B, K, M, G, T, KiB, MiB, GiB or TiB (powers of 1024)", s, unit)
 	}
 	switch {

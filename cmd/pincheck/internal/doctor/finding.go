@@ -32,10 +32,8 @@ func Severities() []Severity { return []Severity{Problem, Warning, Note} }
 func (s Severity) AtLeast(other Severity) bool { return s.weight() <= other.weight() }
 
 func (s Severity) weight() int {
-	for i, known := range Severities() {
-		if s == known {
-			return i
-		}
+	if i := slices.Index(Severities(), s); i >= 0 {
+		return i
 	}
 	return len(Severities())
 }

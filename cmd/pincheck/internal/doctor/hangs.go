@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,23 +21,13 @@ func (p *Probe) what() string {
 		}
 		return call
 	}
-	switch p.Stage {
-	case StageOpen:
-		return "opening the CUDA library"
-	case StageMemory:
-		return "reading the amount of free memory"
-	case StageRoundTrips:
-		return "a round trip"
-	case StageWaiting:
-		return "waiting for other GPUs"
-	case StageCopies:
-		return "the measurement of copies"
-	case StageTogether:
-		return "the measurement with all GPUs at once"
-	case StageNVML:
-		return "the management library (NVML)"
-	}
-	return "a call into the driver"
+	return cmp.Or(stageTexts[p.Stage], "a call into the driver")
+}
+
+// stageTexts are what a probe does in a stage.
+var stageTexts = map[Stage]string{
+	StageOpen: "opening the CUDA library", StageMemory: "reading the amount of free memory", StageRoundTrips: "a round trip", StageWaiting: "waiting for other GPUs",
+	StageCopies: "the measurement of copies", StageTogether: "the measurement with all GPUs at once", StageNVML: "the management library (NVML)",
 }
 
 // whole names all that a probe does. Described is whether the finding names the GPU.
@@ -46,12 +37,10 @@ func (p *Probe) whole(described bool) string {
 		return "the examination of this GPU"
 	case p.Device != nil:
 		return fmt.Sprintf("the examination of GPU %d", *p.Device)
-	case p.Stage == StageTogether:
-		return "the measurement with all GPUs at once"
+	case p.Stage == StageTogether, p.Stage == StageOpen:
+		return stageTexts[p.Stage]
 	case p.Stage == StageNVML:
-		return "reading the management library (NVML)"
-	case p.Stage == StageOpen:
-		return "opening the CUDA library"
+		return "reading " + stageTexts[p.Stage]
 	}
 	return "this run"
 }

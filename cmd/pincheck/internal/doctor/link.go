@@ -495,14 +495,4 @@ func slotBelowGPU(f *Facts, d *Device) []Finding {
 	})
 }
 
-func directionText(s *result.Series) string { return directionWords(s.Labels.Get(result.Direction)) }
-
-func directionWords(direction string) string {
-	switch direction {
-	case result.HostToDevice:
-		return "to GPU"
-	case result.DeviceToHost:
-		return "from GPU"
-	}
-	return strings.ReplaceAll(direction, "_", " ")
-}
+func directionText(s *result.Series) string { return result.Words(s.Labels.Get(result.Direction)) }

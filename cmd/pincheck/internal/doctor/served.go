@@ -238,16 +238,6 @@ func nodeAt(h *hostinfo.Host, path string, known bool) (hostinfo.Node, bool) {
 	})
 }
 
-// nvmlOf returns what NVML has of a GPU, or nil.
-func (f *Facts) nvmlOf(g hostinfo.PCIDevice) *nvml.GPU {
-	for _, known := range f.managed() {
-		if hostinfo.SamePCI(known.PCIBusID, g.Address) {
-			return known
-		}
-	}
-	return nil
-}
-
 // countShown returns how many GPUs CUDA shows.
 func (f *Facts) countShown() int {
 	if f.CUDADevices != nil {
@@ -352,7 +342,8 @@ type unserved struct {
 
 // serviceOf returns the service of a GPU that is not examined: that of the first reason that holds.
 func (f *Facts) serviceOf(g hostinfo.PCIDevice, at node) busGPU {
-	u := &unserved{Facts: f, g: g, at: at, known: f.nvmlOf(g), path: "its device node"}
+	u := &unserved{Facts: f, g: g, at: at, path: "its device node"}
+	u.known, _ = first(f.managed(), func(known *nvml.GPU) bool { return u.isAt(known.PCIBusID) })
 	u.own, u.why = narrowed(f.Host)
 	board, listed := boardOf(f.Host, g)
 	u.listed = listed

@@ -55,10 +55,3 @@ func FromTexts(host *hostinfo.Host, report *nvml.Report, mismatch string, kinds 
 	}
 	return f, nil
 }
-
-// AddKernelLog adds the kernel's log of a text to the facts of an archive that has none.
-func (f *Facts) AddKernelLog(log hostinfo.KernelLog) {
-	if f.Host != nil && len(f.Host.KernelLog.Events) == 0 {
-		f.Host.KernelLog = log
-	}
-}

@@ -105,7 +105,7 @@ func sharedSwitch(f *Facts) (out []Finding) {
 		for _, direction := range []string{result.HostToDevice, result.DeviceToHost} {
 			if c := f.atOnce(direction); c.of(u.gpus) {
 				one.Evidence = append(one.Evidence, fmt.Sprintf("%s, all GPUs at once: %s together; the sum of each alone is %s",
-					capital(directionWords(direction)), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
+					capital(result.Words(direction)), units.Rate(sumOf(c.got, u.gpus)), units.Rate(sumOf(c.alone, u.gpus))))
 			}
 		}
 		out = append(out, one)
@@ -197,7 +197,7 @@ func slowTogether(f *Facts) []Finding {
 		}
 		for _, d := range c.gpus {
 			if share := c.got[d] / c.fair[d]; share < starved && f.shown(d) && !d.busy() {
-				text := fmt.Sprintf("GPU %d, %s: %s with the others, %s alone", d.Ordinal, directionWords(direction), units.Rate(c.got[d]), units.Rate(c.alone[d]))
+				text := fmt.Sprintf("GPU %d, %s: %s with the others, %s alone", d.Ordinal, result.Words(direction), units.Rate(c.got[d]), units.Rate(c.alone[d]))
 				if c.fair[d] < c.alone[d] {
 					text += fmt.Sprintf(", and its share of the uplink is %s", units.Rate(c.fair[d]))
 				}
@@ -210,7 +210,7 @@ func slowTogether(f *Facts) []Finding {
 		}
 		got, fair := sumOf(c.got, c.gpus), sumOf(c.fair, c.gpus)
 		if got < lowTogether*fair {
-			text := fmt.Sprintf("%s: %s together; the sum of each alone is %s", capital(directionWords(direction)), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
+			text := fmt.Sprintf("%s: %s together; the sum of each alone is %s", capital(result.Words(direction)), units.Rate(got), units.Rate(sumOf(c.alone, c.gpus)))
 			if sum := sumOf(c.alone, c.gpus); fair < sum {
 				text += fmt.Sprintf(", and the shared links carry %s", units.Rate(fair))
 			}
