@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -109,8 +110,16 @@ func hasty() Local {
 	return l
 }
 
+// late is the variable that has the time which a process takes to start. Calls may take a second then.
+const late = "PINCHECK_TEST_LATE"
+
 func TestMain(m *testing.M) {
-	child.Serve(Children(hasty()))
+	l := hasty()
+	if d, err := time.ParseDuration(os.Getenv(late)); err == nil {
+		time.Sleep(d)
+		l.Limit = time.Second
+	}
+	child.Serve(Children(l))
 	os.Exit(m.Run())
 }
 
@@ -163,6 +172,19 @@ func TestCallsThatNeverReturn(t *testing.T) {
 		})
 	}
 	calls.Wait()
+}
+
+// A process that starts late has all of its time to name the call.
+func TestAProcessThatStartsLate(t *testing.T) {
+	needsProcesses(t)
+	t.Setenv(late, "1500ms")
+	l := scripted
+	l.Limit = time.Second
+	out, err := Prober{Local: l, Isolated: true}.Open(t.Context(), Request{Library: "cudaGetDeviceCount blocks"})
+	require.NoError(t, err)
+	require.Len(t, out.Facts.Probes, 1)
+	assert.Equal(t, doctor.ProbeHung, out.Facts.Probes[0].State)
+	assert.Equal(t, "cudaGetDeviceCount", out.Facts.Probes[0].Call)
 }
 
 // A process that a fault ended is told from one that somebody killed.
@@ -222,7 +244,7 @@ func TestContextsThatEndDuringACall(t *testing.T) {
 			p.Local = hasty()
 		}
 		out, err := p.Device(ctx, Request{Library: "cudaMemGetInfo blocks", Device: 1}, func(d Device) {
-			if len(d.Inside) > 0 {
+			if slices.Contains(d.Inside, "cudaMemGetInfo on device 1") { // others are inside for a moment
 				cancel(assert.AnError)
 			}
 		})

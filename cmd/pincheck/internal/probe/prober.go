@@ -34,7 +34,8 @@ const (
 // Children returns the functions of child processes that a Prober starts.
 func Children(l Local) map[string]child.Func {
 	return map[string]child.Func{
-		openChild: child.HandleTurn(func(ctx context.Context, r Request, end <-chan struct{}, _ func(Opened)) (Opened, error) {
+		openChild: child.HandleTurn(func(ctx context.Context, r Request, end <-chan struct{}, send func(Opened)) (Opened, error) {
+			send(Opened{}) // it has begun
 			l := l
 			l.Grace = r.Grace
 			return l.Open(endContext{ctx, end}, r)
@@ -82,10 +83,11 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	extended, stop := bounded.Extend(ctx, p.grace())
 	defer stop()
 	r.Grace = p.grace() * 3 / 4 // the answer takes a while, too
-	listening, _, stopListening := listen(extended, limit+bounded.Grace, limit+bounded.Grace, child.ErrTimeout)
+	// The limit of the process begins when it has: on a busy host it starts late, and would not be heard to the end.
+	listening, heard, stopListening := listen(extended, limit+bounded.Grace, limit+bounded.Grace, child.ErrTimeout)
 	defer stopListening()
 	// The process learns of ctx's end by its turn, and names the call that it is in.
-	out, err := child.StreamTurn(listening, noTimeout, openChild, r, ctx.Done(), func(Opened) {})
+	out, err := child.StreamTurn(listening, noTimeout, openChild, r, ctx.Done(), func(Opened) { heard() })
 	probe, err := outcome(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
 		if out.Facts != nil && ctx.Err() != nil {
