@@ -25,10 +25,11 @@ func TestCallersOnAHungGPUAreBounded(t *testing.T) {
 			dev, err := rt.Device(0)
 			require.NoError(t, err)
 			r := fixtureOn(t, dev, Options{})
-			to, src, call := r.device(size), bytesOf(1, size), Call{}
+			to, src, call, most := r.device(size), bytesOf(1, size), Call{}, bounded.MaxInside
 			switch name {
 			case "queued":
 				call.Stream, src = r.stream(), src[:100]
+				most += 2 // uploads that get no lease at once take the small slot, or the link of the small ring: one goroutine each
 			case "pinned":
 				buf, err := hostmem.Alloc(t.Context(), dev, size, hostmem.Options{})
 				require.NoError(t, err)
@@ -45,7 +46,9 @@ func TestCallersOnAHungGPUAreBounded(t *testing.T) {
 			}
 			require.NoError(t, sim.AwaitBlocked(t.Context(), fn, bounded.MaxInside))
 			time.Sleep(50 * time.Millisecond) // for more calls, if there were any: the test holds without
-			assert.Equal(t, map[string]int{fn: bounded.MaxInside}, sim.Blocked())
+			inside := sim.Blocked()
+			assert.Len(t, inside, 1)
+			assert.LessOrEqual(t, inside[fn], most)
 			cancel()
 			for range callers {
 				require.ErrorIs(t, <-returned, context.Canceled)
