@@ -91,7 +91,7 @@ by the copy engines in batches, by a kernel, and by the method that
 transfer/blocks chooses.`,
 		Related: "pincheck bench latency",
 		Views: []result.View{{Title: "Random blocks by the chosen method", Series: seriesBlocks,
-			Where: result.Labels{{Key: result.Method, Value: byQuickest}}, X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}, Main: true}},
+			Where: labelled(result.Method, byQuickest), X: result.Size, Lines: []string{result.Device, result.Direction, result.Blocks}, Main: true}},
 		Plan:    onDevices(planBlocks),
 		Derive:  enginesFrom,
 		Explain: explainBlocks,
@@ -105,11 +105,11 @@ transfer/blocks chooses.`,
 			}
 		}
 	}
-	e.Views = append(e.Views, result.View{Title: "Both ways at once", Series: seriesBlocks, Where: result.Labels{{Key: result.Direction, Value: result.Both}},
+	e.Views = append(e.Views, result.View{Title: "Both ways at once", Series: seriesBlocks, Where: labelled(result.Direction, result.Both),
 		X: result.Method, Lines: []string{result.Device, result.Size, result.Blocks}})
 	for _, direction := range bothDirections {
 		e.Views = append(e.Views, result.View{Title: "Latency " + directionText(direction), Series: seriesBlockLatency,
-			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Blocks, Lines: []string{result.Device, result.Size, result.Method}})
+			Where: labelled(result.Direction, direction), X: result.Blocks, Lines: []string{result.Device, result.Size, result.Method}})
 	}
 	e.Views = append(e.Views, result.View{Title: "Smallest size from which engines are faster than the kernel", Series: seriesEnginesFrom,
 		X: result.Blocks, Lines: []string{result.Device, result.Direction}})

@@ -37,7 +37,7 @@ func enginesFrom(b *result.Bench) (out []result.Series) {
 
 // rowsBySize returns the kernel's series of each device, direction and number of blocks, by size.
 func rowsBySize(b *result.Bench) (rows [][]*result.Series) {
-	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: result.Labels{{Key: result.Method, Value: byKernel}}}) {
+	for _, s := range b.Select(result.View{Series: seriesBlocks, Where: labelled(result.Method, byKernel)}) {
 		i := slices.IndexFunc(rows, func(row []*result.Series) bool { return slices.Equal(conditionsOf(row[0]), conditionsOf(s)) })
 		switch {
 		case s.Labels.Get(result.Direction) == result.Both:

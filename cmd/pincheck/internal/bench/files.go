@@ -58,10 +58,8 @@ read and staging, mmap, O_DIRECT and a registered mapping, beside the rate of
 the link.`,
 	Related: "pincheck explain weights_mapped",
 	Views: []result.View{
-		{Title: "Cached file to GPU", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: inCache}},
-			X: result.Method, Lines: []string{result.Size, result.Device}},
-		{Title: "Uncached file to GPU", Series: fileRate, Where: result.Labels{{Key: cacheLabel, Value: outOfCache}},
-			X: result.Method, Lines: []string{result.Size, result.Device}},
+		{Title: "Cached file to GPU", Series: fileRate, Where: labelled(cacheLabel, inCache), X: result.Method, Lines: []string{result.Size, result.Device}},
+		{Title: "Uncached file to GPU", Series: fileRate, Where: labelled(cacheLabel, outOfCache), X: result.Method, Lines: []string{result.Size, result.Device}},
 	},
 	Plan:    onDevices(planFiles),
 	Explain: explainFiles,

@@ -45,7 +45,7 @@ the GPU, by size, with percentiles.`,
 	}
 	for _, direction := range bothDirections {
 		e.Views = append(e.Views, result.View{Title: "One copy " + directionText(direction), Series: seriesLatency,
-			Where: result.Labels{{Key: result.Direction, Value: direction}}, X: result.Size, Lines: []string{result.Device, result.Method}, Main: direction == result.HostToDevice})
+			Where: labelled(result.Direction, direction), X: result.Size, Lines: []string{result.Device, result.Method}, Main: direction == result.HostToDevice})
 	}
 	e.Views = append(e.Views, result.View{Title: "One load by a GPU thread, each after the one before", Series: seriesLoad, X: result.Device, Lines: []string{result.Memory}})
 	return e

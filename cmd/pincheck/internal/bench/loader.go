@@ -111,7 +111,7 @@ func loading(full, quick grid) measure.Experiment {
 		{"CPU seconds a million samples", cpuPerMillion}, {"What limits, and its share of the time", boundBy},
 	} {
 		for _, source := range full.sources {
-			v := result.View{Title: q.title + ", " + sourceTexts[source], Series: q.series, Where: result.Labels{{Key: sourceKey, Value: source}},
+			v := result.View{Title: q.title + ", " + sourceTexts[source], Series: q.series, Where: labelled(sourceKey, source),
 				X: workersKey, Lines: []string{readerKey, result.Memory, copiesKey, gpuWorkKey}}
 			if q.series == boundBy {
 				v.Lines = append(v.Lines, stageKey)

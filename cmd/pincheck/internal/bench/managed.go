@@ -83,9 +83,8 @@ var managedMemory = measure.Experiment{
 advice changes, and work over more memory than a budget allows on the GPU.`,
 	Related: "pincheck bench bandwidth",
 	Views: []result.View{
-		{Title: "Managed memory", Series: seriesManaged, Where: result.Labels{{Key: adviceLabel, Value: noAdvice}}, X: result.Size, Lines: []string{result.Device, result.Method}},
-		{Title: "The GPU reads managed memory twice", Series: seriesManaged, Where: result.Labels{{Key: result.Method, Value: gpuReads}},
-			X: result.Size, Lines: []string{result.Device, adviceLabel}},
+		{Title: "Managed memory", Series: seriesManaged, Where: labelled(adviceLabel, noAdvice), X: result.Size, Lines: []string{result.Device, result.Method}},
+		{Title: "The GPU reads managed memory twice", Series: seriesManaged, Where: labelled(result.Method, gpuReads), X: result.Size, Lines: []string{result.Device, adviceLabel}},
 		{Title: "Time to move a page by a fault", Series: seriesManagedPages, X: result.Method, Lines: []string{result.Device, orderLabel}},
 		{Title: "CPU and GPU write one page in turn", Series: seriesManagedPingPong, X: adviceLabel, Lines: []string{result.Device}},
 		{Title: "Work over eight times its budget", Series: seriesManagedBudget, X: result.Method, Lines: []string{result.Device, accessLabel}},

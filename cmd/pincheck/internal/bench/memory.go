@@ -371,7 +371,7 @@ func explainMemory(_ measure.Env, b *result.Bench) ([]string, []result.Table) {
 // maxMedianOf returns the series of a name and a method with the largest median, or nil.
 func maxMedianOf(b *result.Bench, name, method string) *result.Series {
 	var largest *result.Series
-	for _, s := range b.Select(result.View{Series: name, Where: result.Labels{{Key: result.Method, Value: method}}}) {
+	for _, s := range b.Select(result.View{Series: name, Where: labelled(result.Method, method)}) {
 		if largest == nil || s.Median > largest.Median {
 			largest = s
 		}

@@ -116,7 +116,7 @@ func changesAnswer(c *procmem.Changes, watched time.Duration, looks int) string 
 // oneValue returns a series of one sample.
 func oneValue(name, key, value string, sample float64, unit result.Unit) result.Series {
 	samples := []float64{sample}
-	return result.Series{Name: name, Labels: result.Labels{{Key: key, Value: value}}, Unit: unit, Samples: samples, Stats: result.Summarize(samples)}
+	return result.Series{Name: name, Labels: labelled(key, value), Unit: unit, Samples: samples, Stats: result.Summarize(samples)}
 }
 
 func processSeries(p *procmem.Process) []result.Series {

@@ -98,7 +98,7 @@ func TestABusyMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 				for range c.hosts {
 					runs = append(runs, m.run(-1, 1))
 				}
-				got, err := Compare(runsOf(t, runs...), Options{Threshold: 0.03})
+				got, err := Compare(runsOf(t, runs...), 0.03)
 				require.NoError(t, err)
 				if differs(got) {
 					wrong++
@@ -128,7 +128,7 @@ func TestAChangeOfASteadySeriesIsNamed(t *testing.T) {
 				}
 				return append(out, m.run(-1, 1)...)
 			}
-			c, err := Compare(runsOf(t, steady(-1), steady(seed%links)), Options{Threshold: 0.03})
+			c, err := Compare(runsOf(t, steady(-1), steady(seed%links)), 0.03)
 			require.NoError(t, err)
 			if find(t, c, fmt.Sprint("steady", seed%links)).Verdict == Worse {
 				found++

@@ -9,13 +9,6 @@ import (
 	"github.com/gopinned/pinned/cmd/pincheck/internal/result"
 )
 
-// Options are what differences must be to count.
-type Options struct {
-	// Threshold is the least relevant difference, as a share: 0.03 is 3 %. Smaller
-	// ones are the same, however sure they are.
-	Threshold float64
-}
-
 // alpha is the chance that runs of one machine are taken for different in any series.
 const alpha = 0.01
 
@@ -96,16 +89,17 @@ type Value struct {
 }
 
 // Compare compares two runs, the first of which is the measure for the second, or the
-// hosts of a fleet of three or more runs. Fewer runs, runs that have no series in common,
+// hosts of a fleet of three or more runs. The threshold is the least relevant difference, as a share: 0.03 is 3 %. Smaller
+// ones are the same, however sure they are. Fewer runs, runs that have no series in common,
 // and a threshold below 0 are errors.
-func Compare(runs []Run, o Options) (*Comparison, error) {
+func Compare(runs []Run, threshold float64) (*Comparison, error) {
 	if len(runs) < 2 {
 		return nil, fmt.Errorf("%d run: two or more are needed", len(runs))
 	}
-	if !(o.Threshold >= 0) || math.IsInf(o.Threshold, 1) {
-		return nil, fmt.Errorf("threshold %v: must not be negative", o.Threshold)
+	if !(threshold >= 0) || math.IsInf(threshold, 1) {
+		return nil, fmt.Errorf("threshold %v: must not be negative", threshold)
 	}
-	c := &Comparison{Runs: runs, Threshold: o.Threshold, Alpha: alpha, Verdict: Same, Rows: rows(runs)}
+	c := &Comparison{Runs: runs, Threshold: threshold, Alpha: alpha, Verdict: Same, Rows: rows(runs)}
 	minimum := 2
 	if len(runs) > 2 {
 		minimum = 3

@@ -71,7 +71,7 @@ func TestTwoRuns(t *testing.T) {
 		measured("zero", result.Higher, 1, 1, 1, 1, 1, 1, 1, 1),
 		measured("new", result.Higher, 1, 2, 3),
 	})
-	c, err := Compare(runs, Options{Threshold: 0.03})
+	c, err := Compare(runs, 0.03)
 	require.NoError(t, err)
 	for name, want := range map[string]Verdict{
 		"lower": Worse, "higher": Better, "lower time": Better, "higher time": Worse, "neither": Different, "same": Same,
@@ -89,7 +89,7 @@ func TestTwoRuns(t *testing.T) {
 	assert.Nil(t, find(t, c, "new").Values[0])
 	assert.Equal(t, 9, find(t, c, "lower").Values[0].Samples)
 
-	wide, err := Compare(runs, Options{Threshold: 0.5})
+	wide, err := Compare(runs, 0.5)
 	require.NoError(t, err)
 	assert.Equal(t, Same, wide.Verdict)
 }
@@ -108,7 +108,7 @@ func TestThresholdIsAShareOfTheFirstRun(t *testing.T) {
 		{100, 96.95, Worse},
 	} {
 		runs := runsOf(t, []result.Series{measured("s", result.Higher, steady(c.first)...)}, []result.Series{measured("s", result.Higher, steady(c.second)...)})
-		got, err := Compare(runs, Options{Threshold: 0.03})
+		got, err := Compare(runs, 0.03)
 		require.NoError(t, err)
 		assert.Equal(t, c.want, find(t, got, "s").Verdict, "%v", c)
 	}
@@ -122,7 +122,7 @@ func TestTheSameDataNeverDiffer(t *testing.T) {
 		for i := range 10 {
 			series = append(series, measured(fmt.Sprint(i), result.Higher, noise(r, 50*r.Float64(), 0.1, n+1)...))
 		}
-		c, err := Compare(runsOf(t, series, series), Options{})
+		c, err := Compare(runsOf(t, series, series), 0)
 		require.NoError(t, err)
 		assert.Equal(t, Same, c.Verdict)
 		for _, row := range c.Rows {
@@ -131,7 +131,7 @@ func TestTheSameDataNeverDiffer(t *testing.T) {
 				assert.InDelta(t, 1, *row.P, 1e-9)
 			}
 		}
-		c, err = Compare(runsOf(t, series, series, series, series), Options{})
+		c, err = Compare(runsOf(t, series, series, series, series), 0)
 		require.NoError(t, err)
 		assert.Equal(t, Same, c.Verdict)
 	}
@@ -146,7 +146,7 @@ func TestFleet(t *testing.T) {
 		host(55.3, 16, measured("odd", "", 7)), host(55.4, 26, measured("odd", "", 7)),
 		host(41, 17, measured("odd", "", 7)), host(55.5, 25, measured("odd", "", 9)),
 		host(70, 21, measured("lone", "", 1)),
-	), Options{Threshold: 0.03})
+	), 0.03)
 	require.NoError(t, err)
 	assert.Equal(t, Worse, c.Verdict)
 
@@ -183,12 +183,12 @@ func TestFleet(t *testing.T) {
 	assert.Equal(t, Host{Name: "h3", Series: 4, OutOfLine: 1, Worse: 1, Missing: 1, Farthest: &three}, c.Hosts[3])
 	assert.Equal(t, Host{Name: "h4", Series: 3, OutOfLine: 2, Missing: 1}, c.Hosts[4])
 
-	ahead, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(70, 20)), Options{Threshold: 0.03})
+	ahead, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(70, 20)), 0.03)
 	require.NoError(t, err)
 	assert.Equal(t, Same, ahead.Verdict, "a host that is better is named, and is no failure")
 	assert.Equal(t, Better, find(t, ahead, "up").Verdict)
 
-	within, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(54, 20)), Options{Threshold: 0.03})
+	within, err := Compare(runsOf(t, host(55, 20), host(55, 20), host(54, 20)), 0.03)
 	require.NoError(t, err)
 	assert.Equal(t, Same, find(t, within, "up").Verdict, "2% are less than the threshold")
 }
@@ -202,7 +202,7 @@ func TestDeviationOfAFleetIsScaled(t *testing.T) {
 		for _, v := range []float64{99, 99, 100, 100, 101, 101, last} {
 			hosts = append(hosts, []result.Series{of("s", result.Higher, v)})
 		}
-		c, err := Compare(runsOf(t, hosts...), Options{Threshold: threshold})
+		c, err := Compare(runsOf(t, hosts...), threshold)
 		require.NoError(t, err)
 		r := find(t, c, "s")
 		assert.InDelta(t, 100, *r.Center, 1e-9)
@@ -242,7 +242,7 @@ func TestComparisonsAreFinite(t *testing.T) {
 			return out
 		}
 		for _, hosts := range [][][]result.Series{{host(0), host(1)}, {host(1), host(0)}, {host(0), host(3)}, {host(0), host(1), host(2), host(3)}} {
-			c, err := Compare(runsOf(t, hosts...), Options{Threshold: 0.03})
+			c, err := Compare(runsOf(t, hosts...), 0.03)
 			require.NoError(t, err)
 			_, err = json.Marshal(c)
 			require.NoError(t, err)
@@ -270,7 +270,7 @@ func TestMoreRunsAreSurer(t *testing.T) {
 			}
 			files = append(files, f)
 		}
-		c, err := Compare(Runs(files), Options{Threshold: 0.03})
+		c, err := Compare(Runs(files), 0.03)
 		require.NoError(t, err)
 		return *c.Rows[0].P
 	}
@@ -282,12 +282,12 @@ func TestRunsThatCannotBeCompared(t *testing.T) {
 	t.Parallel()
 	a, b := []result.Series{measured("a", "", 1)}, []result.Series{measured("b", "", 1)}
 	for want, run := range map[string]func() (*Comparison, error){
-		"1 run: two or more":   func() (*Comparison, error) { return Compare(runsOf(t, a), Options{}) },
-		"no series in common":  func() (*Comparison, error) { return Compare(runsOf(t, a, b), Options{}) },
-		"have no series in":    func() (*Comparison, error) { return Compare(runsOf(t, a, a, b), Options{}) },
-		"threshold -1: must":   func() (*Comparison, error) { return Compare(runsOf(t, a, a), Options{Threshold: -1}) },
-		"threshold NaN: must":  func() (*Comparison, error) { return Compare(runsOf(t, a, a), Options{Threshold: math.NaN()}) },
-		"threshold +Inf: must": func() (*Comparison, error) { return Compare(runsOf(t, a, a), Options{Threshold: math.Inf(1)}) },
+		"1 run: two or more":   func() (*Comparison, error) { return Compare(runsOf(t, a), 0) },
+		"no series in common":  func() (*Comparison, error) { return Compare(runsOf(t, a, b), 0) },
+		"have no series in":    func() (*Comparison, error) { return Compare(runsOf(t, a, a, b), 0) },
+		"threshold -1: must":   func() (*Comparison, error) { return Compare(runsOf(t, a, a), -1) },
+		"threshold NaN: must":  func() (*Comparison, error) { return Compare(runsOf(t, a, a), math.NaN()) },
+		"threshold +Inf: must": func() (*Comparison, error) { return Compare(runsOf(t, a, a), math.Inf(1)) },
 	} {
 		c, err := run()
 		assert.ErrorContains(t, err, want)
@@ -302,7 +302,7 @@ func TestSeriesAreTheSameByAllTheirLabels(t *testing.T) {
 	}
 	a, b := result.Label{Key: "a", Value: "1"}, result.Label{Key: "b", Value: "2"}
 	runs := runsOf(t, []result.Series{labelled("s", a, b), labelled("bytes", a, b), labelled("s", a)}, []result.Series{labelled("s", b, a)})
-	c, err := Compare(runs, Options{})
+	c, err := Compare(runs, 0)
 	require.NoError(t, err)
 	require.Len(t, c.Rows, 3)
 	assert.Equal(t, []Verdict{Same, Missing, Missing}, []Verdict{c.Rows[0].Verdict, c.Rows[1].Verdict, c.Rows[2].Verdict})
@@ -337,11 +337,11 @@ func TestSimulatedRunsGetNoVerdict(t *testing.T) {
 	}
 	for _, hosts := range [][][]result.Series{{steady(55), steady(20)}, {steady(55), steady(55), steady(20), steady(55)}} {
 		runs := runsOf(t, hosts...)
-		c, err := Compare(runs, Options{Threshold: 0.03})
+		c, err := Compare(runs, 0.03)
 		require.NoError(t, err)
 		require.Equal(t, Worse, c.Verdict)
 		runs[1].Simulated = true
-		c, err = Compare(runs, Options{Threshold: 0.03})
+		c, err = Compare(runs, 0.03)
 		require.NoError(t, err)
 		assert.Equal(t, Simulated, c.Verdict)
 		for _, r := range c.Rows {

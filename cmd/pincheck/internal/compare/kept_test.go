@@ -262,7 +262,7 @@ func TestOneMachineDiffersInOneOfAHundredComparisonsAtMost(t *testing.T) {
 				for i := range c.hosts {
 					runs = append(runs, m.run(i, c.samples, -1, 1))
 				}
-				got, err := Compare(runs, Options{Threshold: 0.03})
+				got, err := Compare(runs, 0.03)
 				require.NoError(t, err)
 				if differs(got) {
 					wrong++
@@ -295,7 +295,7 @@ func TestOneMachineDiffersSeldomWithTheDriftOfEachRun(t *testing.T) {
 			require.Positive(t, pairs)
 			wrong := 0
 			for range rounds {
-				c, err := Compare([]Run{m.run(0, 25, -1, 1), m.run(1, 25, -1, 1)}, Options{Threshold: 0.03})
+				c, err := Compare([]Run{m.run(0, 25, -1, 1), m.run(1, 25, -1, 1)}, 0.03)
 				require.NoError(t, err)
 				if differs(c) {
 					wrong++
@@ -328,7 +328,7 @@ func TestDifferencesOfALinkAreFound(t *testing.T) {
 					for h := 2; h < hosts; h++ {
 						runs = append(runs, m.run(h, samples, -1, 1))
 					}
-					c, err := Compare(runs, Options{Threshold: 0.03})
+					c, err := Compare(runs, 0.03)
 					require.NoError(t, err)
 					rounds++
 					if c.Rows[i].Verdict == Worse {

@@ -34,19 +34,21 @@ const (
 // Children returns the functions of child processes that a Prober starts.
 func Children(l Local) map[string]child.Func {
 	return map[string]child.Func{
-		openChild: child.HandleTurn(func(ctx context.Context, r Request, end <-chan struct{}, send func(Opened)) (Opened, error) {
+		openChild: child.HandleStream(func(ctx context.Context, r Request, end <-chan struct{}, send func(Opened)) (Opened, error) {
 			send(Opened{}) // it has begun
 			l := l
 			l.Grace = r.Grace
 			return l.Open(endContext{ctx, end}, r)
 		}),
-		deviceChild: child.HandleTurn(func(ctx context.Context, r Request, turn <-chan struct{}, send func(Device)) (Device, error) {
+		deviceChild: child.HandleStream(func(ctx context.Context, r Request, turn <-chan struct{}, send func(Device)) (Device, error) {
 			if r.InTurn {
 				r.Turn = turn
 			}
 			return l.Device(ctx, r, send)
 		}),
-		nvmlChild: child.HandleStream(l.NVML),
+		nvmlChild: child.HandleStream(func(ctx context.Context, r Request, _ <-chan struct{}, send func(NVML)) (NVML, error) {
+			return l.NVML(ctx, r, send)
+		}),
 	}
 }
 
@@ -87,7 +89,7 @@ func (p Prober) Open(ctx context.Context, r Request) (Opened, error) {
 	listening, heard, stopListening := listen(extended, limit+bounded.Grace, limit+bounded.Grace, child.ErrTimeout)
 	defer stopListening()
 	// The process learns of ctx's end by its turn, and names the call that it is in.
-	out, err := child.StreamTurn(listening, noTimeout, openChild, r, ctx.Done(), func(Opened) { heard() })
+	out, err := child.Stream(listening, noTimeout, openChild, r, ctx.Done(), func(Opened) { heard() })
 	probe, err := outcome(ctx, err, true, unreturned(ctx, "", time.Since(began), limit))
 	if probe.State == "" && err == nil {
 		if out.Facts != nil && ctx.Err() != nil {
@@ -119,7 +121,7 @@ func (p Prober) Device(ctx context.Context, r Request, show func(Device)) (Devic
 	listening, heard, stop := listen(ctx, limit, silence, errSilent)
 	defer stop()
 	r.InTurn = r.Turn != nil
-	out, err := child.StreamTurn(listening, noTimeout, deviceChild, r, r.Turn, func(d Device) {
+	out, err := child.Stream(listening, noTimeout, deviceChild, r, r.Turn, func(d Device) {
 		limit = silence
 		heard()
 		show(d)
@@ -157,7 +159,7 @@ func (p Prober) NVML(ctx context.Context, r Request) (NVML, error) {
 	defer stop()
 	listening, heard, stopListening := listen(extended, limit, limit, errSilent)
 	defer stopListening()
-	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, func(now NVML) {
+	out, err := child.Stream(listening, nvmlCalls*limit, nvmlChild, r, nil, func(now NVML) {
 		heard() // of a call that returned, and another one that begins
 		if now.Report != nil {
 			newest = now.Report

@@ -49,7 +49,7 @@ func madeUp(t *testing.T, rates ...float64) *compare.Comparison {
 		}
 		files = append(files, compare.File{Name: fmt.Sprintf("%d.json", i+1), Documents: []compare.Document{d}})
 	}
-	c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: 0.03})
+	c, err := compare.Compare(compare.Runs(files), 0.03)
 	require.NoError(t, err)
 	return c
 }

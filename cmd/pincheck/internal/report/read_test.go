@@ -55,7 +55,7 @@ func TestNVBandwidthStandsBesideOurs(t *testing.T) {
 		"nvbandwidth measures each direction in a run of its own while the other one is busy: both is the sum of the two",
 		"nvbandwidth: not compared: device_to_device_memcpy_read_ce"}, their[0].Notes)
 
-	c, err := compare.Compare(compare.Runs([]compare.File{{Name: "theirs.json", Documents: their}, {Name: "ours.json", Documents: read(ours)}}), compare.Options{Threshold: 0.03})
+	c, err := compare.Compare(compare.Runs([]compare.File{{Name: "theirs.json", Documents: their}, {Name: "ours.json", Documents: read(ours)}}), 0.03)
 	require.NoError(t, err)
 	assert.Equal(t, []string{"theirs", "ours"}, []string{c.Runs[0].Name, c.Runs[1].Name}, "one host: named after the files")
 	type pair struct{ a, b float64 }
@@ -71,7 +71,7 @@ func TestNVBandwidthStandsBesideOurs(t *testing.T) {
 		"[{device 0} {direction both} {size_bytes 536870912} {memory registered}]":                {48.4 + 50.9, 98.8},
 	}, got)
 
-	c, err = compare.Compare(compare.Runs([]compare.File{{Name: "a", Documents: their}, {Name: "b", Documents: read(theirs)}}), compare.Options{})
+	c, err = compare.Compare(compare.Runs([]compare.File{{Name: "a", Documents: their}, {Name: "b", Documents: read(theirs)}}), 0)
 	require.NoError(t, err)
 	assert.Len(t, c.Rows, 5, "two runs of nvbandwidth are compared as they are")
 }
@@ -157,7 +157,7 @@ func FuzzRead(f *testing.F) {
 			for i := range files {
 				files[i] = compare.File{Name: "f", Documents: documents}
 			}
-			c, err := compare.Compare(compare.Runs(files), compare.Options{Threshold: 0.03})
+			c, err := compare.Compare(compare.Runs(files), 0.03)
 			if err != nil {
 				continue
 			}

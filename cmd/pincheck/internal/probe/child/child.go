@@ -62,27 +62,21 @@ func (e *StartError) Unwrap() error { return e.Err }
 var executable = os.Executable
 
 // A Func is the work of a child process. It decodes the request, may send answers while it works
-// and wait for its turn, and returns the last answer. [Handle], [HandleStream] and [HandleTurn]
-// make them.
+// and wait for its turn, and returns the last answer. [Handle] and [HandleStream] make them.
 type Func func(ctx context.Context, request json.RawMessage, turn <-chan struct{}, send func(any)) (result any, err error)
 
 // Handle returns do as a Func. Requests and answers are sent as JSON. The parent gets the text of
 // an error, and whether it wraps errors.ErrUnsupported.
 func Handle[Request, Reply any](do func(context.Context, Request) (Reply, error)) Func {
-	return HandleStream(func(ctx context.Context, request Request, _ func(Reply)) (Reply, error) { return do(ctx, request) })
-}
-
-// HandleStream is [Handle] of a function that sends what it has so far, for [Stream]: should
-// the process hang or crash, its caller has that. Send may be called from several goroutines.
-func HandleStream[Request, Reply any](do func(ctx context.Context, request Request, send func(Reply)) (Reply, error)) Func {
-	return HandleTurn(func(ctx context.Context, request Request, _ <-chan struct{}, send func(Reply)) (Reply, error) {
-		return do(ctx, request, send)
+	return HandleStream(func(ctx context.Context, request Request, _ <-chan struct{}, _ func(Reply)) (Reply, error) {
+		return do(ctx, request)
 	})
 }
 
-// HandleTurn is [HandleStream] of a function that waits before a part of its work until turn is
-// closed, for [StreamTurn]: what must not be done beside others.
-func HandleTurn[Request, Reply any](do func(ctx context.Context, request Request, turn <-chan struct{}, send func(Reply)) (Reply, error)) Func {
+// HandleStream is [Handle] of a function that sends what it has so far, for [Stream]: should
+// the process hang or crash, its caller has that. Send may be called from several goroutines. Before a part of its work
+// that must not be done beside others, the function may wait until turn is closed.
+func HandleStream[Request, Reply any](do func(ctx context.Context, request Request, turn <-chan struct{}, send func(Reply)) (Reply, error)) Func {
 	return func(ctx context.Context, text json.RawMessage, turn <-chan struct{}, send func(any)) (any, error) {
 		var request Request
 		if err := json.Unmarshal(text, &request); err != nil {
@@ -174,18 +168,13 @@ func serve(do Func, name string, in io.Reader, out io.Writer, orphaned func()) e
 // processes that do not start (a *StartError), that crash (they wrap an *exec.ExitError), or that answer
 // something else; they have what the process wrote to its standard error.
 func Run[Reply any](ctx context.Context, limit time.Duration, name string, request any) (Reply, error) {
-	return Stream(ctx, limit, name, request, func(Reply) {})
+	return Stream(ctx, limit, name, request, nil, func(Reply) {})
 }
 
-// Stream is [Run] of a function made by [HandleStream]. It calls each, one call at a time,
-// with every answer that arrives before the last one. With an error it returns the newest
+// Stream is [Run] of a function made by [HandleStream], whose turn it is when turn is closed. It calls each, one call at
+// a time, with every answer that arrives before the last one. With an error it returns the newest
 // of them: what the process had found before it hung, crashed or failed.
-func Stream[Reply any](ctx context.Context, limit time.Duration, name string, request any, each func(Reply)) (result Reply, err error) {
-	return StreamTurn(ctx, limit, name, request, nil, each)
-}
-
-// StreamTurn is [Stream] of a function made by [HandleTurn], whose turn it is when turn is closed.
-func StreamTurn[Reply any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Reply)) (Reply, error) {
+func Stream[Reply any](ctx context.Context, limit time.Duration, name string, request any, turn <-chan struct{}, each func(Reply)) (Reply, error) {
 	var result Reply
 	err := run(ctx, limit, name, request, turn, func(text json.RawMessage, more bool) error {
 		var a Reply

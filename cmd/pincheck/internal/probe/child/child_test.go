@@ -39,13 +39,13 @@ var funcs = map[string]Func{
 	"exit":     Handle(func(context.Context, int) (int, error) { os.Exit(7); return 0, nil }),
 	"chatter":  Handle(func(context.Context, int) (int, error) { fmt.Println("hello"); return 1, nil }),
 	"noanswer": Handle(func(context.Context, int) (func(), error) { return nil, nil }),
-	"count": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+	"count": HandleStream(func(_ context.Context, n int, _ <-chan struct{}, send func(int)) (int, error) {
 		for i := range n {
 			send(i)
 		}
 		return n, nil
 	}),
-	"turn": HandleTurn(func(_ context.Context, n int, turn <-chan struct{}, send func(int)) (int, error) {
+	"turn": HandleStream(func(_ context.Context, n int, turn <-chan struct{}, send func(int)) (int, error) {
 		select {
 		case <-turn:
 			return 0, errors.New("it is not its turn yet")
@@ -55,11 +55,11 @@ var funcs = map[string]Func{
 		<-turn
 		return n + 1, nil
 	}),
-	"count and hang": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+	"count and hang": HandleStream(func(_ context.Context, n int, _ <-chan struct{}, send func(int)) (int, error) {
 		send(n)
 		select {}
 	}),
-	"count and crash": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+	"count and crash": HandleStream(func(_ context.Context, n int, _ <-chan struct{}, send func(int)) (int, error) {
 		send(n)
 		p, _ := os.FindProcess(os.Getpid())
 		_ = p.Kill()
@@ -69,7 +69,7 @@ var funcs = map[string]Func{
 		signalSelf(syscall.SIGINT, syscall.SIGTERM)
 		return "still here", nil
 	}),
-	"count and end by a signal": HandleStream(func(_ context.Context, n int, send func(int)) (int, error) {
+	"count and end by a signal": HandleStream(func(_ context.Context, n int, _ <-chan struct{}, send func(int)) (int, error) {
 		send(n)
 		// As before Serve. Others may be ignored from the start, as under nohup.
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM)
@@ -149,7 +149,7 @@ func TestSignalsToAProcessGroup(t *testing.T) {
 
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	last, err := Stream(ctx, long, "count and end by a signal", 3, func(int) {
+	last, err := Stream(ctx, long, "count and end by a signal", 3, nil, func(int) {
 		time.AfterFunc(100*time.Millisecond, func() { cancel(stop) })
 	})
 	require.ErrorIs(t, err, stop)
@@ -181,12 +181,12 @@ func TestStream(t *testing.T) {
 	t.Parallel()
 	hosttest.StartsPrograms(t)
 	var got []int
-	last, err := Stream(t.Context(), long, "count", 4, func(n int) { got = append(got, n) })
+	last, err := Stream(t.Context(), long, "count", 4, nil, func(n int) { got = append(got, n) })
 	require.NoError(t, err)
 	assert.Equal(t, []int{0, 1, 2, 3}, got)
 	assert.Equal(t, 4, last)
 
-	_, err = Stream(t.Context(), long, "count", 4, func(string) {})
+	_, err = Stream(t.Context(), long, "count", 4, nil, func(string) {})
 	require.ErrorContains(t, err, `child: count: answer "0": json: cannot unmarshal number`)
 }
 
@@ -195,11 +195,11 @@ func TestStreamOfAProcessThatFails(t *testing.T) {
 	t.Parallel()
 	hosttest.StartsPrograms(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	got, err := Stream(ctx, long, "count and hang", 7, func(int) { cancel() })
+	got, err := Stream(ctx, long, "count and hang", 7, nil, func(int) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Equal(t, 7, got)
 
-	got, err = Stream(t.Context(), long, "count and crash", 8, func(int) {})
+	got, err = Stream(t.Context(), long, "count and crash", 8, nil, func(int) {})
 	require.ErrorContains(t, err, "the process ended early: signal: killed")
 	assert.ErrorAs(t, err, new(*exec.ExitError))
 	assert.Equal(t, 8, got)
@@ -274,7 +274,7 @@ func TestTurns(t *testing.T) {
 	hosttest.StartsPrograms(t)
 	turn := make(chan struct{})
 	waits := 0
-	result, err := StreamTurn(t.Context(), long, "turn", 7, turn, func(n int) {
+	result, err := Stream(t.Context(), long, "turn", 7, turn, func(n int) {
 		waits++
 		assert.Equal(t, 7, n)
 		close(turn)
@@ -285,7 +285,7 @@ func TestTurns(t *testing.T) {
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stop")
-	result, err = StreamTurn(ctx, long, "turn", 7, make(chan struct{}), func(int) { cancel(stop) })
+	result, err = Stream(ctx, long, "turn", 7, make(chan struct{}), func(int) { cancel(stop) })
 	require.ErrorIs(t, err, stop)
 	assert.Equal(t, 7, result)
 }
