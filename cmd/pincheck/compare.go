@@ -42,7 +42,7 @@ func newCompare(o *options, sys system) *cobra.Command {
 			if err != nil {
 				return nil, usageError{err}
 			}
-			c, err := compare.Compare(compare.Runs(files), threshold / 100)
+			c, err := compare.Compare(compare.Runs(files), threshold/100)
 			if err != nil {
 				return nil, usageError{err}
 			}

@@ -114,20 +114,16 @@ func (c *conditions) now() (all []doctor.Finding) {
 	for _, s := range c.order {
 		all = append(all, c.known[s].reported...)
 	}
-	slices.SortStableFunc(all, func(a, b doctor.Finding) int {
-		return slices.Index(doctor.Severities(), a.Severity) - slices.Index(doctor.Severities(), b.Severity)
-	})
+	slices.SortStableFunc(all, bySeverity)
 	return all
 }
 
+func bySeverity(a, b doctor.Finding) int {
+	return slices.Index(doctor.Severities(), a.Severity) - slices.Index(doctor.Severities(), b.Severity)
+}
+
 func gravest(found []doctor.Finding) doctor.Severity {
-	out := found[0].Severity
-	for _, one := range found {
-		if one.Severity.AtLeast(out) {
-			out = one.Severity
-		}
-	}
-	return out
+	return slices.MinFunc(found, bySeverity).Severity
 }
 
 func count(looks []doctor.Severity, one doctor.Severity) (n int) {

@@ -47,7 +47,7 @@ func (s *session) readSources() error {
 	}
 	s.result.HostName = "" // it is another's
 	s.setFacts(facts)
-	if all.texts.Cut() && !s.quiet {
+	if all.texts.Cut && !s.quiet {
 		fmt.Fprintf(s.cmd.ErrOrStderr(), "--from: a file is cut off; pincheck used the part that is there\n")
 	}
 	if err := s.checkExpectation(facts); err != nil {
@@ -84,7 +84,7 @@ func (s *session) factsOf(all *sources) (*doctor.Facts, error) {
 	a := all.archive
 	if a == nil {
 		host := hostinfo.Read(all.texts.Files(), nil)
-		facts, err := doctor.FromTexts(host, all.texts.NVML(), all.texts.Mismatch(), all.texts.Kinds()...)
+		facts, err := doctor.FromTexts(host, all.texts.NVML(), all.texts.Mismatch, all.texts.Kinds()...)
 		if err != nil {
 			return nil, usagef("--from: %w", err)
 		}

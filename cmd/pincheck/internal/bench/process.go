@@ -92,8 +92,8 @@ func WatchMemory(ctx context.Context, root fs.FS, pid int, duration time.Duratio
 		name string
 		procmem.Blocks
 	}{{"appeared", changes.Appeared}, {"vanished", changes.Vanished}} {
-		b.Series = append(b.Series, oneValue(changesName, changeLabel, c.name, float64(c.Count), result.Count),
-			oneValue(changedName, changeLabel, c.name, float64(c.Bytes), result.Bytes))
+		b.Series = append(b.Series, result.Single(changesName, labelled(changeLabel, c.name), result.Count, float64(c.Count)),
+			result.Single(changedName, labelled(changeLabel, c.name), result.Bytes, float64(c.Bytes)))
 	}
 	b.Views = append(b.Views, result.View{Title: "Blocks that the process pinned and unpinned", Series: changesName, X: changeLabel},
 		result.View{Title: "Bytes that it pinned and unpinned", Series: changedName, X: changeLabel})
@@ -113,16 +113,10 @@ func changesAnswer(c *procmem.Changes, watched time.Duration, looks int) string 
 		units.Number(float64(c.Appeared.Count+c.Vanished.Count)/max(watched, lookEvery).Seconds(), 2))
 }
 
-// oneValue returns a series of one sample.
-func oneValue(name, key, value string, sample float64, unit result.Unit) result.Series {
-	samples := []float64{sample}
-	return result.Series{Name: name, Labels: labelled(key, value), Unit: unit, Samples: samples, Stats: result.Summarize(samples)}
-}
-
 func processSeries(p *procmem.Process) []result.Series {
 	series := []result.Series{}
 	add := func(name, key, value string, bytes int) {
-		series = append(series, oneValue(name, key, value, float64(bytes), result.Bytes))
+		series = append(series, result.Single(name, labelled(key, value), result.Bytes, float64(bytes)))
 	}
 	smallest, largest := p.Pinned()
 	add(processName, kindLabel, "resident", p.Resident)

@@ -98,7 +98,11 @@ func ParseNVBandwidth(raw json.RawMessage) (Document, error) {
 	}
 	b := result.Bench{Name: "bandwidth", Complete: true, Series: all.series}
 	if len(b.Series) == 0 {
-		return Document{}, errors.New("nvbandwidth: no testcase between the host and a GPU passed, such as host_to_device_memcpy_ce" + suffix(d.Notes))
+		text := "nvbandwidth: no testcase between the host and a GPU passed, such as host_to_device_memcpy_ce"
+		if len(d.Notes) > 0 {
+			text += " (" + strings.Join(d.Notes, "; ") + ")"
+		}
+		return Document{}, errors.New(text)
 	}
 	d.Benches = []result.Bench{b}
 	return d, nil
@@ -150,8 +154,9 @@ func (s *nvSeries) of(h nvHalf, direction string, v float64) {
 	if h.method != "ce" { // the copy engine, as for cudaMemcpyAsync
 		labels = labels.With(result.Method, h.method)
 	}
-	s.series = append(s.series, result.Series{Name: "bandwidth", Labels: labels, Unit: result.GBPerSecond, Better: result.Higher,
-		Samples: []float64{v}, Stats: result.Summarize([]float64{v})})
+	one := result.Single("bandwidth", labels, result.GBPerSecond, v)
+	one.Better = result.Higher
+	s.series = append(s.series, one)
 }
 
 // sum adds the sums of both directions, and reports whether there are any.
@@ -163,11 +168,4 @@ func (s *nvSeries) sum() bool {
 		}
 	}
 	return len(s.series) > measured
-}
-
-func suffix(notes []string) string {
-	if len(notes) == 0 {
-		return ""
-	}
-	return " (" + strings.Join(notes, "; ") + ")"
 }

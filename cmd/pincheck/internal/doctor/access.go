@@ -267,10 +267,7 @@ func noUVM(f *Facts) []Finding {
 	if f.Host.Virt.WSL || f.Host.Virt.Tegra || !n.HasGPUNode() || !n.HasNode("/dev/nvidiactl") || n.HasNode("/dev/nvidia-uvm") && (loaded || !shown) {
 		return nil
 	}
-	out := Finding{
-		Summary:  "/dev/nvidia-uvm is missing",
-		Evidence: []string{"/dev/nvidiactl and the node of a GPU exist, /dev/nvidia-uvm does not"},
-	}
+	out := Finding{Summary: "/dev/nvidia-uvm is missing", Evidence: []string{"/dev/nvidiactl and the node of a GPU exist, /dev/nvidia-uvm does not"}}
 	switch {
 	case n.HasNode("/dev/nvidia-uvm"):
 		out.Summary = "the module nvidia_uvm is not loaded"

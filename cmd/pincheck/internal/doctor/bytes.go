@@ -122,10 +122,7 @@ func corruptedTogether(f *Facts) (out []Finding) {
 	}
 	for _, s := range f.Together.Series {
 		if s.Mismatch != "" {
-			out = append(out, Finding{
-				Summary:  fmt.Sprintf("copies of all GPUs at once, %s, arrived corrupted", directionText(&s)),
-				Evidence: []string{s.Mismatch},
-			})
+			out = append(out, Finding{Summary: fmt.Sprintf("copies of all GPUs at once, %s, arrived corrupted", directionText(&s)), Evidence: []string{s.Mismatch}})
 		}
 	}
 	return out
@@ -146,10 +143,7 @@ func failedRoundTrips(f *Facts, d *Device) []Finding {
 	if len(evidence) == 0 && len(v.Failures) > 0 {
 		return nil
 	}
-	out := Finding{
-		Summary:  units.Things(v.FailureCount, "round trip", "round trips") + " failed",
-		Evidence: evidence[:min(len(evidence), 3)],
-	}
+	out := Finding{Summary: units.Things(v.FailureCount, "round trip", "round trips") + " failed", Evidence: evidence[:min(len(evidence), 3)]}
 	if v.Cases == 0 && v.VerifiedBytes > 0 {
 		return nil // it was not counted
 	}

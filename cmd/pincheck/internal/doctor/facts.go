@@ -444,14 +444,10 @@ func WithoutAnswer(p Probe, host *hostinfo.Host) *Facts {
 func Gather(rt *cudart.Runtime) *Facts {
 	lib := rt.Library()
 	count := rt.DeviceCount()
-	api := ""
-	if lib.API == cudart.DriverAPI {
-		api = driverAPI
-	}
 	f := &Facts{
 		Simulated: lib.Simulated,
 		Library: &Library{
-			API:  api,
+			API:  map[bool]string{true: driverAPI}[lib.API == cudart.DriverAPI],
 			Path: lib.Path, Found: lib.Found,
 			RuntimeVersion: lib.Runtime.String(), DriverVersion: lib.Driver.String(),
 			Attempts: attempts(lib.Attempts), MissingFunctions: lib.Missing, Notes: lib.Notes,

@@ -114,11 +114,7 @@ func crashedDevice(f *Facts, d *Device) (out []Finding) {
 		out = append(out, Finding{Summary: p.what() + " ends the process", Evidence: p.seen(d, p.Detail), because: "fault"})
 	}
 	for _, p := range f.probesOf(d, ProbeKilled) {
-		out = append(out, Finding{
-			Summary:  "the process for " + p.whole(d != nil) + " was killed",
-			Evidence: p.seen(d, p.Detail),
-			because:  "killed",
-		})
+		out = append(out, Finding{Summary: "the process for " + p.whole(d != nil) + " was killed", Evidence: p.seen(d, p.Detail), because: "killed"})
 	}
 	return out
 }

@@ -150,9 +150,7 @@ func unusableLibrary(f *Facts) []Finding {
 			if !strings.Contains(a.Error, u.words) {
 				continue
 			}
-			return finding(Finding{
-				Summary: fmt.Sprintf("%s does not load", a.Path), Evidence: []string{a.Error, "Found: " + a.Found}, because: u.because,
-			})
+			return finding(Finding{Summary: fmt.Sprintf("%s does not load", a.Path), Evidence: []string{a.Error, "Found: " + a.Found}, because: u.because})
 		}
 	}
 	return nil

@@ -34,6 +34,7 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -70,13 +71,7 @@ func Get(id string) (page *Page, ok bool) {
 }
 
 // IDs returns the ids of all pages, sorted.
-func IDs() (ids []string) {
-	for id := range pages() {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
-}
+func IDs() []string { return slices.Sorted(maps.Keys(pages())) }
 
 // A Group is the findings about one subject, by cause and then by severity.
 type Group struct {

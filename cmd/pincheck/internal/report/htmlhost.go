@@ -418,7 +418,7 @@ func gpuFigures(r *Result) (out []figure) {
 	alone := result.Bench{}
 	for _, c := range copiesOf(r) {
 		if c.direction != result.Both {
-			alone.Series = append(alone.Series, *single("alone", result.Labels{{Key: result.Device, Value: strconv.Itoa(c.gpu)}, {Key: result.Direction, Value: c.direction}}, result.GBPerSecond, c.rate))
+			alone.Series = append(alone.Series, result.Single("alone", result.Labels{{Key: result.Device, Value: strconv.Itoa(c.gpu)}, {Key: result.Direction, Value: c.direction}}, result.GBPerSecond, c.rate))
 		}
 	}
 	draw(&alone, "alone", "", "each GPU alone")

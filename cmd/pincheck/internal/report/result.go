@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -156,3 +157,8 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	_, err := w.Write(printable.JSON(b.Bytes()))
 	return err
 }
+
+// Schema is the JSON Schema of a result.
+//
+//go:embed schema.json
+var Schema string

@@ -23,11 +23,11 @@ func manySeries(n int, shape func(i int, s *result.Series)) *Result {
 		{Title: "By method", Series: "bandwidth", X: result.Method, Lines: []string{result.Device}},
 	}}
 	for i := range n {
-		s := single("bandwidth", result.Labels{{Key: result.Device, Value: strconv.Itoa(i % 8)}, {Key: result.Size, Value: strconv.Itoa(1 + i/16)},
+		s := result.Single("bandwidth", result.Labels{{Key: result.Device, Value: strconv.Itoa(i % 8)}, {Key: result.Size, Value: strconv.Itoa(1 + i/16)},
 			{Key: result.Method, Value: []string{"one", "other"}[i/8%2]}}, result.GBPerSecond, float64(1+i%50))
 		s.Expected = &result.Expected{Value: 50, Source: "a table"}
-		shape(i, s)
-		b.Series = append(b.Series, *s)
+		shape(i, &s)
+		b.Series = append(b.Series, s)
 	}
 	return &Result{Command: "bench", Tool: testTool, Complete: true, Facts: &doctor.Facts{Devices: []doctor.Device{}}, Benches: []result.Bench{b}}
 }

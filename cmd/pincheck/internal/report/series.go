@@ -23,7 +23,8 @@ func (r *Result) series() []listed {
 				for _, p := range d.Verify.Paths {
 					labels := result.Labels{device, {Key: "path", Value: string(p.Path)}}
 					add := func(name string, unit result.Unit, v float64) {
-						out = append(out, listed{"verify", single(name, labels, unit, v)})
+						s := result.Single(name, labels, unit, v)
+						out = append(out, listed{"verify", &s})
 					}
 					add("round_trips", result.Count, float64(p.Cases))
 					add("verified", result.Bytes, float64(p.VerifiedBytes))
@@ -45,9 +46,4 @@ func (r *Result) series() []listed {
 		}
 	}
 	return out
-}
-
-// single returns a series of one value.
-func single(name string, labels result.Labels, unit result.Unit, v float64) *result.Series {
-	return &result.Series{Name: name, Labels: labels, Unit: unit, Samples: []float64{v}, Stats: result.Summarize([]float64{v})}
 }

@@ -125,8 +125,7 @@ func TestTextOfAnExperimentHasOneTable(t *testing.T) {
 		name := fmt.Sprintf("s%d", i)
 		b.Views = append(b.Views, result.View{Title: "View " + name, Series: name, X: "size_bytes"})
 		for _, size := range []string{"1024", "2048"} {
-			s := single(name, result.Labels{{Key: "size_bytes", Value: size}}, result.GBPerSecond, 5)
-			b.Series = append(b.Series, *s)
+			b.Series = append(b.Series, result.Single(name, result.Labels{{Key: "size_bytes", Value: size}}, result.GBPerSecond, 5))
 		}
 	}
 	r := &Result{Command: "bench", Complete: true, Facts: &doctor.Facts{Host: &hostinfo.Host{}}, Benches: []result.Bench{b}}

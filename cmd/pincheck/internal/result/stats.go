@@ -78,3 +78,8 @@ func FourDigits(v float64) float64 {
 	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
 	return v
 }
+
+// Single returns a series of one value.
+func Single(name string, labels Labels, unit Unit, v float64) Series {
+	return Series{Name: name, Labels: labels, Unit: unit, Samples: []float64{v}, Stats: Summarize([]float64{v})}
+}

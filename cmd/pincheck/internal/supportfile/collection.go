@@ -42,27 +42,24 @@ const (
 
 // A Collection has what texts contain. The zero value is ready.
 type Collection struct {
-	files    fstest.MapFS
-	kinds    []string
-	smi      []*smiGPU
-	driver   string // nvidia-smi's
-	lost     []nvml.GPU
-	mismatch string
-	devices  []*pciDevice
-	log      strings.Builder
-	copies   strings.Builder // lines of the log in other sections
-	cut      bool
-	limit    int // replaces maxText in tests; 0 does not
+	// Cut is that a text ended before its end.
+	Cut bool
+	// Mismatch is nvidia-smi's complaint that its library and the kernel module have different versions, or "".
+	Mismatch string
+
+	files   fstest.MapFS
+	kinds   []string
+	smi     []*smiGPU
+	driver  string // nvidia-smi's
+	lost    []nvml.GPU
+	devices []*pciDevice
+	log     strings.Builder
+	copies  strings.Builder // lines of the log in other sections
+	limit   int             // replaces maxText in tests; 0 does not
 }
 
 // Kinds returns the kinds of texts that were found, sorted.
 func (c *Collection) Kinds() []string { return slices.Sorted(slices.Values(c.kinds)) }
-
-// Cut reports whether a text ended before its end.
-func (c *Collection) Cut() bool { return c.cut }
-
-// Mismatch returns nvidia-smi's complaint that its library and the kernel module have different versions, or "".
-func (c *Collection) Mismatch() string { return c.mismatch }
 
 func (c *Collection) found(kind string) {
 	if !slices.Contains(c.kinds, kind) {

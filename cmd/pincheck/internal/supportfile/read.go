@@ -95,7 +95,7 @@ func (c *Collection) lines(source io.Reader) error {
 			_, err = lines.ReadSlice('\n')
 		}
 		if err != nil {
-			c.cut = c.cut || !errors.Is(err, io.EOF)
+			c.Cut = c.Cut || !errors.Is(err, io.EOF)
 			break // as much as there is: a report that was cut off has most of it
 		}
 	}

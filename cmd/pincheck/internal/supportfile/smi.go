@@ -199,7 +199,7 @@ var lostGPU = regexp.MustCompile(`^Unable to determine the device handle for (?:
 // complaint takes a line in which nvidia-smi says what is wrong.
 func complaint(c *Collection, line string) bool {
 	if strings.HasPrefix(line, "Failed to initialize NVML: "+mismatchWords) {
-		c.mismatch = strings.TrimSpace(line)
+		c.Mismatch = strings.TrimSpace(line)
 		c.found(SMI)
 		return true
 	}
@@ -345,7 +345,7 @@ func (p *xmlParser) end(c *Collection) {
 		return
 	}
 	if readXML(c, p.text.String()) != nil {
-		c.cut = true // what came before is read
+		c.Cut = true // what came before is read
 	}
 	p.on = false
 	p.text.Reset()

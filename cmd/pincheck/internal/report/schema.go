@@ -1,8 +1,0 @@
-package report
-
-import _ "embed"
-
-// Schema is the JSON Schema of a result.
-//
-//go:embed schema.json
-var Schema string
