@@ -131,6 +131,9 @@ func TestDeviceIsWaitedForByOneThread(t *testing.T) {
 	s := stream(t, dev)
 	open := gate(t, s)
 	before := threads(t)
+	first := make(chan error, 1)
+	go func() { first <- dev.Synchronize(context.Background()) }()
+	require.Eventually(t, func() bool { return sim.Calls("cudaDeviceSynchronize") == 1 }, 20*time.Second, time.Millisecond)
 	var all sync.WaitGroup
 	for range 2000 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -145,6 +148,7 @@ func TestDeviceIsWaitedForByOneThread(t *testing.T) {
 	late := make(chan error, 1)
 	go func() { late <- dev.Synchronize(context.Background()) }()
 	open()
+	require.NoError(t, <-first)
 	require.NoError(t, <-late)
 	assert.LessOrEqual(t, sim.Calls("cudaDeviceSynchronize"), 3)
 }
