@@ -34,18 +34,9 @@ type learned struct {
 
 var hosts bounded.Each[cudart.Device, host]
 
-// inside makes a call into CUDA that may never return, once the group admits it.
-func inside(ctx context.Context, group *bounded.Group, call func() error) error {
-	if err := group.Begin(ctx); err != nil {
-		return err
-	}
-	defer group.End()
-	return call()
-}
-
 // attribute queries the device (cudaDeviceGetAttribute).
 func (h *host) attribute(ctx context.Context, dev *cudart.Device, a cudart.Attr) (value int, err error) {
-	err = inside(ctx, &h.pinning, func() error {
+	err = h.pinning.Inside(ctx, func() error {
 		value, err = dev.Attribute(a)
 		return err
 	})

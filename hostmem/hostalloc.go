@@ -50,7 +50,7 @@ func (b *Buffer) allocateAligned(ctx context.Context, system *pages.System, n, s
 			return err
 		}
 		var p unsafe.Pointer
-		err := inside(ctx, &b.host.pinning, func() (err error) {
+		err := b.host.pinning.Inside(ctx, func() (err error) {
 			p, err = b.dev.HostAlloc(size+extra, 0)
 			return err
 		})

@@ -39,7 +39,7 @@ type registered struct {
 
 // register registers one span (cudaHostRegister).
 func (p *registrations) register(ctx context.Context, s Span) error {
-	return inside(ctx, &p.host.pinning, func() error {
+	return p.host.pinning.Inside(ctx, func() error {
 		return p.dev.HostRegister(unsafe.Add(p.base, s.Off), s.Len, registerFlags|p.flags)
 	})
 }
@@ -58,7 +58,7 @@ func (p *registrations) release(ctx context.Context) error {
 	var errs []error
 	for i := len(p.spans) - 1; i >= 0; i-- {
 		s := &p.spans[i]
-		err := inside(ctx, &p.host.unpinning, func() error {
+		err := p.host.unpinning.Inside(ctx, func() error {
 			err := p.dev.HostUnregister(unsafe.Add(p.base, s.Off))
 			if errors.Is(err, cudart.ErrHostMemoryNotRegistered) && s.failed {
 				return nil
@@ -83,7 +83,7 @@ func (p *registrations) release(ctx context.Context) error {
 // asynchronous work although it has done its own: then the memory is not CUDA's any
 // more, and may be another owner's at the next try.
 func (p *registrations) free(ctx context.Context) error {
-	return inside(ctx, &p.host.unpinning, func() error {
+	return p.host.unpinning.Inside(ctx, func() error {
 		err := p.dev.FreeHost(p.allocated)
 		if err != nil {
 			if a, queryErr := p.dev.PointerAttributes(uintptr(p.allocated)); queryErr == nil && a.Type == cudart.MemoryUnregistered {

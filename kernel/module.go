@@ -71,11 +71,7 @@ func load(ctx context.Context, dev *cudart.Device, code []byte) (*Module, error)
 		return nil, err
 	}
 	inside := groups.Of(dev)
-	if err := inside.Begin(ctx); err != nil {
-		return nil, err
-	}
-	module, err := bounded.Do(ctx, bounded.Call[raw.Module]{Run: func() (raw.Module, error) {
-		defer inside.End()
+	module, err := bounded.Do(ctx, bounded.Call[raw.Module]{Group: inside, Run: func() (raw.Module, error) {
 		if ctx.Err() != nil {
 			return nil, bounded.Ended(ctx)
 		}
@@ -147,15 +143,10 @@ func (m *Module) kernel(ctx context.Context, name string) (*Kernel, error) {
 		names := strings.Join(slices.Sorted(maps.Keys(m.kernels)), ", ")
 		return nil, fmt.Errorf("the code has the kernels %s: %w", names, cudart.ErrSymbolNotFound)
 	}
-	if err := m.inside.Begin(ctx); err != nil {
-		return nil, err
-	}
-	if !m.life.Begin() {
-		m.inside.End()
-		return nil, fmt.Errorf("the module is %w", cudart.ErrClosed)
-	}
-	f, err := bounded.Do(ctx, bounded.Call[raw.Function]{Run: func() (raw.Function, error) {
-		defer m.inside.End()
+	f, err := bounded.Do(ctx, bounded.Call[raw.Function]{Group: m.inside, Run: func() (raw.Function, error) {
+		if !m.life.Begin() {
+			return nil, fmt.Errorf("the module is %w", cudart.ErrClosed)
+		}
 		defer m.life.End()
 		return m.module.Function(name)
 	}})

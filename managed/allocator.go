@@ -210,7 +210,7 @@ func (a *Allocator) alloc(ctx context.Context, n int, o AllocOptions) (m *Memory
 		return nil, err
 	}
 	m = &Memory{a: a, n: n, label: o.Label, onHost: beyond}
-	err = a.mem.call(ctx, func() (err error) {
+	err = a.mem.calls.Inside(ctx, func() (err error) {
 		m.p, err = a.dev.MallocManaged(n)
 		return err
 	})

@@ -22,7 +22,7 @@ var ledger = struct {
 // the device share it. ledger.mu guards its numbers.
 type deviceMemory struct {
 	dev         *cudart.Device
-	inside      bounded.Group // calls into the library that the caller may abandon
+	calls       bounded.Group // calls into the library that the caller may abandon
 	allocators  int
 	free, total int    // bytes at the last query
 	queries     uint64 // begun so far
@@ -69,16 +69,6 @@ func (d *deviceMemory) close() {
 	}
 }
 
-// call makes a call into the library, which the caller may abandon when ctx ends. It waits while
-// bounded.MaxInside such calls are in progress.
-func (d *deviceMemory) call(ctx context.Context, f func() error) error {
-	if err := d.inside.Begin(ctx); err != nil {
-		return err
-	}
-	defer d.inside.End()
-	return f()
-}
-
 // checkContext returns an error for a context that is nil or has ended.
 func checkContext(ctx context.Context) error {
 	if ctx == nil {
@@ -98,7 +88,7 @@ func runBounded(ctx context.Context, f func() error) error {
 }
 
 func (d *deviceMemory) memInfo(ctx context.Context) (free, total int, err error) {
-	err = d.call(ctx, func() (err error) {
+	err = d.calls.Inside(ctx, func() (err error) {
 		free, total, err = d.dev.MemInfo()
 		return err
 	})
@@ -107,7 +97,7 @@ func (d *deviceMemory) memInfo(ctx context.Context) (free, total int, err error)
 
 // advise advises the driver about memory.
 func (d *deviceMemory) advise(ctx context.Context, r Range, a cudart.Advice, at cudart.Location) error {
-	return d.call(ctx, func() error { return d.dev.MemAdvise(r.ptr(), r.Len, a, at) })
+	return d.calls.Inside(ctx, func() error { return d.dev.MemAdvise(r.ptr(), r.Len, a, at) })
 }
 
 // stayOnHost advises that memory stays on the host, mapped for the device.

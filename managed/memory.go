@@ -136,5 +136,5 @@ func (m *Memory) CloseContext(ctx context.Context) error {
 }
 
 func (m *Memory) free(ctx context.Context) error {
-	return m.a.mem.call(ctx, func() error { return m.a.dev.Free(m.ptr()) })
+	return m.a.mem.calls.Inside(ctx, func() error { return m.a.dev.Free(m.ptr()) })
 }

@@ -144,7 +144,7 @@ func (m *movers) stream() (s *cudart.Stream, err error) {
 	}
 	ledger.mu.Unlock()
 	if s == nil {
-		err = m.of.mem.call(m.ctx, func() (err error) {
+		err = m.of.mem.calls.Inside(m.ctx, func() (err error) {
 			s, err = m.of.dev.NewStream(cudart.StreamOptions{})
 			return err
 		})
@@ -154,7 +154,7 @@ func (m *movers) stream() (s *cudart.Stream, err error) {
 
 // prefetch queues a prefetch and returns its end.
 func (m *movers) prefetch(s *cudart.Stream, p cudart.DevPtr, n int, to cudart.Location) (end cudart.Point, err error) {
-	err = m.of.mem.call(m.ctx, func() error {
+	err = m.of.mem.calls.Inside(m.ctx, func() error {
 		if err := s.Prefetch(p, n, to); err != nil {
 			return err
 		}

@@ -57,7 +57,7 @@ func (r Range) Prefetch(ctx context.Context, s *cudart.Stream, to cudart.Locatio
 		if err := a.mayPrefetch(ctx, to, r); err != nil {
 			return err
 		}
-		return a.mem.call(ctx, func() error { return s.Prefetch(r.ptr(), r.Len, to) })
+		return a.mem.calls.Inside(ctx, func() error { return s.Prefetch(r.ptr(), r.Len, to) })
 	})
 }
 
@@ -108,7 +108,7 @@ func (r Range) Discard(ctx context.Context, s *cudart.Stream) error {
 		case !r.Memory.a.concurrent:
 			return ErrNotConcurrent
 		}
-		return r.Memory.a.mem.call(ctx, func() error { return discard(s, r) })
+		return r.Memory.a.mem.calls.Inside(ctx, func() error { return discard(s, r) })
 	})
 }
 

@@ -72,7 +72,7 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 		return ErrNotConcurrent
 	}
 	var at cudart.RangeAttributes
-	err = a.mem.call(ctx, func() (err error) {
+	err = a.mem.calls.Inside(ctx, func() (err error) {
 		at, err = a.dev.RangeAttributes(m.ptr(), m.n)
 		return err
 	})
@@ -87,7 +87,7 @@ func (a *Allocator) moveOut(ctx context.Context, s *cudart.Stream, m *Memory) (e
 			err = errors.Join(err, a.mem.advise(context.WithoutCancel(ctx), m.Whole(), cudart.AdviseReadMostly, cudart.HostLocation()))
 		}()
 	}
-	if err := a.mem.call(ctx, func() error { return s.Prefetch(m.ptr(), m.n, cudart.HostLocation()) }); err != nil {
+	if err := a.mem.calls.Inside(ctx, func() error { return s.Prefetch(m.ptr(), m.n, cudart.HostLocation()) }); err != nil {
 		return err
 	}
 	return s.Synchronize(ctx)

@@ -223,7 +223,7 @@ func (r *planRun) step(i, first, end int) error {
 	if !r.await(r.fetched[first:end]) {
 		return context.Cause(r.ctx)
 	}
-	err := r.a.mem.call(r.ctx, func() error {
+	err := r.a.mem.calls.Inside(r.ctx, func() error {
 		for _, arriving := range r.arriving[first:end] {
 			if err := r.s.WaitPoint(arriving); err != nil {
 				return err
@@ -235,7 +235,7 @@ func (r *planRun) step(i, first, end int) error {
 		err = r.queue(i)
 	}
 	if err == nil {
-		err = r.a.mem.call(r.ctx, func() error { r.ends[i] = r.s.Point(); return nil })
+		err = r.a.mem.calls.Inside(r.ctx, func() error { r.ends[i] = r.s.Point(); return nil })
 	}
 	if err != nil {
 		return fmt.Errorf("step %d: %w", i, err)
@@ -283,7 +283,7 @@ func (r *planRun) fetch(s *cudart.Stream, k int) error {
 // move queues the move of a chunk, whose bytes may be discarded before.
 func (r *planRun) move(s *cudart.Stream, c Range, discarded bool, to cudart.Location) (end cudart.Point, err error) {
 	if discarded {
-		if err := r.a.mem.call(r.ctx, func() error { return discard(s, c) }); err != nil {
+		if err := r.a.mem.calls.Inside(r.ctx, func() error { return discard(s, c) }); err != nil {
 			return end, err
 		}
 	}

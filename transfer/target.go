@@ -311,13 +311,9 @@ func isPinned(ctx context.Context, dev *cudart.Device, mem []byte) (bool, error)
 		return false, nil // a query takes longer than staging
 	}
 	first, last := uintptr(unsafe.Pointer(&mem[0])), uintptr(unsafe.Pointer(&mem[len(mem)-1]))
-	group := querying.Of(dev)
-	if err := group.Begin(ctx); err != nil {
-		return false, err
-	}
 	return bounded.Do(ctx, bounded.Call[bool]{
+		Group: querying.Of(dev),
 		Run: func() (bool, error) {
-			defer group.End()
 			for _, at := range [...]uintptr{first, last} {
 				if a, err := dev.PointerAttributes(at); err != nil || a.Type == cudart.MemoryUnregistered {
 					return false, nil

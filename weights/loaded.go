@@ -109,12 +109,7 @@ func (l *Loaded) allocate(ctx context.Context, p *Plan, devices []*cudart.Device
 
 // allocate allocates device memory, or abandons the call when ctx ends.
 func allocate(ctx context.Context, dev *cudart.Device, n int) (*cudart.DeviceMemory, error) {
-	inside := allocations.Of(dev)
-	if err := inside.Begin(ctx); err != nil {
-		return nil, err
-	}
-	return bounded.Do(ctx, bounded.Call[*cudart.DeviceMemory]{Run: func() (*cudart.DeviceMemory, error) {
-		defer inside.End()
+	return bounded.Do(ctx, bounded.Call[*cudart.DeviceMemory]{Group: allocations.Of(dev), Run: func() (*cudart.DeviceMemory, error) {
 		return dev.Alloc(n)
 	}, Late: func(m *cudart.DeviceMemory, err error) {
 		if err == nil {

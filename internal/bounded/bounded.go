@@ -39,6 +39,9 @@ var ErrStuck = errors.New("a call into the CUDA library has not returned")
 type Call[T any] struct {
 	// Run does the work.
 	Run func() (T, error)
+	// Group, unless it is nil, has a slot for Run until that returns. If ctx ends while Do waits
+	// for the slot, Do returns the error of Begin and calls nothing.
+	Group *Group
 	// Stop is called when the context has ended, with its cause, so that Run returns
 	// soon. It may be nil.
 	Stop func(cause error)
@@ -57,17 +60,24 @@ type Call[T any] struct {
 
 // Do calls Run and returns its outcome. If ctx can end, Run runs on another goroutine,
 // and Do returns some time after the end of ctx, at the latest, with an error that wraps
-// ctx's, its cause and [ErrStuck]: see Call. Run is called although ctx has ended before.
+// ctx's, its cause and [ErrStuck]: see Call. Run is called although ctx has ended before,
+// unless it needs a slot of a Group and no slot is free.
 // If Run panics or ends its goroutine, Do does so too; a panic in an abandoned Run ends
 // the process.
 func Do[T any](ctx context.Context, c Call[T]) (T, error) {
+	if c.Group != nil {
+		if err := c.Group.Begin(ctx); err != nil {
+			var none T
+			return none, err
+		}
+	}
 	if ctx.Done() == nil {
-		return c.Run()
+		return c.run()
 	}
 	r := &running[T]{Call: c}
 	if !c.Short {
-		go r.run()
-	} else if Go(r.run) && short.Until(r.returned) {
+		go r.make()
+	} else if Go(r.make) && short.Until(r.returned) {
 		return r.get()
 	}
 	done := make(chan struct{}, 1)
@@ -82,24 +92,36 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 	if c.Stop != nil {
 		c.Stop(context.Cause(ctx))
 	}
-	timer := time.NewTimer(max(cmp.Or(c.Grace, Grace), 0))
-	defer timer.Stop()
-	for {
-		select {
-		case <-done:
-			return r.get()
-		case <-timer.C:
-		}
-		if c.Abandon == nil || c.Abandon() {
-			break
-		}
-		timer.Reset(time.Millisecond)
-	}
-	if !r.state.CompareAndSwap(callAwaited, callAbandoned) { // on a busy host it may return at the same time
+	if !r.abandon(done) {
 		return r.get()
 	}
 	var none T
 	return none, fmt.Errorf("%w: %w", ErrStuck, Ended(ctx))
+}
+
+// abandon waits for the grace period, and until the caller may abandon the call. It returns false if Run returns before.
+func (r *running[T]) abandon(done <-chan struct{}) bool {
+	timer := time.NewTimer(max(cmp.Or(r.Grace, Grace), 0))
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return false
+		case <-timer.C:
+		}
+		if r.Abandon == nil || r.Abandon() {
+			return r.state.CompareAndSwap(callAwaited, callAbandoned) // on a busy host it may return at the same time
+		}
+		timer.Reset(time.Millisecond)
+	}
+}
+
+// run calls Run, and returns the slot of the Group.
+func (c *Call[T]) run() (T, error) {
+	if c.Group != nil {
+		defer c.Group.End()
+	}
+	return c.Run()
 }
 
 // A running call is one that Do makes on another goroutine.
@@ -108,7 +130,7 @@ func Do[T any](ctx context.Context, c Call[T]) (T, error) {
 //	callRuns       Do             | leaves the outcome to the caller, which polls or is about to wait
 //	callAwaited    Do             | leaves the outcome, and sends to done
 //	callAbandoned  Do             | passes the outcome to Late
-//	callReturned   run            | –
+//	callReturned   make           | –
 type running[T any] struct {
 	Call[T]
 	state atomic.Int32
@@ -141,8 +163,8 @@ func (r *running[T]) get() (T, error) {
 	return r.value, r.err
 }
 
-// run calls Run, and passes its outcome to the caller, or to Late if the caller has abandoned it.
-func (r *running[T]) run() {
+// make calls Run, and passes its outcome to the caller, or to Late if the caller has abandoned it.
+func (r *running[T]) make() {
 	r.ended = true
 	defer func() {
 		if r.ended {
@@ -160,7 +182,7 @@ func (r *running[T]) run() {
 			}
 		}
 	}()
-	r.value, r.err = r.Run()
+	r.value, r.err = r.run()
 	r.ended = false
 }
 

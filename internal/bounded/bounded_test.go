@@ -204,6 +204,44 @@ func TestGroupBeginsInAFreeSlotAlthoughCtxHasEnded(t *testing.T) {
 	}
 }
 
+// A call has its slot from its beginning to its end, whoever still waits for it.
+func TestCallsHaveTheSlotOfTheirGroup(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(ctx context.Context, g *Group, f func() error) error{
+		"Inside": func(ctx context.Context, g *Group, f func() error) error { return g.Inside(ctx, f) },
+		"Do": func(ctx context.Context, g *Group, f func() error) error {
+			_, err := Do(ctx, Call[int]{Group: g, Run: func() (int, error) { return 0, f() }, Grace: NoGrace})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var g Group
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				blocked := make(chan struct{})
+				for range MaxInside {
+					go func() { _ = call(ctx, &g, func() error { <-blocked; return nil }) }()
+				}
+				synctest.Wait()
+				err := call(ctx, &g, func() error { t.Error("there is no slot"); return nil })
+				for _, want := range []error{ErrStuck, context.DeadlineExceeded} {
+					require.ErrorIs(t, err, want)
+				}
+				require.False(t, g.TryBegin(), "the calls have not returned")
+				close(blocked)
+				synctest.Wait()
+				for range 2 * MaxInside {
+					require.Equal(t, errWork, call(context.Background(), &g, func() error { return errWork }))
+				}
+				require.PanicsWithValue(t, "no", func() { _ = call(t.Context(), &g, func() error { panic("no") }) })
+				require.Empty(t, g.slots)
+			})
+		})
+	}
+}
+
 // A looper has a Relay whose calls block while they are told to.
 type looper struct {
 	relay *Relay

@@ -18,6 +18,17 @@ type Group struct {
 	slots chan struct{}
 }
 
+// Inside makes a call in a slot of the group, on the caller's goroutine: [Do] has Call.Group for a
+// call that its caller may abandon. The error wraps ctx's and [ErrStuck] if ctx ends before a slot
+// is free, and else is the call's.
+func (g *Group) Inside(ctx context.Context, call func() error) error {
+	if err := g.Begin(ctx); err != nil {
+		return err
+	}
+	defer g.End()
+	return call()
+}
+
 // Begin takes a slot, which End returns. The error wraps ctx's, and [ErrStuck].
 func (g *Group) Begin(ctx context.Context) error {
 	if g.TryBegin() {

@@ -123,22 +123,13 @@ func (m *Memory) readResult(result cudart.DevPtr) (Found, error) {
 
 // bounded makes calls of CUDA that may not return.
 func (m *Memory) bounded(ctx context.Context, what string, call func() (Found, error)) (Found, error) {
-	var err error
 	switch {
 	case m == nil || m.Module == nil:
-		err = errZero
+		return Found{}, fmt.Errorf("kernel: %s: %w", what, errZero)
 	case ctx == nil:
-		err = errNilContext
-	default:
-		err = groups.Of(m.Device()).Begin(ctx)
+		return Found{}, fmt.Errorf("kernel: %s: %w", what, errNilContext)
 	}
-	if err != nil {
-		return Found{}, fmt.Errorf("kernel: %s: %w", what, err)
-	}
-	return bounded.Do(ctx, bounded.Call[Found]{Run: func() (Found, error) {
-		defer groups.Of(m.Device()).End()
-		return call()
-	}})
+	return bounded.Do(ctx, bounded.Call[Found]{Group: groups.Of(m.Device()), Run: call})
 }
 
 // Compare is Check with a result of its own, for which it waits. If ctx ends first, the error is

@@ -291,7 +291,7 @@ func onCaller(body ast.Node, info *types.Info, wrappers map[string]bool, visit f
 				return false
 			}
 		case *ast.CallExpr:
-			if f := called(n, info); f != nil && f.Pkg() != nil && (f.Pkg().Path() == module+"internal/bounded" && f.Name() != "Guard" || wrappers[f.FullName()]) {
+			if f := called(n, info); f != nil && f.Pkg() != nil && (f.Pkg().Path() == module+"internal/bounded" && f.Name() != "Guard" && f.Name() != "Inside" || wrappers[f.FullName()]) {
 				return false
 			}
 		}
@@ -342,6 +342,7 @@ func (t *T) Direct(ctx context.Context) { t.free() }
 func (t *T) free() { t.dev.Free(1) }
 func (t *T) Closure(ctx context.Context) { f := func() { t.free() }; f() }
 func (t *T) Guarded(ctx context.Context) { bounded.Guard(func() error { return t.dev.Free(1) }) }
+func (t *T) Inside(ctx context.Context, g *bounded.Group) { g.Inside(ctx, func() error { return t.dev.Free(1) }) }
 func (t *T) Bounded(ctx context.Context) {
 	bounded.Do(ctx, bounded.Call[int]{Run: func() (int, error) { t.free(); return 0, nil }})
 }
@@ -370,7 +371,7 @@ func Generic(ctx context.Context, t *T) { generic[int](ctx, t, 1) }`
 			wrong = append(wrong, name[strings.LastIndex(name, ".")+1:])
 		}
 	}
-	assert.ElementsMatch(t, []string{"Direct", "Closure", "Guarded", "Value", "Generic"}, wrong)
+	assert.ElementsMatch(t, []string{"Direct", "Closure", "Guarded", "Inside", "Value", "Generic"}, wrong)
 }
 
 func TestOutliving(t *testing.T) {

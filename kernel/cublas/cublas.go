@@ -100,19 +100,13 @@ var groups bounded.Each[cudart.Device, bounded.Group]
 
 // open makes a handle of the first library that works.
 func open(ctx context.Context, s *cudart.Stream, list []findlib.Candidate, load func(path string) (functions, error)) (*Handle, error) {
-	inside := groups.Of(s.Device())
-	err := inside.Begin(ctx)
-	var h *Handle
-	if err == nil {
-		h, err = bounded.Do(ctx, bounded.Call[*Handle]{Run: func() (*Handle, error) {
-			defer inside.End()
-			return openFirst(ctx, s, list, load)
-		}, Late: func(h *Handle, err error) {
-			if err == nil {
-				_ = lifetime.Undo(ctx, h.CloseContext)
-			}
-		}})
-	}
+	h, err := bounded.Do(ctx, bounded.Call[*Handle]{Group: groups.Of(s.Device()), Run: func() (*Handle, error) {
+		return openFirst(ctx, s, list, load)
+	}, Late: func(h *Handle, err error) {
+		if err == nil {
+			_ = lifetime.Undo(ctx, h.CloseContext)
+		}
+	}})
 	if err != nil {
 		return nil, fmt.Errorf("cublas: %w", err)
 	}
