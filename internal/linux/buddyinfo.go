@@ -34,29 +34,20 @@ func ReadBuddyinfo(fsys fs.FS) ([]FreeBlocks, error) {
 
 // ParseBuddyinfo parses /proc/buddyinfo: "Node 0, zone   Normal   4  3  2 …".
 func ParseBuddyinfo(text string) ([]FreeBlocks, error) {
-	var all []FreeBlocks
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
-		bad := &SyntaxError{Line: number, Text: line, Want: `"Node 0, zone Normal 4 3 2 …"`}
+	return parseLines(text, `"Node 0, zone Normal 4 3 2 …"`, func(line string) (b FreeBlocks, ok bool) {
 		fields := strings.Fields(line)
 		if len(fields) < 5 || fields[0] != "Node" || fields[2] != "zone" {
-			return nil, bad
+			return b, false
 		}
 		node, err := strconv.ParseUint(strings.TrimSuffix(fields[1], ","), 10, 16)
-		if err != nil {
-			return nil, bad
-		}
-		b := FreeBlocks{Node: NUMANode(node), Zone: fields[3]}
+		b = FreeBlocks{Node: NUMANode(node), Zone: fields[3]}
 		for _, field := range fields[4:] {
 			n, ok := parseSize(field, 1)
 			if !ok {
-				return nil, bad
+				return b, false
 			}
 			b.Counts = append(b.Counts, n)
 		}
-		all = append(all, b)
-	}
-	return all, nil
+		return b, err == nil
+	})
 }

@@ -89,6 +89,20 @@ func parseLines[T any](text, want string, parse func(line string) (value T, ok b
 	return all, nil
 }
 
+// parseFields returns what parse returns for each line, by name. See eachLine.
+func parseFields[M ~map[string]V, V any](text, want string, parse func(line string) (name string, value V, ok bool)) (M, error) {
+	fields := make(M, strings.Count(text, "\n"))
+	err := eachLine(text, want, func(line string) bool {
+		name, value, ok := parse(line)
+		fields[name] = value
+		return ok && name != ""
+	})
+	if err != nil {
+		return nil, err
+	}
+	return fields, nil
+}
+
 // ReadInt reads a file that holds one decimal number and nothing else, as most of
 // /proc/sys and /sys do.
 func ReadInt(fsys fs.FS, name string) (int, error) { return read(fsys, name, parseInt) }
@@ -135,17 +149,11 @@ func ReadCounters(fsys fs.FS, name string) (Counters, error) { return read(fsys,
 // ParseCounters parses /proc/vmstat, a control group's memory.stat, or a PCI device's
 // counts of errors.
 func ParseCounters(text string) (Counters, error) {
-	counters := make(Counters, strings.Count(text, "\n"))
-	err := eachLine(text, `"name number"`, func(line string) bool {
+	return parseFields[Counters](text, `"name number"`, func(line string) (name string, n int, ok bool) {
 		name, digits, _ := strings.Cut(line, " ")
-		n, ok := parseSize(digits, 1)
-		counters[name] = n
-		return ok && name != ""
+		n, ok = parseSize(digits, 1)
+		return name, n, ok
 	})
-	if err != nil {
-		return nil, err
-	}
-	return counters, nil
 }
 
 // ParseChoice parses a file that shows all settings and marks the chosen one, such

@@ -16,8 +16,7 @@ func ReadMeminfo(fsys fs.FS) (Meminfo, error) { return read(fsys, "proc/meminfo"
 // ParseMeminfo parses /proc/meminfo, or a NUMA node's meminfo, whose lines start
 // with "Node 0 ".
 func ParseMeminfo(text string) (Meminfo, error) {
-	info := make(Meminfo, strings.Count(text, "\n"))
-	err := eachLine(text, `"Name: number kB"`, func(line string) bool {
+	return parseFields[Meminfo](text, `"Name: number kB"`, func(line string) (name string, n int, ok bool) {
 		name, value, _ := strings.Cut(line, ":")
 		if node, ok := strings.CutPrefix(name, "Node "); ok {
 			_, name, _ = strings.Cut(node, " ")
@@ -27,14 +26,9 @@ func ParseMeminfo(text string) (Meminfo, error) {
 		if isSize {
 			unit = 1 << 10
 		}
-		n, ok := parseSize(digits, unit)
-		info[name] = n
-		return ok && name != ""
+		n, ok = parseSize(digits, unit)
+		return name, n, ok
 	})
-	if err != nil {
-		return nil, err
-	}
-	return info, nil
 }
 
 // FileCache returns the page cache of files that the kernel counts as reclaimable.

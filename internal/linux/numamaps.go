@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"cmp"
 	"io/fs"
 	"slices"
 	"strconv"
@@ -25,21 +26,16 @@ func ReadNUMAMaps(fsys fs.FS) ([]NUMAMapping, error) {
 // ParseNUMAMaps parses /proc/PID/numa_maps: "7f12d4000000 bind:1 anon=512 dirty=512 N1=512
 // kernelpagesize_kB=4".
 func ParseNUMAMaps(text string) ([]NUMAMapping, error) {
-	var maps []NUMAMapping
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
-		bad := &SyntaxError{Line: number, Text: line, Want: "an address, a policy, and pages by node"}
+	return parseLines(text, "an address, a policy, and pages by node", func(line string) (m NUMAMapping, ok bool) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
-			return nil, bad
+			return m, false
 		}
 		start, err := strconv.ParseUint(fields[0], 16, strconv.IntSize)
 		if err != nil {
-			return nil, bad
+			return m, false
 		}
-		m := NUMAMapping{Start: uintptr(start)}
+		m.Start = uintptr(start)
 		for _, field := range fields[2:] {
 			name, value, _ := strings.Cut(field, "=")
 			digits, isNode := strings.CutPrefix(name, "N")
@@ -49,30 +45,21 @@ func ParseNUMAMaps(text string) ([]NUMAMapping, error) {
 			}
 			pages, err := parseInt(value)
 			if err != nil || pages < 0 {
-				return nil, bad
+				return m, false
 			}
 			if m.Pages == nil {
 				m.Pages = map[NUMANode]int{}
 			}
 			m.Pages[NUMANode(node)] = pages
 		}
-		maps = append(maps, m)
-	}
-	return maps, nil
+		return m, true
+	})
 }
 
 // NUMAMappingOf returns the mapping that contains an address. The caller must know that the address
 // is mapped, because the file has no ends. ok is false for an address before all mappings.
 func NUMAMappingOf(maps []NUMAMapping, addr uintptr) (m NUMAMapping, ok bool) {
-	i, exact := slices.BinarySearchFunc(maps, addr, func(m NUMAMapping, addr uintptr) int {
-		switch {
-		case m.Start < addr:
-			return -1
-		case m.Start > addr:
-			return 1
-		}
-		return 0
-	})
+	i, exact := slices.BinarySearchFunc(maps, addr, func(m NUMAMapping, addr uintptr) int { return cmp.Compare(m.Start, addr) })
 	if !exact {
 		i--
 	}

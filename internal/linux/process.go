@@ -19,18 +19,10 @@ func ReadProcessStatus(fsys fs.FS, pid int) (ProcessStatus, error) {
 
 // ParseProcessStatus parses /proc/PID/status.
 func ParseProcessStatus(text string) (ProcessStatus, error) {
-	status := make(ProcessStatus, strings.Count(text, "\n"))
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
-		name, value, ok := strings.Cut(line, ":")
-		if !ok || name == "" {
-			return nil, &SyntaxError{Line: number, Text: line, Want: `"Name: value"`}
-		}
-		status[name] = strings.TrimSpace(value)
-	}
-	return status, nil
+	return parseFields[ProcessStatus](text, `"Name: value"`, func(line string) (name, value string, ok bool) {
+		name, value, ok = strings.Cut(line, ":")
+		return name, strings.TrimSpace(value), ok
+	})
 }
 
 // Size returns a field in bytes, and whether the process has it.
