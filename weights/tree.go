@@ -2,6 +2,7 @@ package weights
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,8 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 
 	"github.com/gopinned/pinned/internal/bounded"
 )
@@ -181,6 +180,7 @@ func likelyNames(in fs.FS, dir, file string) (names []string, err error) {
 
 // opened is the result of opening a file.
 type opened struct {
+	path string
 	file *File
 	err  error
 }
@@ -194,30 +194,20 @@ func (m *Model) openAhead(dir string, names []string) {
 	if isSystem(m.in) || len(names) <= 1 {
 		return
 	}
+	all := make([]opened, len(names))
+	_ = bounded.ForEach(context.Background(), len(names), 1, opensAtOnce, func(_ context.Context, i, _ int) error {
+		if name := filepath.FromSlash(names[i]); filepath.IsLocal(name) {
+			all[i].path = filepath.Join(dir, name)
+			all[i].file, all[i].err = openFile(m.in, all[i].path)
+		}
+		return all[i].err // no more are opened: an index may name a million files that are missing
+	})
 	m.ahead = map[string]opened{}
-	var next atomic.Int64
-	var failed atomic.Bool // an index may name a million files that are missing
-	var mu sync.Mutex
-	var running sync.WaitGroup
-	for range min(opensAtOnce, len(names)) {
-		running.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(names)) && !failed.Load(); i = next.Add(1) - 1 {
-				name := filepath.FromSlash(names[i])
-				if !filepath.IsLocal(name) {
-					continue
-				}
-				path := filepath.Join(dir, name)
-				f, err := openFile(m.in, path)
-				mu.Lock()
-				m.ahead[path] = opened{f, err}
-				mu.Unlock()
-				if err != nil {
-					failed.Store(true)
-				}
-			}
-		})
+	for _, o := range all {
+		if o.file != nil || o.err != nil {
+			m.ahead[o.path] = o
+		}
 	}
-	running.Wait()
 }
 
 // open opens a file of the model.

@@ -123,34 +123,21 @@ func (f *File) wrongBlock(c *checksums, i int) *ChecksumError {
 // wrongBlocks reads blocks of a file on all cores, and returns those that are wrong, in order, maxChecksumErrors at
 // most.
 func (f *File) wrongBlocks(caller context.Context, c *checksums, blocks []int) (wrong []int, err error) {
-	ctx, cancel := context.WithCancelCause(caller)
-	defer cancel(nil)
-	var running sync.WaitGroup
-	var next atomic.Int64
-	var mu sync.Mutex
-	report := func(block int) {
-		mu.Lock()
-		defer mu.Unlock()
-		if wrong = append(wrong, block); len(wrong) >= maxChecksumErrors {
-			cancel(errEnough)
-		}
-	}
 	units := f.units(c, blocks)
-	for range min(runtime.GOMAXPROCS(0), len(units)) {
-		running.Go(func() {
-			var mem []byte
-			for i := next.Add(1) - 1; i < int64(len(units)) && ctx.Err() == nil; i = next.Add(1) - 1 {
-				if err := f.compare(ctx, c, units[i], &mem, report); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-	running.Wait()
-	slices.Sort(wrong)
-	if err = context.Cause(ctx); caller.Err() != nil {
-		err = bounded.Ended(caller)
-	} else if err == errEnough {
+	found := make([][]int, len(units))
+	var n atomic.Int64 // of wrong blocks
+	buffers := sync.Pool{New: func() any { return new([]byte) }}
+	err = bounded.ForEach(caller, len(units), 1, runtime.GOMAXPROCS(0), func(ctx context.Context, i, _ int) (err error) {
+		mem := buffers.Get().(*[]byte)
+		defer buffers.Put(mem)
+		found[i], err = f.compare(ctx, c, units[i], mem)
+		if err == nil && n.Add(int64(len(found[i]))) >= maxChecksumErrors {
+			return errEnough
+		}
+		return err
+	})
+	wrong = slices.Concat(found...)
+	if slices.Sort(wrong); err == errEnough {
 		wrong, err = wrong[:maxChecksumErrors], nil
 	}
 	return wrong, err
@@ -171,8 +158,8 @@ func (f *File) units(c *checksums, blocks []int) (units [][]int) {
 	return units
 }
 
-// compare reads the blocks of a unit, and reports those that are wrong.
-func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byte, report func(int)) error {
+// compare reads the blocks of a unit, and returns those that are wrong.
+func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byte) (wrong []int, err error) {
 	read := f.read
 	if opener, ok := f.r.(transfer.RangeOpener); ok {
 		first, last := c.blocks[unit[0]], c.blocks[unit[len(unit)-1]]
@@ -184,7 +171,7 @@ func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byt
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("weights: read %s: %w", f.name, err)
+			return nil, fmt.Errorf("weights: read %s: %w", f.name, err)
 		}
 		defer func() { _ = bounded.Guard(r.Close) }() // it was only read
 		read = func(p []byte, off int64) error { return source{r: inOrder{r}, size: f.size, name: f.name}.read(p, off) }
@@ -195,16 +182,16 @@ func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byt
 			*mem = make([]byte, b.n)
 		}
 		if ctx.Err() != nil {
-			return nil
+			break
 		}
 		if err := read((*mem)[:b.n], b.off); err != nil {
-			return err
+			return wrong, err
 		}
 		if crc32.Checksum((*mem)[:b.n], castagnoli) != c.sums[i] {
-			report(i)
+			wrong = append(wrong, i)
 		}
 	}
-	return nil
+	return wrong, nil
 }
 
 // inOrder is an [io.ReaderAt] of a reader whose bytes are read in order.

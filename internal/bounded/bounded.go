@@ -4,7 +4,8 @@
 // A call that does not return occupies a goroutine and, inside C, a thread. Nothing can end it.
 // What can be bounded is who waits for it: [Do] returns to the caller when its context ends,
 // [Group] bounds the number of threads that such calls occupy, and [Relay] continues work on
-// another goroutine while a call blocks. cudart.Runtime.Stuck reports the calls into CUDA.
+// another goroutine while a call blocks. cudart.Runtime.Stuck reports the calls into CUDA. [ForEach]
+// shares work out to goroutines, and waits for all of it.
 package bounded
 
 import (

@@ -279,6 +279,9 @@ func called(call *ast.CallExpr, info *types.Info) *types.Func {
 	return f.Origin()
 }
 
+// waiting are the functions of package bounded that return after the functions that they call.
+var waiting = []string{"ForEach", "Guard", "Inside"}
+
 // onCaller visits the nodes of a body that run on its goroutine: not those in go statements and in arguments of
 // package bounded and of the functions that give their arguments to it.
 func onCaller(body ast.Node, info *types.Info, wrappers map[string]bool, visit func(ast.Node)) {
@@ -291,7 +294,7 @@ func onCaller(body ast.Node, info *types.Info, wrappers map[string]bool, visit f
 				return false
 			}
 		case *ast.CallExpr:
-			if f := called(n, info); f != nil && f.Pkg() != nil && (f.Pkg().Path() == module+"internal/bounded" && f.Name() != "Guard" && f.Name() != "Inside" || wrappers[f.FullName()]) {
+			if f := called(n, info); f != nil && f.Pkg() != nil && (f.Pkg().Path() == module+"internal/bounded" && !slices.Contains(waiting, f.Name()) || wrappers[f.FullName()]) {
 				return false
 			}
 		}
@@ -342,6 +345,7 @@ func (t *T) Direct(ctx context.Context) { t.free() }
 func (t *T) free() { t.dev.Free(1) }
 func (t *T) Closure(ctx context.Context) { f := func() { t.free() }; f() }
 func (t *T) Guarded(ctx context.Context) { bounded.Guard(func() error { return t.dev.Free(1) }) }
+func (t *T) Shared(ctx context.Context) { bounded.ForEach(ctx, 2, 1, 2, func(_ context.Context, _, _ int) error { return t.dev.Free(1) }) }
 func (t *T) Inside(ctx context.Context, g *bounded.Group) { g.Inside(ctx, func() error { return t.dev.Free(1) }) }
 func (t *T) Bounded(ctx context.Context) {
 	bounded.Do(ctx, bounded.Call[int]{Run: func() (int, error) { t.free(); return 0, nil }})
@@ -371,7 +375,7 @@ func Generic(ctx context.Context, t *T) { generic[int](ctx, t, 1) }`
 			wrong = append(wrong, name[strings.LastIndex(name, ".")+1:])
 		}
 	}
-	assert.ElementsMatch(t, []string{"Direct", "Closure", "Guarded", "Inside", "Value", "Generic"}, wrong)
+	assert.ElementsMatch(t, []string{"Direct", "Closure", "Guarded", "Shared", "Inside", "Value", "Generic"}, wrong)
 }
 
 func TestOutliving(t *testing.T) {

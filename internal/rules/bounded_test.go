@@ -76,13 +76,10 @@ var started = map[string][]string{
 		"hostmem/internal/budget.Budget.startReclaiming",
 	},
 	"workers that share the caller's work on the CPU": {
-		"hostmem/internal/pages.forEach",
 		"internal/hostos.PagesAhead.Start",
 		"loader.Loader.begin",
 		"loader.worker.work",
 		"transfer/internal/stage.workerPool.publish",
-		"verify.inSegments",
-		"weights.File.wrongBlocks",
 	},
 	"files are written while the caller goes on, who may wait for it": {
 		"weights.Saving.begin",
@@ -98,10 +95,8 @@ var started = map[string][]string{
 		"weights.pipeline.copyFile",
 	},
 	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
-		"weights.Model.openAhead",
 		"weights/httpfs.body.pause",
 		"weights/httpfs.body.send",
-		"weights/httpfs.file.verify",
 		"weights/httpfs.pause",
 	},
 	"the end of a context wakes who waits": {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // ErrChecksum is the error of bytes that do not have the checksum that the server told.
@@ -248,27 +250,12 @@ func (f *file) verify(ctx context.Context) error {
 	case f.sums == nil:
 		return fmt.Errorf("the server has no checksum of %s: %w", shown(f.url), errors.ErrUnsupported)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var next atomic.Int64
-	var running sync.WaitGroup
-	for range min(f.fs.o.Connections, len(f.sums.parts)) {
-		running.Go(func() {
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= len(f.sums.parts) {
-					return
-				}
-				if err := f.readRest(ctx, f.sums.parts[i]); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-	running.Wait()
+	failed := bounded.ForEach(ctx, len(f.sums.parts), 1, f.fs.o.Connections, func(ctx context.Context, i, _ int) error {
+		return f.readRest(ctx, f.sums.parts[i])
+	})
 	complete, err := f.sums.outcome()
 	if err == nil && !complete {
-		err = context.Cause(ctx)
+		err = failed
 	}
 	return err
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"unsafe"
+
+	"github.com/gopinned/pinned/internal/bounded"
 )
 
 // Memory describes a region that Map did not make: memory that other code mapped, or a
@@ -103,7 +105,7 @@ func (r *Region) faultExternal(p unsafe.Pointer, n int) error {
 // the process may use. The memory must be resident. An error is ctx's.
 func (r *Region) Clear(ctx context.Context, threads int) error {
 	mem := r.Bytes()
-	return forEach(ctx, len(mem), maxItem, defaultThreads(threads), func(_ context.Context, off, n int) error {
+	return bounded.ForEach(ctx, len(mem), maxItem, defaultThreads(threads), func(_ context.Context, off, n int) error {
 		clear(mem[off : off+n])
 		return nil
 	})

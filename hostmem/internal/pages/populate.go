@@ -3,6 +3,7 @@ package pages
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"time"
 	"unsafe"
 
@@ -26,7 +27,7 @@ func (r *Region) Populate(ctx context.Context, p Populate) error {
 		before = int(uintptr(r.base) & uintptr(r.block()-1))
 	}
 	size = roundUp(max(size, 1), r.block())
-	err := forEach(ctx, roundUp(before+r.mapped, r.page), size, threads, func(ctx context.Context, off, n int) error {
+	err := bounded.ForEach(ctx, roundUp(before+r.mapped, r.page), size, threads, func(ctx context.Context, off, n int) error {
 		end := off + n - before
 		off = max(off-before, 0)
 		n = end - off
@@ -146,4 +147,18 @@ func (r *Region) watch(n int, took time.Duration) {
 func (s *System) compactionStalls() int {
 	counters, _ := linux.ReadVMStat(s.files) // none where it cannot be read
 	return counters["compact_stall"]
+}
+
+// maxThreads bounds the threads that make pages resident, one for each core that the
+// process may use (GOMAXPROCS, which follows affinity and the cgroup's quota). With more of
+// them registering takes longer than populating. In pieces of a huge page more threads were
+// never slower, so nothing here searches for the best number: see RATIONALE.md.
+const maxThreads = 16
+
+// defaultThreads returns the number of threads where 0 were requested.
+func defaultThreads(requested int) int {
+	if requested > 0 {
+		return requested
+	}
+	return min(runtime.GOMAXPROCS(0), maxThreads)
 }

@@ -1,4 +1,4 @@
-package pages
+package bounded
 
 import (
 	"context"
@@ -18,7 +18,7 @@ func TestForEachDoesEachItemOnce(t *testing.T) {
 		var mu sync.Mutex
 		seen := make([]int, c.to)
 		at, most := 0, 0
-		err := forEach(t.Context(), c.to, c.size, c.threads, func(_ context.Context, off, n int) error {
+		err := ForEach(t.Context(), c.to, c.size, c.threads, func(_ context.Context, off, n int) error {
 			mu.Lock()
 			at++
 			most = max(most, at)
@@ -44,7 +44,7 @@ func TestForEachStopsAtTheFirstError(t *testing.T) {
 	t.Parallel()
 	bad := errors.New("bad")
 	done := 0
-	err := forEach(t.Context(), 1000, 1, 1, func(_ context.Context, off, _ int) error {
+	err := ForEach(t.Context(), 1000, 1, 1, func(_ context.Context, off, _ int) error {
 		done++
 		if off == 3 {
 			return bad
@@ -59,7 +59,7 @@ func TestForEachStopsAtTheFirstError(t *testing.T) {
 func TestAPanicInAWorkerIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, threads := range []int{1, 3} {
-		err := forEach(t.Context(), 100, 1, threads, func(_ context.Context, off, _ int) error {
+		err := ForEach(t.Context(), 100, 1, threads, func(_ context.Context, off, _ int) error {
 			if off == 7 {
 				panic("the worker's")
 			}
