@@ -59,7 +59,7 @@ func (b *Buffer) mapAndRegister(ctx context.Context, n int, o Options) error {
 		return err
 	}
 	if note != "" {
-		b.notes = []string{note}
+		b.note("%s", note)
 	}
 	return b.pin(ctx, r, 0, o)
 }

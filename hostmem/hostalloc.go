@@ -25,7 +25,7 @@ func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error)
 		return err
 	}
 	b.host.learned.Store(&learned{refusal: refused})
-	b.notes = []string{fmt.Sprintf("%v: the memory comes from cudaHostAlloc, which pins more slowly", refused)}
+	notes := []string{fmt.Sprintf("%v: the memory comes from cudaHostAlloc, which pins more slowly", refused)}
 	var ignored []string
 	for i, set := range []bool{o.HugePages != 0, o.Chunk != 0, o.Node != 0, o.Fork, o.Dump} {
 		if set {
@@ -33,8 +33,9 @@ func (b *Buffer) hostAlloc(ctx context.Context, n int, o Options, refused error)
 		}
 	}
 	if len(ignored) > 0 {
-		b.notes = append(b.notes, strings.Join(ignored, ", ")+": ignored, because cudaHostAlloc chooses the pages")
+		notes = append(notes, strings.Join(ignored, ", ")+": ignored, because cudaHostAlloc chooses the pages")
 	}
+	b.notes.Store(&notes)
 	return nil
 }
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
@@ -26,8 +26,7 @@ type registrations struct {
 	flags     cudart.HostRegisterFlags // besides registerFlags
 	limit     int                      // bytes of the largest registration
 	allocated unsafe.Pointer           // address from cudaHostAlloc, nil for registrations
-	mu        sync.Mutex
-	notes     []string // guarded by mu once the memory is open
+	notes     atomic.Pointer[[]string] // replaced by the goroutine to which the registrations belong
 	spans     []registered
 }
 
@@ -137,15 +136,15 @@ func (p *registrations) registerAll(ctx context.Context, off, end int) error {
 }
 
 func (p *registrations) note(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+	notes := append(slices.Clip(p.allNotes()), fmt.Sprintf(format, args...))
+	p.notes.Store(&notes)
 }
 
 func (p *registrations) allNotes() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.notes
+	if notes := p.notes.Load(); notes != nil {
+		return *notes
+	}
+	return nil
 }
 
 // populate makes a region resident and registers it, unless the device uses the

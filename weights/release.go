@@ -23,10 +23,7 @@ type ring interface {
 // unreleased holds rings of loads and saves that have returned without releasing their rings, for example
 // because a call of CUDA had not returned. Callers have no handle to try again, so the runtime's
 // next load or save does.
-var unreleased = struct {
-	sync.Mutex
-	of map[*cudart.Runtime][]ring
-}{of: map[*cudart.Runtime][]ring{}}
+var unreleased bounded.Each[cudart.Runtime, sync.Map] // of *ring
 
 // release closes the ring of a load or save whose caller has the context caller, and that may have failed. If it cannot, the
 // runtime's next load or save tries again.
@@ -45,9 +42,7 @@ func release(caller context.Context, failed bool, rt *cudart.Runtime, f ring) er
 		err = f.CloseContext(ctx)
 	}
 	if err != nil {
-		unreleased.Lock()
-		defer unreleased.Unlock()
-		unreleased.of[rt] = append(unreleased.of[rt], f)
+		unreleased.Of(rt).Store(&f, nil)
 	}
 	return err
 }
@@ -55,10 +50,13 @@ func release(caller context.Context, failed bool, rt *cudart.Runtime, f ring) er
 // retryUnreleased closes rings that earlier loads and saves could not close. Their errors were
 // returned there.
 func retryUnreleased(caller context.Context, rt *cudart.Runtime) {
-	unreleased.Lock()
-	rings := unreleased.of[rt]
-	delete(unreleased.of, rt)
-	unreleased.Unlock()
+	var rings []ring // first: those that fail are added again
+	unreleased.Of(rt).Range(func(f, _ any) bool {
+		if _, found := unreleased.Of(rt).LoadAndDelete(f); found {
+			rings = append(rings, *f.(*ring))
+		}
+		return true
+	})
 	var running sync.WaitGroup
 	for _, f := range rings {
 		running.Go(func() { _ = release(caller, true, rt, f) })
