@@ -1,8 +1,6 @@
 package cudasim
 
-import (
-	"slices"
-)
+import "slices"
 
 // blockKind is the kind of memory of a range of addresses.
 type blockKind uint8
@@ -62,8 +60,6 @@ type blocks struct {
 	list        []*block // sorted, disjoint
 	next, limit uintptr  // of device addresses
 }
-
-func (bs *blocks) all() []*block { return slices.Clone(bs.list) }
 
 // search returns the index of the first block that ends above addr.
 func (bs *blocks) search(addr uintptr) int {

@@ -2,6 +2,7 @@ package cudasim
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/gopinned/pinned/cudart"
 )
@@ -196,7 +197,7 @@ func (c *call) reset(d *device) {
 			c.dropModule(h)
 		}
 	}
-	for _, b := range c.blocks.all() {
+	for _, b := range slices.Clone(c.blocks.list) {
 		if b.dev == d {
 			c.blocks.release(b)
 		}

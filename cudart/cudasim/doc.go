@@ -59,7 +59,7 @@
 // on the host, or on several of them if they are read mostly: prefetches move them, and so do
 // memsets and copies that access them as device memory, at Link.FaultToDevice. [Sim.TouchManaged]
 // stands for an access by the CPU. Pages take device memory: a full device evicts its oldest pages.
-// [Sim.Managed] and [Sim.ManagedResidence] return where they are.
+// [Sim.ManagedResidence] returns where they are.
 //
 // # Hosts that refuse to pin
 //

@@ -63,7 +63,7 @@ const (
 
 // getProcAddress finds the newest function of a name that is no newer than a version.
 func (c *call) getProcAddress() cudart.Code {
-	name, version, status := cStringAt(c.ptr(0)), cudart.Version(c.i32(2)), int32(symbolNotFound)
+	name, version, status := text(c.ptr(0)), cudart.Version(c.i32(2)), int32(symbolNotFound)
 	var found uintptr
 	for i := range exports {
 		e := &exports[i]
@@ -83,14 +83,6 @@ func (c *call) getProcAddress() cudart.Code {
 		return cudart.ErrSymbolNotFound
 	}
 	return success
-}
-
-func cStringAt(address uintptr) string {
-	var s []byte
-	for b := *pointer[byte](address); b != 0; b = *pointer[byte](address + uintptr(len(s))) {
-		s = append(s, b)
-	}
-	return string(s)
 }
 
 // ofDevice returns a function for a device, whose ordinal is an argument.

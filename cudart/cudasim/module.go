@@ -72,12 +72,12 @@ func (c *call) errorLog() (l errorLog) {
 }
 
 // text returns a string of C's.
-func text(at uintptr) []byte {
+func text(at uintptr) string {
 	n := 0
 	for *pointer[byte](at + uintptr(n)) != 0 {
 		n++
 	}
-	return bytesAt(at, n)
+	return string(bytesAt(at, n))
 }
 
 // Magic numbers of code for a device: a cubin and a fat binary.
@@ -92,7 +92,7 @@ func (c *call) moduleLoad() cudart.Code {
 	if c.ptr(0) == 0 || c.ptr(1) == 0 {
 		return cudart.ErrInvalidValue
 	}
-	log, image := c.errorLog(), string(text(c.ptr(1)))
+	log, image := c.errorLog(), text(c.ptr(1))
 	if strings.HasPrefix(image, cubinMagic) || strings.HasPrefix(image, fatbinMagic) {
 		log.write("%s runs Go functions instead of kernels, whose names it reads from PTX: this is a cubin or a fat binary", c.Sim)
 		return cudart.ErrNoKernelImageForDevice
@@ -158,7 +158,7 @@ func (c *call) moduleGetFunction() cudart.Code {
 	if code != success {
 		return code
 	}
-	name := string(text(c.ptr(2)))
+	name := text(c.ptr(2))
 	entry, ok := m.kernels[name]
 	if !ok {
 		return cudart.ErrSymbolNotFound

@@ -3,6 +3,7 @@ package cudasim
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 )
 
@@ -62,20 +63,36 @@ func (s *Sim) Outstanding() Outstanding {
 func (s *Sim) PendingCopies() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, d := range s.devices {
-		for st := range d.streams {
-			for _, o := range st.queue {
-				if o.move != nil {
-					n++
-				}
-			}
+	for _, o := range s.queued() {
+		if o.move != nil {
+			n++
 		}
 	}
 	return n
 }
 
+// queued iterates over the operations that have not run, with their streams. It needs mu.
+func (s *Sim) queued() iter.Seq2[*stream, *operation] {
+	return func(yield func(*stream, *operation) bool) {
+		for _, d := range s.devices {
+			for st := range d.streams {
+				for _, o := range st.queue {
+					if !yield(st, o) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
 func (s *Sim) outstanding() Outstanding {
-	o := Outstanding{Streams: len(s.streams), Events: len(s.events), Modules: len(s.modules), PendingOps: s.pendingOperations()}
+	o := Outstanding{Streams: len(s.streams), Events: len(s.events), Modules: len(s.modules)}
+	for st, op := range s.queued() {
+		if !st.destroyed || op.record == nil { // the last event of a stream that was destroyed uses nothing
+			o.PendingOps++
+		}
+	}
 	for _, d := range s.devices {
 		o.PeerAccesses += len(d.peers)
 	}

@@ -71,27 +71,16 @@ func (s *Sim) put(p *pageState, locations uint32) {
 	p.resident = locations
 }
 
-// bring puts a page at a place, and returns whether its bytes moved there. With
-// readMostly the other locations keep theirs.
-func (s *Sim) bring(p *pageState, location int, keep bool) (moved bool) {
-	bit := locationBit(location)
-	switch {
-	case p.resident&bit != 0 && keep:
-		return false
-	case p.resident&bit != 0:
-		s.put(p, bit)
-		return false
+// bring puts a page at a place. If keep is set, the other locations keep theirs.
+func (s *Sim) bring(p *pageState, location int, keep bool) {
+	locations := locationBit(location)
+	if d := s.device(location); d != nil && p.resident&locations == 0 && d.free() < managedPage {
+		s.evict(d)
 	}
-	moved = p.resident != 0
-	locations := bit
 	if keep {
 		locations |= p.resident
 	}
-	if d := s.device(location); d != nil && d.free() < managedPage {
-		s.evict(d)
-	}
 	s.put(p, locations)
-	return moved
 }
 
 // evict moves the page that came to the device first to the host, or drops it there if
@@ -165,19 +154,25 @@ func (b *block) dropPages() {
 // pages.
 func (d *device) free() int { return d.cfg.Memory - d.used - d.managed }
 
+// managed returns a range of managed memory, and false if it is none. It needs mu.
+func (s *Sim) managed(addr uintptr, n int) (span, bool) {
+	b := s.blocks.find(addr)
+	return span{addr: addr, n: n, block: b}, b != nil && b.kind == managedBlock && n > 0 && addr+uintptr(n) <= b.end()
+}
+
 // ManagedResidence counts where the n bytes of managed memory at addr lie, by place:
 // device ordinals, -1 for the host, -2 for bytes that were never touched. Memory that
 // is read mostly may lie at several. It is nil if they are not managed memory.
 func (s *Sim) ManagedResidence(addr uintptr, n int) map[int]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.blocks.find(addr)
-	if b == nil || b.kind != managedBlock || n <= 0 || addr+uintptr(n) > b.end() {
+	m, ok := s.managed(addr, n)
+	if !ok {
 		return nil
 	}
-	at := make(map[int]int)
+	at, b := make(map[int]int), m.block
 	first := int(addr-b.addr) / managedPage
-	for i, p := range (span{addr: addr, n: n, block: b}).pages() {
+	for i, p := range m.pages() {
 		begin := max(addr, b.addr+uintptr((first+i)*managedPage))
 		end := min(addr+uintptr(n), b.addr+uintptr((first+i+1)*managedPage))
 		if p.resident == 0 {
@@ -204,12 +199,12 @@ func (s *Sim) managedTraffic() raw.ManagedTraffic {
 func (s *Sim) TouchManaged(addr uintptr, n int, write bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.blocks.find(addr)
-	if b == nil || b.kind != managedBlock || n <= 0 || addr+uintptr(n) > b.end() {
+	accessed, ok := s.managed(addr, n)
+	if !ok {
 		return false
 	}
-	if !b.dev.concurrent() {
-		for _, m := range b.dev.marks() {
+	if d := accessed.block.dev; !d.concurrent() {
+		for _, m := range d.marks() {
 			if m.stream.waiting(m.seq) {
 				s.record(Misuse{Kind: busyManagedMemory, Call: "access by the CPU", Current: -1, Want: -1,
 					Detail: "the device works, and cannot access managed memory at the same time as the CPU"})
@@ -218,7 +213,7 @@ func (s *Sim) TouchManaged(addr uintptr, n int, write bool) bool {
 		}
 		return true
 	}
-	s.touch((span{addr: addr, n: n, block: b}).pages(), hostLocation, write)
+	s.touch(accessed.pages(), hostLocation, write)
 	return true
 }
 

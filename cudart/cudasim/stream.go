@@ -565,19 +565,3 @@ func (c *call) launchHostFunc(st *stream) cudart.Code {
 	}
 	return c.enqueue(st, &operation{host: hostCall{c.ptr(1), c.ptr(2)}})
 }
-
-// pendingOperations needs mu.
-func (s *Sim) pendingOperations() int {
-	n := 0
-	for _, d := range s.devices {
-		for st := range d.streams {
-			for _, o := range st.queue {
-				// The last event of a stream that was destroyed uses nothing.
-				if !st.destroyed || o.record == nil {
-					n++
-				}
-			}
-		}
-	}
-	return n
-}
