@@ -111,7 +111,7 @@ func Parse(r io.ReaderAt, size int64, name string) (*File, error) {
 	if size < int64(len(start)) {
 		return nil, f.invalid("", "the file has %d bytes, every safetensors or GGUF file has more than %d", size, len(start)-1)
 	}
-	if err := f.read(start[:], 0); err != nil {
+	if err := f.readHeader(start[:], 0); err != nil {
 		return nil, err
 	}
 	var err error

@@ -205,7 +205,7 @@ func (c *cursor) take(n int) []byte {
 		}
 		c.grow()
 		c.ahead = c.buf[:min(int64(len(c.buf)), c.remaining())]
-		if err := c.read(c.ahead, c.pos); err != nil {
+		if err := c.readHeader(c.ahead, c.pos); err != nil {
 			c.stop(err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // key, where decoding into a map would keep the last of two equal ones.
 func (s source) readJSON(what string, off, size int64) (object []byte, err error) {
 	text := make([]byte, size)
-	if err := s.read(text, off); err != nil {
+	if err := s.readHeader(text, off); err != nil {
 		return nil, err
 	}
 	if !utf8.Valid(text) {

@@ -171,7 +171,7 @@ func (f *File) compare(ctx context.Context, c *checksums, unit []int, mem *[]byt
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("weights: read %s: %w", f.name, err)
+			return nil, fmt.Errorf("read %s: %w", f.name, err)
 		}
 		defer func() { _ = bounded.Guard(r.Close) }() // it was only read
 		read = func(p []byte, off int64) error { return source{r: inOrder{r}, size: f.size, name: f.name}.read(p, off) }

@@ -397,6 +397,7 @@ func TestRangesThatLie(t *testing.T) {
 			require.NoError(t, err, name)
 		} else {
 			require.ErrorContains(t, err, tt.want, name)
+			assert.Equal(t, 1, strings.Count(err.Error(), "weights: "), "%s: %v", name, err)
 		}
 		plan, err := weights.NewPlan(m.Tensors(), nil, weights.PlanOptions{})
 		require.NoError(t, err)
