@@ -82,8 +82,7 @@ type FS struct {
 	slots chan struct{}   // as many as there may be requests
 	pause func(context.Context, time.Duration) error
 
-	mu    sync.Mutex
-	files map[string]*entry
+	files sync.Map // of *entry, by name
 }
 
 // An entry is a file, which one goroutine opens while others wait.
@@ -110,7 +109,7 @@ func New(ctx context.Context, rawURL string, o Options) (fsys *FS, name string, 
 	o.Connections = cmp.Or(o.Connections, 16)
 	o.Timeout = cmp.Or(o.Timeout, 30*time.Second)
 	o.Attempts = cmp.Or(o.Attempts, 8)
-	fsys = &FS{ctx: ctx, base: u, slots: make(chan struct{}, o.Connections), pause: pause, files: map[string]*entry{}}
+	fsys = &FS{ctx: ctx, base: u, slots: make(chan struct{}, o.Connections), pause: pause}
 	if o.Client == nil {
 		fsys.own = newTransport(o)
 		o.Client = &http.Client{Transport: fsys.own, CheckRedirect: checkRedirect}
@@ -205,13 +204,8 @@ func (f *FS) open(name string) (*file, error) {
 	case name == ".":
 		return nil, fmt.Errorf("the server lists no files: %w", errors.ErrUnsupported)
 	}
-	f.mu.Lock()
-	e := f.files[name]
-	if e == nil {
-		e = &entry{lock: make(chan struct{}, 1)}
-		f.files[name] = e
-	}
-	f.mu.Unlock()
+	found, _ := f.files.LoadOrStore(name, &entry{lock: make(chan struct{}, 1)})
+	e := found.(*entry)
 	select {
 	case e.lock <- struct{}{}:
 		defer func() { <-e.lock }()

@@ -27,12 +27,10 @@ type sums struct {
 	want      []byte // of the file, or of the digests of its parts
 	composite bool
 	parts     []*part
-	early     atomic.Int64 // the memory for bytes that parts keep
-	limit     int64        // of early
-
-	mu       sync.Mutex
-	complete int // parts
-	err      error
+	early     atomic.Int64          // the memory for bytes that parts keep
+	limit     int64                 // of early
+	complete  atomic.Int64          // parts
+	compared  atomic.Pointer[error] // the outcome; nil before all parts are complete
 }
 
 // A part is a part of a file with a digest, or all of it.
@@ -216,9 +214,7 @@ func (s *sums) finish(p *part) error {
 	} else {
 		p.digest = s.kind.bytes(p.crc)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.complete++; s.complete < len(s.parts) {
+	if s.complete.Add(1) < int64(len(s.parts)) {
 		return nil
 	}
 	got, of := p.digest, "of the file"
@@ -229,17 +225,20 @@ func (s *sums) finish(p *part) error {
 		}
 		got, of = s.kind.of(all), fmt.Sprintf("of %d parts, each of %d bytes", len(s.parts), s.parts[0].end)
 	}
+	var err error
 	if !bytes.Equal(got, s.want) {
-		s.err = fmt.Errorf("%w: the %s %s is %x, the server has %x", ErrChecksum, s.kind.name, of, got, s.want)
+		err = fmt.Errorf("%w: the %s %s is %x, the server has %x", ErrChecksum, s.kind.name, of, got, s.want)
 	}
-	return s.err
+	s.compared.Store(&err)
+	return err
 }
 
 // outcome reports whether all parts are complete, and their error.
 func (s *sums) outcome() (complete bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.complete == len(s.parts), s.err
+	if err := s.compared.Load(); err != nil {
+		return true, *err
+	}
+	return len(s.parts) == 0, nil
 }
 
 // verify reads what the checksum lacks.
@@ -251,7 +250,11 @@ func (f *file) verify(ctx context.Context) error {
 		return fmt.Errorf("the server has no checksum of %s: %w", shown(f.url), errors.ErrUnsupported)
 	}
 	failed := bounded.ForEach(ctx, len(f.sums.parts), 1, f.fs.o.Connections, func(ctx context.Context, i, _ int) error {
-		return f.readRest(ctx, f.sums.parts[i])
+		p := f.sums.parts[i]
+		if err := f.readRest(ctx, p); err != nil {
+			return err
+		}
+		return f.sums.finish(p) // another goroutine may have read the last bytes, and not have come that far
 	})
 	complete, err := f.sums.outcome()
 	if err == nil && !complete {

@@ -179,6 +179,32 @@ func TestChecksumsOfServers(t *testing.T) {
 	}
 }
 
+// Another goroutine may have read the last bytes of a part, and be about to take the digest.
+func TestVerifyTakesTheDigestsOfOthers(t *testing.T) {
+	t.Parallel()
+	right := contentOf(4*headBytes + 17)
+	wrong := bytes.Clone(right)
+	wrong[len(wrong)-1] ^= 1
+	for name := range tellers {
+		for _, content := range [][]byte{right, wrong} {
+			fsys, _ := serveSums(t, name, content, right, nil).fs(t, Options{Checksums: true})
+			f, err := fsys.open("file")
+			require.NoError(t, err, name)
+			for _, p := range f.sums.parts {
+				if mem := content[p.off:p.end]; p.hash != nil {
+					p.addInOrder(f.sums, p.off, mem)
+				} else {
+					p.addCRC(f.sums.kind, p.off, mem)
+				}
+			}
+			err = fsys.Verify(t.Context(), "file")
+			require.Equal(t, bytes.Equal(content, wrong), errors.Is(err, ErrChecksum), "%s: %v", name, err)
+			complete, _ := f.sums.outcome()
+			require.True(t, complete, name)
+		}
+	}
+}
+
 // A byte that differs from what was stored is an error of the read that completes the checksum, and of Verify.
 func TestWrongBytesOfServers(t *testing.T) {
 	t.Parallel()
