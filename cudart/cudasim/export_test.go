@@ -15,8 +15,8 @@ type ManagedState struct {
 	AccessedBy        []int // device ordinals and -1 for the host, sorted
 }
 
-// Managed returns the state of the page of managed memory that contains an address, and
-// false if there is none. Of a page that several locations have, Location is a device.
+// Managed returns the state of the page that contains an address, and false if the address is
+// not in managed memory. If several locations have the page, Location is a device.
 func (s *Sim) Managed(addr uintptr) (ManagedState, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -154,7 +154,7 @@ func (b *block) dropPages() {
 // pages.
 func (d *device) free() int { return d.cfg.Memory - d.used - d.managed }
 
-// managed returns a range of managed memory, and false if it is none. It needs mu.
+// managed returns a range of managed memory, and false unless one allocation contains all of it. It needs mu.
 func (s *Sim) managed(addr uintptr, n int) (span, bool) {
 	b := s.blocks.find(addr)
 	return span{addr: addr, n: n, block: b}, b != nil && b.kind == managedBlock && n > 0 && addr+uintptr(n) <= b.end()

@@ -19,8 +19,8 @@ type Group struct {
 }
 
 // Inside makes a call in a slot of the group, on the caller's goroutine: [Do] has Call.Group for a
-// call that its caller may abandon. The error wraps ctx's and [ErrStuck] if ctx ends before a slot
-// is free, and else is the call's.
+// call that its caller may abandon. If ctx ends before a slot is free, the error wraps ctx's and
+// [ErrStuck]. Otherwise it is the call's.
 func (g *Group) Inside(ctx context.Context, call func() error) error {
 	if err := g.Begin(ctx); err != nil {
 		return err

@@ -28,8 +28,8 @@ func Emulated(tb testing.TB, why string) {
 	}
 }
 
-// StartsPrograms skips under the emulator a test of code that starts programs for this architecture itself, or what is
-// no program. A process of qemu's that could not execute one does not always end (qemu 7.2): the test would wait forever.
+// StartsPrograms skips, under the emulator, a test of code that starts programs for this architecture itself, or files that
+// cannot be executed. If qemu 7.2 cannot execute a file, its process does not always end, and the test would wait forever.
 func StartsPrograms(tb testing.TB) {
 	tb.Helper()
 	Emulated(tb, "programs for "+runtime.GOARCH+" cannot be started directly (qemu-user without binfmt_misc)")

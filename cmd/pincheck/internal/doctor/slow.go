@@ -278,7 +278,7 @@ const (
 // others returns what else used a GPU or the host while its copies were measured, as far as that
 // shows, and whether that explains slow copies. That a process has memory on the GPU does not, as
 // it may do nothing; it does where copies were of different speeds, too. NVML's utilization counts
-// kernels, and no copies. What was looked at and is idle is said if nothing explains them.
+// kernels, and no copies. If nothing explains slow copies, seen lists what was idle.
 func (f *Facts) others(d *Device) (seen []string, disturbed bool) {
 	present, active, varied := false, false, false
 	var idle []string

@@ -191,7 +191,7 @@ type Security struct {
 	Confinement string `json:"confinement,omitempty"`
 	// SecureBoot is that the firmware lets only signed code boot: the kernel then takes no unsigned modules.
 	SecureBoot *bool `json:"secure_boot,omitempty"`
-	// Lockdown is none, integrity or confidentiality.
+	// Lockdown has the value "none", "integrity" or "confidentiality".
 	Lockdown string `json:"lockdown,omitempty"`
 }
 

@@ -121,7 +121,7 @@ func (l Labels) Get(key string) string {
 	return ""
 }
 
-// Size returns the size in bytes, 0 if there is none.
+// Size returns the size in bytes, or 0 if the labels have no size.
 func (l Labels) Size() int {
 	n, _ := strconv.Atoi(l.Get(Size))
 	return n
