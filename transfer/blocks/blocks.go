@@ -34,8 +34,8 @@ const (
 	// Quickest is ByEngine for few blocks (three to the device, six to the host and for those of 32 KiB and more), for
 	// blocks of 512 KiB and more, and for blocks that are one block on both sides, and else ByKernel: that took less
 	// time on an H200. 16 MiB and more of blocks that lie one after the other in host memory go to the device by both,
-	// unless Options.Processors is set: an engine copies them to scratch memory on the device, and a kernel copies them
-	// from there. A Copier allocates 32 MiB of it, or 64 MiB for several streams, and keeps it until Close. If
+	// unless Options.Processors is set: an engine copies them to scratch memory on the device, while a kernel copies the
+	// blocks before from there. A Copier allocates 32 MiB of it, or 64 MiB for several streams, and keeps it until Close. If
 	// no scratch memory is free, the kernel alone copies. How much faster both are together was not measured yet.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not

@@ -15,24 +15,35 @@ import (
 // device memory, as one, and the kernel from there to their places. The link then carries large reads alone: with a
 // kernel that writes to the host beside it, it carries 93 to 96 GB/s both ways together, and 62 with two such
 // kernels (C, H200, 2026-11-23).
+//
+// The engine copies on a stream of its own, to one half of the scratch memory while the kernel reads the other half. The
+// streams wait for each other:
+//
+//	work                           | stream       | waits for
+//	copy to a half                 | the engine's | earlier work of the caller's stream, and the last kernel that reads the half
+//	kernel that reads the half     | the caller's | the copy
+//	later work, also after errors  | the caller's | all copies
 const staged = ByEngine + 1
 
 const (
-	scratchBytes      = 32 << 20 // an engine takes 0.6 ms for them, and waits for the kernel that follows
-	scratches         = 2        // of a Copier
-	scratchProcessors = 32       // of the kernel from scratch memory; not measured yet
+	scratchBytes = 32 << 20 // an engine takes 0.3 ms for half of them
+	scratches    = 2        // of a Copier
+	// scratchProcessors is the number of multiprocessors of the kernel from scratch memory. 128 are as good: beside a
+	// kernel of 4 that downloads, 72 GB/s both ways together. 8 are worse: 60 (H200, 2026-11-29, without the halves).
+	scratchProcessors = 32
 )
 
 // A scratch is device memory that blocks pass through. Copier.scratches has those that no call is queueing copies for.
 type scratch struct {
-	p    cudart.DevPtr // 0 until it is first used
-	last cudart.Point  // after the copies that use it
+	p      cudart.DevPtr  // 0 until it is first used
+	stream *cudart.Stream // of the engine's copies; nil until the scratch is first used
+	last   cudart.Point   // after the copies and kernels that use it
 }
 
 // canStage reports whether copies for which the kernel was chosen may pass through scratch memory.
 func (b *Copier) canStage(c *Copy, down bool) bool {
 	return !down && b.method == Quickest && b.processors == 0 && c.HostIndex == nil && c.HostIndexOnDevice == 0 && c.HostStride == c.Size &&
-		c.Size <= b.scratchBytes && c.Count >= b.scratchBytes/2/c.Size
+		c.Size <= b.scratchBytes/2 && c.Count >= b.scratchBytes/2/c.Size
 }
 
 // scratch returns scratch memory that no other stream's copies use. It returns false if all of it is in use.
@@ -51,12 +62,17 @@ func (c *call) scratch() (scratch, bool) {
 	return scratch{}, false
 }
 
-// makeScratch allocates scratch memory that has none yet, and reports whether the stream's next copies may use it. They do
-// not wait for another stream: its work may be waiting for theirs.
+// makeScratch allocates scratch memory and its stream if there are none yet, and reports whether the next copies of the
+// caller's stream may use them. They do not wait for another stream: its work may be waiting for theirs.
 func (c *call) makeScratch(s *scratch) bool {
+	var err error
+	if s.stream == nil {
+		if s.stream, err = c.dev.NewStream(cudart.StreamOptions{}); err != nil {
+			return false
+		}
+	}
 	if s.p == 0 {
-		p, err := c.dev.Malloc(c.scratchBytes)
-		s.p = p
+		s.p, err = c.dev.Malloc(c.scratchBytes)
 		return err == nil
 	}
 	return c.s.Point().After(s.last) || s.last.Done(context.WithoutCancel(c.ctx))
@@ -67,7 +83,11 @@ func (b *Copier) freeScratches() error {
 	var err error
 	for range len(b.scratches) {
 		s := <-b.scratches
-		if e := b.dev.Free(s.p); e != nil {
+		e := s.stream.Close() // it does nothing the second time
+		if e == nil {
+			e = b.dev.Free(s.p) // it waits for the device's work
+		}
+		if e != nil {
 			err = errors.Join(err, e)
 		} else {
 			s = scratch{}
@@ -83,26 +103,53 @@ func (c *call) throughScratch(l *launch) error {
 	if !ok {
 		return c.byKernel(l)
 	}
-	defer func() {
-		s.last = c.s.Point()
-		c.scratches <- s
-	}()
+	err := c.through(&s, l)
+	if err != nil {
+		err = errors.Join(err, c.follow(&s))
+	}
+	s.last = c.s.Point()
+	c.scratches <- s
+	return err
+}
+
+// through is throughScratch with scratch memory. After an error the caller's stream may not wait for all copies yet.
+func (c *call) through(s *scratch, l *launch) error {
 	_, dst := l.ends()
-	for from, n := 0, 0; from < l.Count; from += n {
+	half := c.scratchBytes / 2
+	before := c.s.Point()
+	read := [2]cudart.Point{before, before} // after the last use of each half
+	for from, n, i := 0, 0, 0; from < l.Count; from, i = from+n, 1-i {
 		if c.ctx.Err() != nil {
 			return bounded.Ended(c.ctx)
 		}
-		n = min(c.scratchBytes/l.Size, l.Count-from)
-		begin := from * l.Size
+		n = min(half/l.Size, l.Count-from)
+		begin, p := from*l.Size, s.p+cudart.DevPtr(i*half)
+		if err := s.stream.WaitPoint(read[i]); err != nil {
+			return err
+		}
 		for part := range l.owner.Spans(l.start+begin, n*l.Size) {
 			at := part.Off - l.start
-			if err := c.s.CopyToDevice(s.p+cudart.DevPtr(at-begin), unsafe.Pointer(&l.Host[at]), part.Len); err != nil {
+			if err := s.stream.CopyToDevice(p+cudart.DevPtr(at-begin), unsafe.Pointer(&l.Host[at]), part.Len); err != nil {
 				return fmt.Errorf("blocks %d to %d: %w", from, from+n-1, err)
 			}
 		}
-		if err := c.kernel.Copy(c.s, dst.After(from), gpukernels.BlockList{Base: s.p, Stride: l.Size}, l.Size, n, scratchProcessors, false); err != nil {
+		if err := c.s.WaitPoint(s.stream.Point()); err != nil {
 			return err
 		}
+		if err := c.kernel.Copy(c.s, dst.After(from), gpukernels.BlockList{Base: p, Stride: l.Size}, l.Size, n, scratchProcessors, false); err != nil {
+			return err
+		}
+		read[i] = c.s.Point()
 	}
 	return nil
+}
+
+// follow makes the caller's stream wait for the engine's copies. If CUDA refuses that, follow waits for them, because the
+// caller and the owner of the host memory wait for that stream alone.
+func (c *call) follow(s *scratch) error {
+	copied := s.stream.Point()
+	if c.s.WaitPoint(copied) == nil {
+		return nil
+	}
+	return copied.Wait(context.WithoutCancel(c.ctx))
 }
