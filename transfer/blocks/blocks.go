@@ -36,7 +36,7 @@ const (
 	// time on an H200. 16 MiB and more of blocks that lie one after the other in host memory go to the device by both,
 	// unless Options.Processors is set: an engine copies them to scratch memory on the device, while a kernel copies the
 	// blocks before from there. A Copier allocates 32 MiB of it, or 64 MiB for several streams, and keeps it until Close. If
-	// no scratch memory is free, the kernel alone copies. How much faster both are together was not measured yet.
+	// no scratch memory is free, the kernel alone copies.
 	Quickest Method = iota
 	// ByKernel is a kernel that accesses the host memory over the link. Copies to and from addresses that are not
 	// known to be the device's are left to the engines, which refuse what the device cannot access: an access by the

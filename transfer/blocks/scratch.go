@@ -13,8 +13,8 @@ import (
 
 // staged is the method of many blocks to the device that lie one after the other in host memory: an engine copies them to
 // device memory, as one, and the kernel from there to their places. The link then carries large reads alone: with a
-// kernel that writes to the host beside it, it carries 93 to 96 GB/s both ways together, and 62 with two such
-// kernels (C, H200, 2026-11-23).
+// kernel that writes to the host beside it, it carries 72 GB/s both ways together, and 57 with two such kernels (H200,
+// 2026-11-29; of hosts on which an engine alone and that kernel reach 74 to 86).
 //
 // The engine copies on a stream of its own, to one half of the scratch memory while the kernel reads the other half. The
 // streams wait for each other:
@@ -28,9 +28,9 @@ const staged = ByEngine + 1
 const (
 	scratchBytes = 32 << 20 // an engine takes 0.3 ms for half of them
 	scratches    = 2        // of a Copier
-	// scratchProcessors is the number of multiprocessors of the kernel from scratch memory. 128 are as good: beside a
-	// kernel of 4 that downloads, 72 GB/s both ways together. 8 are worse: 60 (H200, 2026-11-29, without the halves).
-	scratchProcessors = 32
+	// scratchProcessors is the number of multiprocessors of the kernel from scratch memory: 32 and 128 are no better
+	// (H200, 2026-11-29).
+	scratchProcessors = 16
 )
 
 // A scratch is device memory that blocks pass through. Copier.scratches has those that no call is queueing copies for.
