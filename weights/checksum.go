@@ -3,6 +3,7 @@ package weights
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -73,7 +74,12 @@ type summed struct {
 }
 
 func newSums(blocks []span) *sums {
-	return &sums{blocks: blocks, have: make([]blockSums, len(blocks))}
+	s := &sums{blocks: blocks, have: make([]blockSums, len(blocks))}
+	first := make([]uint32, len(blocks)) // of each block, which nearly always has no other
+	for i := range s.have {
+		s.have[i].whole = first[i : i : i+1]
+	}
+	return s
 }
 
 // within returns the first block that ends behind an offset.
@@ -141,12 +147,12 @@ func (s *sums) of(i int) (whole []uint32, complete bool) {
 
 // checksumText returns the value of checksumKey. It has the same length for the same number of blocks.
 func checksumText(block int, header uint32, blocks []uint32) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d %08x ", block, header)
+	sums := make([]byte, 0, 4*len(blocks))
 	for _, sum := range blocks {
-		fmt.Fprintf(&b, "%08x", sum)
+		sums = binary.BigEndian.AppendUint32(sums, sum)
 	}
-	return b.String()
+	text := fmt.Appendf(make([]byte, 0, 32+digits*len(blocks)), "%d %08x ", block, header)
+	return string(hex.AppendEncode(text, sums))
 }
 
 // checksumAt returns where the value of checksumKey begins in a header, and where its checksum of the header is: a
@@ -196,7 +202,7 @@ func (f *File) checksums() (*checksums, error) {
 	if err != nil || block < minBlock || block > maxBlock {
 		return nil, f.invalid("", "the metadata %s is for blocks of %s bytes, want %d to %d", checksumKey, quote(fields[0]), minBlock, maxBlock)
 	}
-	c := &checksums{}
+	c := &checksums{blocks: make([]span, 0, min(len(f.tensors), len(fields[2])/digits))}
 	for _, t := range f.tensors {
 		if t.Size/block > len(fields[2])/digits-len(c.blocks) { // before memory is allocated for its blocks
 			break
@@ -207,8 +213,9 @@ func (f *File) checksums() (*checksums, error) {
 	if err != nil || len(sums) != 4*(1+len(c.blocks)) || len(fields[1]) != digits {
 		return nil, f.invalid("", "the metadata %s has not a checksum of %d digits for each of %d blocks", checksumKey, digits, len(c.blocks))
 	}
-	for i := 0; i < len(sums); i += 4 {
-		c.sums = append(c.sums, uint32(sums[i])<<24|uint32(sums[i+1])<<16|uint32(sums[i+2])<<8|uint32(sums[i+3]))
+	c.sums = make([]uint32, len(sums)/4)
+	for i := range c.sums {
+		c.sums[i] = binary.BigEndian.Uint32(sums[4*i:])
 	}
 	c.header, c.sums = c.sums[0], c.sums[1:]
 	if checksumText(block, c.header, c.sums) != value {

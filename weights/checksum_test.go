@@ -73,7 +73,7 @@ func TestSumsOfCopies(t *testing.T) {
 	requireSums := func(complete bool, want ...uint32) {
 		t.Helper()
 		got, is := s.of(0)
-		require.Equal(t, want, got)
+		require.Equal(t, want, append([]uint32(nil), got...))
 		require.Equal(t, complete, is)
 	}
 	requireSums(false)
@@ -88,6 +88,12 @@ func TestSumsOfCopies(t *testing.T) {
 func TestTheCheckValueOfTheChecksum(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, uint32(0xe3069283), crc32.Checksum([]byte("123456789"), castagnoli))
+}
+
+func TestChecksumText(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, "4096 0000000a ", checksumText(4096, 10, nil))
+	assert.Equal(t, "1048576 89abcdef 0000000101234567ffffffff", checksumText(blockBytes, 0x89abcdef, []uint32{1, 0x01234567, 1<<32 - 1}))
 }
 
 // The limit of blocks is that of the text, before memory is taken for them.

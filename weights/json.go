@@ -89,7 +89,10 @@ func scan(list []byte) jsonScanner { return jsonScanner{list[1:]} }
 
 // next returns the next value, or the next key. It is empty at the end.
 func (j *jsonScanner) next() []byte {
-	text := bytes.TrimLeft(j.rest, jsonSpace+",:")
+	text := j.rest
+	for len(text) > 0 && (text[0] <= ' ' || text[0] == ',' || text[0] == ':') {
+		text = text[1:]
+	}
 	n := extent(text)
 	j.rest = text[n:]
 	return text[:n]
@@ -135,6 +138,36 @@ func unquote(value []byte) []byte {
 	var text string
 	_ = json.Unmarshal(value, &text) // which is valid
 	return []byte(text)
+}
+
+// appendString appends a text as a JSON string.
+func appendString(b []byte, text string) []byte {
+	for i := range len(text) {
+		if c := text[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return appendJSON(b, text)
+		}
+	}
+	return append(append(append(b, '"'), text...), '"')
+}
+
+// appendJSON appends strings of valid UTF-8 as JSON, without the escapes for HTML.
+func appendJSON(b []byte, strings any) []byte {
+	text := bytes.NewBuffer(b)
+	e := json.NewEncoder(text)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(strings) // which cannot fail
+	return bytes.TrimSuffix(text.Bytes(), []byte("\n"))
+}
+
+// appendInts appends numbers with commas between them.
+func appendInts(b []byte, numbers ...int) []byte {
+	for i, n := range numbers {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(n), 10)
+	}
+	return b
 }
 
 // counts appends the numbers of an array to list, which holds at most limit.

@@ -24,6 +24,9 @@ func (f *File) parseSafetensors(start []byte) error {
 	if err != nil {
 		return err
 	}
+	const minEntry = 50 // bytes of a tensor's key and entry
+	tensors := min(bytes.Count(text, []byte{'{'}), len(text)/minEntry)
+	f.byName, f.tensors = make(map[string]*Tensor, tensors), make([]*Tensor, 0, tensors)
 	metadata, dtype := false, DType("")
 	j := scan(text)
 	for key := j.next(); len(key) > 0; key = j.next() {

@@ -1,11 +1,9 @@
 package weights
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,6 +17,7 @@ import (
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/hostos"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 // saveAlign is the alignment of the data in a file: that of pages, and of O_DIRECT.
@@ -40,8 +39,9 @@ type savedFile struct {
 // A savedAt is a tensor and its place in the file.
 type savedAt struct {
 	*SavedTensor
-	off  int64
-	size int
+	off   int64
+	size  int
+	align int // the size of an element, 1 for those that are smaller than a byte
 }
 
 // A savedRun is tensors that are neighbours in the file and in memory.
@@ -76,14 +76,15 @@ func (s *Saving) layOut(tensors []SavedTensor) error {
 		return err
 	}
 	placed := make([]savedAt, 0, len(tensors))
-	names := &File{source: source{name: s.path}, byName: map[string]*Tensor{}}
+	names := &File{source: source{name: s.path}, byName: make(map[string]*Tensor, len(tensors))}
+	named := &Tensor{} // one for all: only the names matter
 	for i := range tensors {
 		t := savedAt{SavedTensor: &tensors[i]}
-		err := names.add(&Tensor{Name: t.Name})
-		if err != nil {
+		named.Name = t.Name
+		if err := names.add(named); err != nil {
 			return err
 		}
-		if t.size, err = t.check(); err != nil {
+		if err := t.check(); err != nil {
 			return fmt.Errorf("tensor %s: %w", quote(t.Name), err)
 		}
 		if s.total > math.MaxInt-t.size {
@@ -95,7 +96,7 @@ func (s *Saving) layOut(tensors []SavedTensor) error {
 		}
 		placed = append(placed, t)
 	}
-	slices.SortStableFunc(placed, func(t, u savedAt) int { return -cmp.Compare(t.align(), u.align()) })
+	slices.SortStableFunc(placed, func(t, u savedAt) int { return cmp.Compare(u.align, t.align) })
 	for first, n := 0, 0; first < len(placed) || len(s.files) == 0; first = n {
 		bytes := 0
 		for n = first; n < len(placed) && (n == first || s.o.ShardBytes == 0 || placed[n].size <= s.o.ShardBytes-bytes); n++ {
@@ -110,41 +111,35 @@ func (s *Saving) layOut(tensors []SavedTensor) error {
 	return nil
 }
 
-// align returns the size of an element, 1 for those that are smaller than a byte.
-func (t savedAt) align() int {
-	elements, bytes := t.DType.Block()
-	if elements > 1 {
-		return 1
-	}
-	return bytes
-}
-
-// check returns the size of the tensor, or an error.
-func (t *SavedTensor) check() (int, error) {
-	_, known := safetensorsTypes[t.DType]
+// check sets the size and the alignment of the tensor, or returns an error.
+func (t *savedAt) check() (err error) {
+	block, known := safetensorsTypes[t.DType]
 	switch {
 	case !known:
-		return 0, fmt.Errorf("type %s is not one of safetensors", quote(string(t.DType)))
+		return fmt.Errorf("type %s is not one of safetensors", quote(string(t.DType)))
 	case t.Name == metadataKey:
-		return 0, errors.New("the format keeps this name for the metadata")
+		return errors.New("the format keeps this name for the metadata")
 	case len(t.Shape) > maxDimensions:
-		return 0, fmt.Errorf("%d dimensions, want at most %d", len(t.Shape), maxDimensions)
+		return fmt.Errorf("%d dimensions, want at most %d", len(t.Shape), maxDimensions)
 	}
-	size, err := t.DType.size(t.Shape)
+	if t.align = 1; block.elements == 1 {
+		t.align = block.bytes
+	}
+	t.size, err = t.DType.size(t.Shape)
 	m := t.Memory
 	switch {
 	case err != nil:
-		return 0, err
+		return err
 	case m.Device == nil && m != Memory{}:
-		return 0, fmt.Errorf("memory at %v of a nil device", m.Ptr)
-	case m.Device == nil && len(t.Host) < size:
-		return 0, fmt.Errorf("%d bytes of host memory, %s of shape %v has %d", len(t.Host), t.DType, t.Shape, size)
+		return fmt.Errorf("memory at %v of a nil device", m.Ptr)
+	case m.Device == nil && len(t.Host) < t.size:
+		return fmt.Errorf("%d bytes of host memory, %s of shape %v has %d", len(t.Host), t.DType, t.Shape, t.size)
 	case m.Device == nil:
-		return size, nil
+		return nil
 	case t.Host != nil:
-		return 0, errors.New("it has device memory and host memory")
+		return errors.New("it has device memory and host memory")
 	}
-	return size, m.check(size)
+	return m.check(t.size)
 }
 
 // checkMemory asks CUDA whether the tensors' memory is that of their devices.
@@ -152,12 +147,15 @@ func (s *Saving) checkMemory(ctx context.Context) error {
 	if err := bounded.Ended(ctx); err != nil {
 		return err
 	}
-	files := s.files
+	files, devices := s.files, s.devices
 	_, err := bounded.Do(ctx, bounded.Call[struct{}]{Run: func() (none struct{}, err error) {
-		for _, f := range files {
-			for _, r := range f.runs {
-				if err := r.checkMemory(); err != nil {
-					return none, fmt.Errorf("the memory from tensor %s on: %w", quote(f.tensorAt(r.off)), err)
+		for _, dev := range devices {
+			c := memoryCheck{device: dev}
+			for _, f := range files {
+				for _, r := range f.runs {
+					if err := c.checkRun(r); err != nil {
+						return none, fmt.Errorf("the memory from tensor %s on: %w", quote(f.tensorAt(r.off)), err)
+					}
 				}
 			}
 		}
@@ -166,91 +164,128 @@ func (s *Saving) checkMemory(ctx context.Context) error {
 	return err
 }
 
-// checkMemory looks at the first byte and the last.
-func (r savedRun) checkMemory() error {
-	if r.device == nil {
+// A memoryCheck asks CUDA whether addresses are memory of a device, once for each allocation: a query takes half a
+// microsecond (H200, 2026-11-22), which adds up for many small tensors.
+type memoryCheck struct {
+	device *cudart.Device
+	known  []span // the device's allocations, by address
+}
+
+// checkRun looks at the first byte and the last of a run of the device's.
+func (c *memoryCheck) checkRun(r savedRun) error {
+	if r.device != c.device {
 		return nil
 	}
-	for _, address := range []cudart.DevPtr{r.ptr, r.ptr + cudart.DevPtr(r.n-1)} {
-		a, err := r.device.PointerAttributes(uintptr(address))
-		if err != nil {
-			return err
-		}
-		if a.Type == cudart.MemoryUnregistered || a.Type == cudart.MemoryDevice && a.Device != r.device.Ordinal() {
-			return fmt.Errorf("address %v is not memory of %v", address, r.device)
-		}
+	if err := c.check(r.ptr); err != nil {
+		return err
+	}
+	return c.check(r.ptr + cudart.DevPtr(r.n-1))
+}
+
+func (c *memoryCheck) check(address cudart.DevPtr) error {
+	i := sort.Search(len(c.known), func(i int) bool { return c.known[i].end() > int64(address) })
+	if i < len(c.known) && c.known[i].off <= int64(address) {
+		return nil
+	}
+	a, err := c.device.PointerAttributes(uintptr(address))
+	if err != nil {
+		return err
+	}
+	if a.Type == cudart.MemoryUnregistered || a.Type == cudart.MemoryDevice && a.Device != c.device.Ordinal() {
+		return fmt.Errorf("address %v is not memory of %v", address, c.device)
+	}
+	if base, n := raw.AddressRange(c.device, uintptr(address)); n > 0 {
+		c.known = slices.Insert(c.known, i, span{int64(base), n})
 	}
 	return nil
 }
 
 // layOut sets the offsets, the header and the runs.
 func (f *savedFile) layOut(o SaveOptions) error {
+	data, blocks := 0, 0 // bytes of tensors, and a limit of their blocks
+	for i := range f.tensors {
+		t := &f.tensors[i]
+		t.off = int64(data)
+		data += t.size
+		blocks += t.size/blockBytes + 1
+	}
 	metadata := maps.Clone(o.Metadata)
 	delete(metadata, checksumKey) // that of another file
 	if !o.NoChecksums {
-		blocks := 0
-		for _, t := range f.tensors {
-			blocks += t.size/blockBytes + 1 // at most
-		}
 		if blocks > maxHeader/digits {
 			return fmt.Errorf("checksums of %d blocks have no room in a header: set ShardBytes or NoChecksums", blocks)
+		}
+		list := make([]span, 0, blocks)
+		for _, t := range f.tensors {
+			list = blocksOf(list, t.off, t.size, blockBytes)
 		}
 		if metadata == nil {
 			metadata = map[string]string{}
 		}
-		metadata[checksumKey] = checksumText(blockBytes, 0, make([]uint32, len(f.blocks())))
+		metadata[checksumKey] = checksumText(blockBytes, 0, make([]uint32, len(list)))
+		f.sums = newSums(list)
 	}
-	header := map[string]any{}
-	if len(metadata) > 0 {
-		header[metadataKey] = metadata
-	}
-	data := 0
-	for i := range f.tensors {
-		t := &f.tensors[i]
-		shape := append([]int{}, t.Shape...) // [] of none
-		header[t.Name] = struct {
-			DType   DType  `json:"dtype"`
-			Shape   []int  `json:"shape"`
-			Offsets [2]int `json:"data_offsets"`
-		}{t.DType, shape, [2]int{data, data + t.size}}
-		t.off = int64(data)
-		data += t.size
-	}
-	var h bytes.Buffer
-	h.Write(make([]byte, 8))
-	e := json.NewEncoder(&h)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(header); err != nil {
-		return err
-	}
-	h.Truncate(h.Len() - 1) // the end of the line
-	h.WriteString(strings.Repeat(" ", -h.Len()&(saveAlign-1)))
-	if n := h.Len() - 8; n > maxHeader {
+	f.header = f.headerText(metadata)
+	if n := len(f.header) - 8; n > maxHeader {
 		return fmt.Errorf("a header of %d bytes, want at most %d: set ShardBytes", n, maxHeader)
 	}
-	f.header = h.Bytes()
-	binary.LittleEndian.PutUint64(f.header, uint64(len(f.header)-8))
 	if data > math.MaxInt-len(f.header) {
 		return fmt.Errorf("the file would have more than %d bytes", math.MaxInt)
 	}
+	f.place(int64(len(f.header)))
 	f.size = int64(len(f.header) + data)
-	for i := range f.tensors {
-		t := &f.tensors[i]
-		t.off += int64(len(f.header))
-		f.add(t)
-	}
-	if !o.NoChecksums {
-		f.sums = newSums(f.blocks())
-	}
 	return nil
 }
 
-// blocks returns the blocks of the tensors, by their offsets.
-func (f *savedFile) blocks() (list []span) {
-	for _, t := range f.tensors {
-		list = blocksOf(list, t.off, t.size, blockBytes)
+// headerText returns the header, with its size before it. The keys are sorted, as encoding/json sorts
+// those of a map.
+func (f *savedFile) headerText(metadata map[string]string) []byte {
+	inOrder, size := make([]*savedAt, 0, len(f.tensors)+1), saveAlign+len(metadata[checksumKey])
+	for i := range f.tensors {
+		inOrder = append(inOrder, &f.tensors[i])
+		size += len(f.tensors[i].Name) + 100 // enough for nearly all entries
 	}
-	return list
+	if len(metadata) > 0 {
+		inOrder = append(inOrder, &savedAt{SavedTensor: &SavedTensor{Name: metadataKey}})
+	}
+	slices.SortFunc(inOrder, func(t, u *savedAt) int { return strings.Compare(t.Name, u.Name) })
+	h := append(make([]byte, 8, size), '{')
+	for i, t := range inOrder {
+		if i > 0 {
+			h = append(h, ',')
+		}
+		h = append(appendString(h, t.Name), ':')
+		if t.Name == metadataKey {
+			h = appendJSON(h, metadata)
+			continue
+		}
+		h = append(append(append(h, `{"dtype":"`...), t.DType...), `","shape":[`...)
+		h = appendInts(h, t.Shape...)
+		h = append(h, `],"data_offsets":[`...)
+		h = appendInts(h, int(t.off), int(t.off)+t.size)
+		h = append(h, "]}"...)
+	}
+	h = append(h, '}')
+	for len(h)%saveAlign != 0 {
+		h = append(h, ' ')
+	}
+	binary.LittleEndian.PutUint64(h, uint64(len(h)-8))
+	return h
+}
+
+// place moves the tensors and blocks behind the header, and sets the runs.
+func (f *savedFile) place(header int64) {
+	f.runs = make([]savedRun, 0, len(f.tensors))
+	for i := range f.tensors {
+		t := &f.tensors[i]
+		t.off += header
+		f.add(t)
+	}
+	if f.sums != nil {
+		for i := range f.sums.blocks {
+			f.sums.blocks[i].off += header
+		}
+	}
 }
 
 // seal sets the checksums in the header, when all bytes have passed and have those that the devices computed.
@@ -276,10 +311,10 @@ func (f *savedFile) seal() error {
 	if wrong != nil {
 		return errors.Join(wrong...)
 	}
-	value, _, _ := checksumAt(f.header)
+	value, at, _ := checksumAt(f.header)
 	copy(f.header[value:], checksumText(blockBytes, 0, sums))
 	sum, _ := headerSum(f.header)
-	copy(f.header[value:], checksumText(blockBytes, sum, sums))
+	copy(f.header[at:], fmt.Sprintf("%08x", sum))
 	return nil
 }
 
