@@ -32,6 +32,18 @@ const (
 	slotBytes   = summedSpans * (gpukernels.SpanBytes + 4)
 )
 
+// idleSummers has those of loads and saves that have ended: loading the kernel and pinning the list take milliseconds.
+var idleSummers idle[*summer]
+
+func takeSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
+	return idleSummers.take(dev, func() (*summer, error) { return newSummer(ctx, dev) })
+}
+
+// keep keeps the summer for the next load or save, unless this one has failed, or a kernel may be running.
+func (c *summer) keep(caller context.Context, failed bool) error {
+	return idleSummers.keep(caller, failed || len(c.slots) < summerSlots, c.streams[0].Device(), c)
+}
+
 // newSummer returns an error for a device that runs no kernels, among others.
 func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 	k, err := gpukernels.NewChecksums(ctx, dev)
@@ -172,18 +184,18 @@ type leaseSum struct {
 	launched summation
 }
 
-// sumLease begins to sum leased memory with the bytes from an offset of a file on. It returns nil if the CPU is to sum
-// them, because no kernel is loaded, or there are many tensors.
-func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *pool.Lease) (l *leaseSum, err error) {
+// sumLease begins to sum n bytes of leased memory, those from an offset of a file on. It returns nil if the CPU is to sum
+// them, because no kernel is loaded, the device cannot access the memory, or there are many tensors.
+func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *pool.Lease, n int) (l *leaseSum, err error) {
 	if c == nil || s == nil || ctx.Err() != nil {
 		return nil, nil
 	}
 	view, err := c.viewOf(ctx, lease.Pointer())
 	if err != nil {
-		return nil, err
+		return nil, nil
 	}
 	l = &leaseSum{}
-	if l.add(s, off, lease.Len(), view); len(l.spans) > summedSpans {
+	if l.add(s, off, n, view); len(l.spans) > summedSpans {
 		return nil, nil
 	}
 	l.launched, err = c.launch(ctx, l.spans)

@@ -58,32 +58,53 @@ func newSummedSim(t *testing.T, devices int) *summedSim {
 // Devices compute the checksums, of saves before the copy and of loads after it, and the CPU does without them.
 func TestChecksumsOfDevices(t *testing.T) {
 	t.Parallel()
-	sim := newSummedSim(t, 2)
-	s := newToSave(t, sim.devs)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "m.safetensors")
-	load := func() error {
-		l, err := weights.LoadModel(t.Context(), sim.devs[1], path, weights.LoadOptions{Checksums: true})
-		if err == nil {
-			require.NoError(t, l.Close())
-		}
-		return err
-	}
 	for _, without := range []bool{false, true} {
+		sim := newSummedSim(t, 2)
 		if without {
 			sim.Fail("cuModuleLoadDataEx", cudasim.Fault{Code: cudart.ErrNoKernelImageForDevice, Times: 1000})
 		}
-		for _, o := range []weights.SaveOptions{{}, {ShardBytes: 1 << 40, Snapshot: newPool(t, sim.devs[0], pool.Options{})}} {
+		s := newToSave(t, sim.devs)
+		path := filepath.Join(t.TempDir(), "m.safetensors")
+		loads := 0
+		for i, o := range []weights.SaveOptions{{}, {ShardBytes: 1 << 40, Snapshot: newPool(t, sim.devs[0], pool.Options{})}} {
 			sim.spans.Store(0)
 			require.NoError(t, save(t.Context(), path, s.tensors, o))
 			assert.Equal(t, without, sim.spans.Load() == 0)
 			s.check(t, path)
 			require.NoError(t, weights.Verify(t.Context(), path))
 			sim.spans.Store(0)
-			require.NoError(t, load())
+			l, err := weights.LoadModel(t.Context(), sim.devs[1], path, weights.LoadOptions{Checksums: true})
+			require.NoError(t, err)
+			require.NoError(t, l.Close())
 			assert.Equal(t, without, sim.spans.Load() == 0)
+			if i == 0 {
+				loads = sim.Calls("cuModuleLoadDataEx")
+			}
 		}
+		assert.Equal(t, !without, loads == sim.Calls("cuModuleLoadDataEx"), "the kernel stays loaded")
 	}
+}
+
+// The CPU computes the checksums of a load onto two devices if only the first one has the kernel.
+func TestOneDeviceWithoutTheKernelOfChecksums(t *testing.T) {
+	t.Parallel()
+	sim := newSummedSim(t, 2)
+	sim.Fail("cuModuleLoadDataEx", cudasim.Fault{Code: cudart.ErrNoKernelImageForDevice, Times: -1, Devices: []int{1}})
+	s := newToSave(t, sim.devs)
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
+	f, err := weights.OpenFile(path)
+	require.NoError(t, err)
+	defer f.Close()
+	large, ok := f.Tensor("large0")
+	require.True(t, ok)
+	plan, err := weights.PlanShares([]weights.Share{{Part: large.Whole()}, {Part: large.Whole(), Device: 1}}, weights.PlanOptions{})
+	require.NoError(t, err)
+	sim.spans.Store(0)
+	l, err := plan.LoadNew(t.Context(), sim.devs, weights.LoadOptions{Checksums: true})
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	assert.Zero(t, sim.spans.Load())
 }
 
 // Bits that flip between a device and the file are found before the file has its name.
@@ -228,48 +249,62 @@ func TestFlippedBitsOfLoads(t *testing.T) {
 // left, and the model before is whole.
 func TestChecksumsThatFail(t *testing.T) {
 	t.Parallel()
-	sim := newSummedSim(t, 1)
-	all := newToSave(t, sim.devs)
-	s := &toSave{bytes: all.bytes}
-	for _, tensor := range all.tensors {
-		if len(all.bytes[tensor.Name]) >= mib { // smaller ones are copied by another kernel
-			s.tensors = append(s.tensors, tensor)
-		}
-	}
-	dir := t.TempDir()
-	path := filepath.Join(dir, "m.safetensors")
-	require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
 	for fn, fails := range map[string]bool{
 		"cuLaunchKernel": true, "cuModuleLoadDataEx": false, "cuModuleGetFunction": false, "cudaHostAlloc": false, "cudaHostGetDevicePointer": false,
 	} {
-		for _, o := range []weights.SaveOptions{{}, {NoChecksums: true}} {
-			sim.Fail(fn, cudasim.Fault{Code: cudart.ErrLaunchFailure, Times: 1})
-			err := save(t.Context(), path, s.tensors, o)
-			called := sim.Calls(fn) > 0
-			sim.ResetFaults()
-			if fails && !o.NoChecksums {
-				require.ErrorIs(t, err, cudart.ErrLaunchFailure, fn)
-				require.ErrorContains(t, err, `tensor "large0", at offset `, fn)
-				require.ErrorContains(t, err, "checksums on device 0", fn)
-			} else {
-				require.NoError(t, err, fn)
-			}
-			require.True(t, called || o.NoChecksums, fn)
-			assert.Equal(t, []string{"m.safetensors"}, filesOf(t, dir))
-			s.check(t, path)
-		}
-		require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}))
-		sim.Fail(fn, cudasim.Fault{Code: cudart.ErrLaunchFailure, Times: 1})
-		l, err := weights.LoadModel(t.Context(), sim.devs[0], path, weights.LoadOptions{Checksums: true})
-		sim.ResetFaults()
-		if !fails {
-			require.NoError(t, err, fn)
-			require.NoError(t, l.Close())
-			continue
-		}
-		var loading *weights.LoadError
-		require.ErrorAs(t, err, &loading)
-		require.ErrorIs(t, err, cudart.ErrLaunchFailure)
-		require.ErrorContains(t, err, "checksums on device 0")
+		t.Run(fn, func(t *testing.T) { failChecksums(t, fn, fails) })
 	}
+}
+
+func failChecksums(t *testing.T, fn string, fails bool) {
+	large := func() (*summedSim, *toSave) {
+		sim := newSummedSim(t, 1)
+		all := newToSave(t, sim.devs)
+		s := &toSave{bytes: all.bytes}
+		for _, tensor := range all.tensors {
+			if len(all.bytes[tensor.Name]) >= mib { // smaller ones are copied by another kernel
+				s.tensors = append(s.tensors, tensor)
+			}
+		}
+		return sim, s
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.safetensors")
+	_, before := large()
+	require.NoError(t, save(t.Context(), path, before.tensors, weights.SaveOptions{}))
+	for _, o := range []weights.SaveOptions{{}, {NoChecksums: true}} {
+		sim, s := large()
+		sim.Fail(fn, cudasim.Fault{Code: cudart.ErrLaunchFailure, Times: 1})
+		err := save(t.Context(), path, s.tensors, o)
+		called := sim.Calls(fn) > 0
+		sim.ResetFaults()
+		if fails && !o.NoChecksums {
+			require.ErrorIs(t, err, cudart.ErrLaunchFailure)
+			require.ErrorContains(t, err, `tensor "large0", at offset `)
+			require.ErrorContains(t, err, "checksums on device 0")
+			before.check(t, path)
+		} else {
+			require.NoError(t, err)
+			s.check(t, path)
+			before = s
+		}
+		require.True(t, called || o.NoChecksums)
+		assert.Equal(t, []string{"m.safetensors"}, filesOf(t, dir))
+		require.NoError(t, save(t.Context(), path, s.tensors, weights.SaveOptions{}), "again")
+		s.check(t, path)
+		before = s
+	}
+	sim, _ := large()
+	sim.Fail(fn, cudasim.Fault{Code: cudart.ErrLaunchFailure, Times: 1})
+	l, err := weights.LoadModel(t.Context(), sim.devs[0], path, weights.LoadOptions{Checksums: true})
+	sim.ResetFaults()
+	if !fails {
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+		return
+	}
+	var loading *weights.LoadError
+	require.ErrorAs(t, err, &loading)
+	require.ErrorIs(t, err, cudart.ErrLaunchFailure)
+	require.ErrorContains(t, err, "checksums on device 0")
 }

@@ -110,8 +110,9 @@ func place(ctx context.Context, files []*File, placements []Placement, owned boo
 	if err != nil {
 		return fmt.Errorf("weights: load: %w", err)
 	}
-	defer l.closeSummers()
-	return l.load()
+	err = l.load()
+	l.closeSummers(err != nil)
+	return err
 }
 
 // A loading is one call of Load or Place. Its queues share it, without a lock:

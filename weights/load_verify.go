@@ -31,9 +31,9 @@ func (l *loading) readChecksums() error {
 // openSummers opens a summer on each device. The CPU computes the checksums if there is a device without one.
 func (l *loading) openSummers() error {
 	for _, dev := range l.devices {
-		c, err := newSummer(l.caller, dev)
+		c, err := takeSummer(l.caller, dev)
 		if err != nil {
-			l.closeSummers()
+			l.closeSummers(false) // nothing was launched
 			return bounded.Ended(l.caller)
 		}
 		l.summers = append(l.summers, c)
@@ -41,9 +41,9 @@ func (l *loading) openSummers() error {
 	return nil
 }
 
-func (l *loading) closeSummers() {
+func (l *loading) closeSummers(failed bool) {
 	for _, c := range l.summers {
-		_ = release(l.caller, l.ctx.Err() != nil, c.streams[0].Device().Runtime(), c) // which was only read; the next load or save tries again
+		_ = c.keep(l.caller, failed) // memory was only read; the next load or save tries again
 	}
 	l.summers = nil
 }

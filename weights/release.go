@@ -3,9 +3,11 @@ package weights
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
+	"github.com/gopinned/pinned/internal/raw"
 )
 
 const (
@@ -15,7 +17,7 @@ const (
 	releaseTimeout = 30 * bounded.Grace
 )
 
-// A ring is a Fanout or a Copier.
+// A ring is what a load or save opens on a device: a Fanout or a Copier, a pool, streams, kernels.
 type ring interface {
 	CloseContext(ctx context.Context) error
 }
@@ -62,4 +64,46 @@ func retryUnreleased(caller context.Context, rt *cudart.Runtime) {
 		running.Go(func() { _ = release(caller, true, rt, f) })
 	}
 	running.Wait()
+}
+
+// An idle has, for each device, the ring that a load or save has kept open for the next one. The runtime's Close closes
+// it.
+type idle[T ring] struct {
+	devices bounded.Each[cudart.Device, idleRing[T]]
+}
+
+type idleRing[T ring] struct {
+	kept    atomic.Pointer[T] // nil while a load or save has it, and if none has kept one
+	atClose sync.Once
+}
+
+// take returns the device's ring. It makes another one while a load or save has that: a file system that does not
+// respond then delays no other.
+func (i *idle[T]) take(dev *cudart.Device, open func() (T, error)) (T, error) {
+	if f := i.devices.Of(dev).kept.Swap(nil); f != nil {
+		return *f, nil
+	}
+	return open()
+}
+
+// keep keeps a ring that nothing uses, or releases it: if there is one already, failed is set, or the runtime was closed.
+func (i *idle[T]) keep(caller context.Context, failed bool, dev *cudart.Device, f T) error {
+	of, rt := i.devices.Of(dev), dev.Runtime()
+	of.atClose.Do(func() { raw.AtClose(rt, of.close) })
+	if !failed && of.kept.CompareAndSwap(nil, &f) && (!raw.Closed(rt) || !of.kept.CompareAndSwap(&f, nil)) {
+		return nil
+	}
+	return release(caller, failed, rt, f)
+}
+
+func (i *idleRing[T]) close() error {
+	f := i.kept.Load()
+	if f == nil {
+		return nil
+	}
+	err := (*f).CloseContext(context.Background())
+	if err == nil {
+		i.kept.CompareAndSwap(f, nil)
+	}
+	return err
 }

@@ -223,9 +223,9 @@ func (s *Saving) copy() (err error) {
 	}
 	err = errors.Join(err, s.pipeline.release())
 	beside.Wait()
-	for i, dev := range s.devices {
+	for i := range s.devices {
 		if c := s.summers[i].Load(); c != nil {
-			err = errors.Join(err, release(s.caller, s.ctx.Err() != nil, dev.Runtime(), c))
+			err = errors.Join(err, c.keep(s.caller, s.ctx.Err() != nil))
 		}
 	}
 	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
@@ -234,7 +234,7 @@ func (s *Saving) copy() (err error) {
 
 // sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough.
 func (s *Saving) sumOn(device int, dev *cudart.Device) {
-	c, err := newSummer(s.ctx, dev)
+	c, err := takeSummer(s.ctx, dev)
 	if err != nil {
 		return
 	}

@@ -26,6 +26,7 @@ var _ = func() bool {
 	}
 	return add("Files",
 		row{name: "shm/download-new/2GiB", cpu: true, prepare: downloadNewFile(n)},
+		row{name: "shm/download-new/512MiB", cpu: true, prepare: downloadNewFile(512 * mib)},
 		row{name: "cached/upload-opaque-reader/256MiB", prepare: uploadFile(cached, 256*mib, opaqueReader)},
 		row{name: "on-disk/upload/256MiB", prepare: uploadFromDisk(256 * mib)})
 }()

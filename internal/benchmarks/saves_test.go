@@ -23,7 +23,7 @@ func BenchmarkSaves(b *testing.B) { bench(b, "Saves") }
 
 var _ = func() bool {
 	plain, checked := weights.SaveOptions{NoChecksums: true}, weights.SaveOptions{}
-	direct := weights.SaveOptions{NoChecksums: true, DirectIO: true}
+	direct, directChecked := weights.SaveOptions{NoChecksums: true, DirectIO: true}, weights.SaveOptions{DirectIO: true}
 	for _, n := range []int{512 * mib, 2 * gib} {
 		size := sizeName(n)
 		add("Saves",
@@ -36,6 +36,7 @@ var _ = func() bool {
 	}
 	return add("Saves",
 		row{name: "disk/direct/512MiB", cpu: true, prepare: save{folder: cached, n: 512 * mib, options: direct}.prepare},
+		row{name: "disk/direct-checked/512MiB", cpu: true, prepare: save{folder: cached, n: 512 * mib, options: directChecked}.prepare},
 		row{name: "shm/20000-tensors/through", cpu: true, prepare: save{folder: shm, n: 65 * mib, small: true, options: plain}.prepare},
 		row{name: "shm/20000-tensors/checked", cpu: true, prepare: save{folder: shm, n: 65 * mib, small: true, options: checked}.prepare},
 		row{name: "shm/20000-tensors/snapshot", cpu: true, prepare: save{folder: shm, n: 65 * mib, small: true, options: checked, snapshot: true}.prepare})
