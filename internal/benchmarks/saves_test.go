@@ -34,6 +34,7 @@ var _ = func() bool {
 			row{name: "shm/host-memory/" + size, cpu: true, prepare: save{folder: shm, n: n, options: plain, host: true}.prepare},
 			row{name: "shm/host-memory-checked/" + size, cpu: true, prepare: save{folder: shm, n: n, options: checked, host: true}.prepare})
 	}
+	add("GPUs", row{name: "2/save/2GiB", gpus: 2, cpu: true, prepare: save{folder: shm, n: 2 * gib, gpus: 2, options: plain}.prepare})
 	return add("Saves",
 		row{name: "disk/direct/512MiB", cpu: true, prepare: save{folder: cached, n: 512 * mib, options: direct}.prepare},
 		row{name: "disk/direct-checked/512MiB", cpu: true, prepare: save{folder: cached, n: 512 * mib, options: directChecked}.prepare},
@@ -46,6 +47,7 @@ var _ = func() bool {
 type save struct {
 	folder                          string
 	n                               int // bytes of tensors
+	gpus                            int // that have them in turn; 0 is one
 	small, host, snapshot, returned bool
 	options                         weights.SaveOptions
 }
@@ -53,7 +55,11 @@ type save struct {
 func (s save) prepare(f *fixture) task {
 	n := f.size(s.n)
 	n -= min(8*mib, n/2) // for the alignment of tensors
-	dev, p := f.memory(0, 0)
+	gpus := max(s.gpus, 1)
+	memory := make([]weights.Memory, gpus)
+	for i := range memory {
+		memory[i].Device, memory[i].Ptr = f.memory(i, 0)
+	}
 	var tensors []weights.SavedTensor
 	var places []int
 	at := 0
@@ -66,13 +72,14 @@ func (s save) prepare(f *fixture) task {
 		if s.host {
 			t.Host = f.source()[at:][:size]
 		} else {
-			t.Memory = weights.Memory{Device: dev, Ptr: p + cudart.DevPtr(at), Bytes: size}
+			t.Memory = memory[i%gpus]
+			t.Memory.Ptr, t.Memory.Bytes = t.Memory.Ptr+cudart.DevPtr(at), size
 		}
 		tensors, places = append(tensors, t), append(places, at)
 		left, at = left-size, (at+size+511)&^511
 	}
 	if s.snapshot {
-		s.options.Snapshot = must(pool.New(dev, pool.Options{}))(f)
+		s.options.Snapshot = must(pool.New(memory[0].Device, pool.Options{}))(f)
 		f.later(s.options.Snapshot.Close)
 	}
 	f.ownFile(s.folder, n) // there is room for a file, or the row is skipped
@@ -96,12 +103,12 @@ func (s save) prepare(f *fixture) task {
 	return task{bytes: n, op: op, after: after, verify: func(op func() error) error {
 		want := f.source()
 		if !s.host {
-			pattern, err := f.putPattern(dev, p, at)
-			if err != nil {
-				return err
-			}
+			pattern := f.newPattern()
 			want = f.target()
 			pattern.fill(want)
+			if err := onEach(gpus, func(i int) error { return put(memory[i].Device, memory[i].Ptr, want) }); err != nil {
+				return err
+			}
 		}
 		if err := op(); err != nil {
 			return err

@@ -13,8 +13,8 @@ import (
 
 // staged is the method of many blocks to the device that lie one after the other in host memory: an engine copies them to
 // device memory, as one, and the kernel from there to their places. The link then carries large reads alone: with a
-// kernel that writes to the host beside it, it carries 72 GB/s both ways together, and 57 with two such kernels (H200,
-// 2026-11-29; of hosts on which an engine alone and that kernel reach 74 to 86).
+// kernel that writes to the host beside it, it carries 72 GB/s both ways together, and 57 with two such kernels. A copy of
+// an engine alone and that kernel carried 74 to 86 there (H200, 2026-11-29).
 //
 // The engine copies on a stream of its own, to one half of the scratch memory while the kernel reads the other half. The
 // streams wait for each other:
