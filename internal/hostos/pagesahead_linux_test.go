@@ -19,7 +19,7 @@ func newPagesAhead(t *testing.T) *PagesAhead {
 	fd, err := unix.MemfdCreate(t.Name(), 0)
 	require.NoError(t, err)
 	defer unix.Close(fd)
-	const off, n = HugePage - 4096, 9*HugePage + 5
+	const off, n = HugePage - 4096, 4*aheadBytes + HugePage + 5
 	require.NoError(t, unix.Ftruncate(fd, off+n))
 	m, err := MapFile(fd, off, n)
 	require.NoError(t, err)
