@@ -349,5 +349,8 @@ func (o fileOrder) add(f *File) bool {
 
 // compare orders parts by file and offset.
 func (o fileOrder) compare(p, q Part) int {
-	return cmp.Or(cmp.Compare(o[p.Tensor.File], o[q.Tensor.File]), p.compare(q))
+	if f, g := p.Tensor.File, q.Tensor.File; f != g {
+		return cmp.Compare(o[f], o[g])
+	}
+	return p.compare(q)
 }
