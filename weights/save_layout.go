@@ -142,26 +142,36 @@ func (t *savedAt) check() (err error) {
 	return m.check(t.size)
 }
 
-// checkMemory asks CUDA whether the tensors' memory is that of their devices.
+// checkMemory asks CUDA whether the tensors' memory is that of their devices, and splits runs between allocations: CUDA
+// refuses a copy that spans two.
 func (s *Saving) checkMemory(ctx context.Context) error {
 	if err := bounded.Ended(ctx); err != nil {
 		return err
 	}
-	files, devices := s.files, s.devices
-	_, err := bounded.Do(ctx, bounded.Call[struct{}]{Run: func() (none struct{}, err error) {
-		for _, dev := range devices {
-			c := memoryCheck{device: dev}
-			for _, f := range files {
-				for _, r := range f.runs {
-					if err := c.checkRun(r); err != nil {
-						return none, fmt.Errorf("the memory from tensor %s on: %w", quote(f.tensorAt(r.off)), err)
-					}
+	files, checks := s.files, make(map[*cudart.Device]*memoryCheck, len(s.devices))
+	for _, dev := range s.devices {
+		checks[dev] = &memoryCheck{device: dev}
+	}
+	split, err := bounded.Do(ctx, bounded.Call[[][]savedRun]{Run: func() ([][]savedRun, error) {
+		split := make([][]savedRun, len(files))
+		for i, f := range files {
+			split[i] = make([]savedRun, 0, len(f.runs))
+			for _, r := range f.runs {
+				var err error
+				if split[i], err = checks[r.device].split(split[i], r); err != nil {
+					return nil, fmt.Errorf("the memory from tensor %s on: %w", quote(f.tensorAt(r.off)), err)
 				}
 			}
 		}
-		return none, nil
+		return split, nil
 	}})
-	return err
+	if err != nil {
+		return err
+	}
+	for i, f := range files {
+		f.runs = split[i]
+	}
+	return nil
 }
 
 // A memoryCheck asks CUDA whether addresses are memory of a device, once for each allocation: a query takes half a
@@ -171,33 +181,47 @@ type memoryCheck struct {
 	known  []span // the device's allocations, by address
 }
 
-// checkRun looks at the first byte and the last of a run of the device's.
-func (c *memoryCheck) checkRun(r savedRun) error {
-	if r.device != c.device {
-		return nil
+// split appends the parts of a run that are in one allocation each. If the library cannot tell that, it looks at the first
+// byte and at the last. Nil is for host memory.
+func (c *memoryCheck) split(parts []savedRun, r savedRun) ([]savedRun, error) {
+	for c != nil {
+		in, err := c.allocation(r.ptr)
+		if err == nil && in.n == 0 {
+			in, err = c.allocation(r.ptr + cudart.DevPtr(r.n-1))
+		}
+		if err != nil {
+			return nil, err
+		}
+		n := in.end() - int64(r.ptr)
+		if in.n == 0 || n >= int64(r.n) {
+			break
+		}
+		part := r
+		part.n = int(n)
+		parts = append(parts, part)
+		r.off, r.ptr, r.n = part.end(), r.ptr+cudart.DevPtr(n), r.n-part.n
 	}
-	if err := c.check(r.ptr); err != nil {
-		return err
-	}
-	return c.check(r.ptr + cudart.DevPtr(r.n-1))
+	return append(parts, r), nil
 }
 
-func (c *memoryCheck) check(address cudart.DevPtr) error {
+// allocation returns the allocation of an address, an empty one if the library cannot tell.
+func (c *memoryCheck) allocation(address cudart.DevPtr) (in span, err error) {
 	i := sort.Search(len(c.known), func(i int) bool { return c.known[i].end() > int64(address) })
 	if i < len(c.known) && c.known[i].off <= int64(address) {
-		return nil
+		return c.known[i], nil
 	}
 	a, err := c.device.PointerAttributes(uintptr(address))
 	if err != nil {
-		return err
+		return in, err
 	}
 	if a.Type == cudart.MemoryUnregistered || a.Type == cudart.MemoryDevice && a.Device != c.device.Ordinal() {
-		return fmt.Errorf("address %v is not memory of %v", address, c.device)
+		return in, fmt.Errorf("address %v is not memory of %v", address, c.device)
 	}
 	if base, n := raw.AddressRange(c.device, uintptr(address)); n > 0 {
-		c.known = slices.Insert(c.known, i, span{int64(base), n})
+		in = span{int64(base), n}
+		c.known = slices.Insert(c.known, i, in)
 	}
-	return nil
+	return in, nil
 }
 
 // layOut sets the offsets, the header and the runs.

@@ -89,3 +89,19 @@ func TestSaveAsksForTheMemoryOfAnAllocationOnce(t *testing.T) {
 	_, err = check()
 	require.ErrorContains(t, err, `the memory from tensor "198" on`)
 }
+
+// CUDA refuses a copy that spans two allocations, which may be neighbours.
+func TestRunsAreSplitBetweenAllocations(t *testing.T) {
+	t.Parallel()
+	c := memoryCheck{known: []span{{100, 100}, {200, 50}, {250, 100}}}
+	host := savedRun{host: make([]byte, 7), off: 1, n: 7}
+	parts, err := (*memoryCheck)(nil).split(nil, host)
+	require.NoError(t, err)
+	parts, err = c.split(parts, savedRun{ptr: 150, off: 8, n: 150})
+	require.NoError(t, err)
+	parts, err = c.split(parts, savedRun{ptr: 250, off: 158, n: 100})
+	require.NoError(t, err)
+	assert.Equal(t, []savedRun{
+		host, {ptr: 150, off: 8, n: 50}, {ptr: 200, off: 58, n: 50}, {ptr: 250, off: 108, n: 50}, {ptr: 250, off: 158, n: 100},
+	}, parts)
+}
