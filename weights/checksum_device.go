@@ -8,20 +8,18 @@ import (
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
-	"github.com/gopinned/pinned/hostmem/pool"
+	"github.com/gopinned/pinned/hostmem"
 	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
-	"github.com/gopinned/pinned/internal/lifetime"
 )
 
 // A summer computes checksums of memory that a device can access, on the device. Several goroutines use it at once.
 type summer struct {
 	*gpukernels.Checksums
 	streams deviceStreams
-	list    unsafe.Pointer // pinned: summerSlots times summedSpans spans and their checksums
-	view    cudart.DevPtr  // of list
-	slots   chan int       // those that nobody uses
-	life    lifetime.Lifetime
+	list    *hostmem.Buffer // of summerSlots times summedSpans spans and their checksums
+	view    cudart.DevPtr   // of list
+	slots   chan int        // those that nobody uses
 }
 
 const (
@@ -57,15 +55,8 @@ func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 	if c.streams, err = newStreams(ctx, dev); err != nil {
 		return nil, errors.Join(err, release(ctx, true, dev.Runtime(), k))
 	}
-	c.list, err = onDevice(ctx, dev, func() (unsafe.Pointer, error) {
-		return dev.HostAlloc(summerSlots*slotBytes, cudart.HostAllocMapped)
-	}, func(list unsafe.Pointer, err error) {
-		if err == nil {
-			_ = dev.FreeHost(list)
-		}
-	})
-	if err == nil {
-		c.view, err = c.viewOf(ctx, c.list)
+	if c.list, err = hostmem.Alloc(ctx, dev, summerSlots*slotBytes, hostmem.Options{Label: "weights checksums"}); err == nil {
+		c.view, err = c.viewOf(ctx, c.list.Pointer())
 	}
 	if err != nil {
 		return nil, errors.Join(err, release(ctx, true, dev.Runtime(), c))
@@ -85,8 +76,8 @@ type summation struct {
 	slot, n int
 }
 
-// launch begins to sum at most summedSpans spans.
-func (c *summer) launch(ctx context.Context, spans []gpukernels.Span) (summation, error) {
+// launch begins to sum at most summedSpans spans, which may be those of a lease.
+func (c *summer) launch(ctx context.Context, spans []gpukernels.Span, lease *usedLease) (summation, error) {
 	l := summation{summer: c}
 	select {
 	case l.slot = <-c.slots:
@@ -95,15 +86,14 @@ func (c *summer) launch(ctx context.Context, spans []gpukernels.Span) (summation
 	}
 	l.n = copy(unsafe.Slice((*gpukernels.Span)(l.memory()), summedSpans), spans)
 	view := c.view + cudart.DevPtr(l.slot*slotBytes)
-	_, err := onDevice(ctx, l.stream().Device(), func() (none struct{}, err error) {
-		return none, c.CRC32C(l.stream(), view, l.n, view+summedSpans*gpukernels.SpanBytes)
-	}, nil)
-	return l, err
+	return l, lease.onDevice(ctx, l.stream().Device(), func() error {
+		return c.CRC32C(l.stream(), view, l.n, view+summedSpans*gpukernels.SpanBytes)
+	})
 }
 
 func (l summation) stream() *cudart.Stream { return l.streams[l.slot%len(l.streams)] }
 
-func (l summation) memory() unsafe.Pointer { return unsafe.Add(l.list, l.slot*slotBytes) }
+func (l summation) memory() unsafe.Pointer { return unsafe.Add(l.list.Pointer(), l.slot*slotBytes) }
 
 // sums waits for the checksums. After an error the slot stays taken: the kernel may use it.
 func (l summation) sums(ctx context.Context) ([]uint32, error) {
@@ -115,19 +105,16 @@ func (l summation) sums(ctx context.Context) ([]uint32, error) {
 	return got, nil
 }
 
-// CloseContext waits for kernels that use the summer's memory, and closes it.
+// CloseContext waits for kernels that use the summer's memory, also those whose launch was abandoned, and closes it.
 func (c *summer) CloseContext(ctx context.Context) error {
-	return c.life.Close(ctx, func(ctx context.Context) error {
-		for _, s := range c.streams {
-			if err := s.Synchronize(ctx); err != nil && ctx.Err() != nil {
-				return err
-			}
-		}
-		_, err := onDevice(ctx, c.streams[0].Device(), func() (none struct{}, err error) {
-			return none, errors.Join(c.streams[0].Device().FreeHost(c.list), c.streams.close(), c.Checksums.CloseContext(ctx))
-		}, nil)
-		return err
-	})
+	err := c.Checksums.CloseContext(ctx)
+	if err == nil && c.list != nil {
+		err = c.list.CloseContext(ctx)
+	}
+	if err == nil {
+		err = c.streams.CloseContext(ctx)
+	}
+	return err
 }
 
 // A summing is parts of blocks of files that are in the memory of a device, and are to be summed there.
@@ -155,7 +142,7 @@ func (l *summing) add(s *sums, off int64, n int, at cudart.DevPtr) {
 // run computes the checksums and adds them to those of the files. It returns the part at which it has failed.
 func (l *summing) run(ctx context.Context, c *summer) (failed blockPart, err error) {
 	for len(l.parts) > 0 {
-		launched, err := c.launch(ctx, l.spans)
+		launched, err := c.launch(ctx, l.spans, &usedLease{})
 		if err == nil {
 			err = l.take(ctx, launched)
 		}
@@ -186,7 +173,7 @@ type leaseSum struct {
 
 // sumLease begins to sum n bytes of leased memory, those from an offset of a file on. It returns nil if the CPU is to sum
 // them, because no kernel is loaded, the device cannot access the memory, or there are many tensors.
-func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *pool.Lease, n int) (l *leaseSum, err error) {
+func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *usedLease, n int) (l *leaseSum, err error) {
 	if c == nil || s == nil || ctx.Err() != nil {
 		return nil, nil
 	}
@@ -198,7 +185,7 @@ func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *pool.L
 	if l.add(s, off, n, view); len(l.spans) > summedSpans {
 		return nil, nil
 	}
-	l.launched, err = c.launch(ctx, l.spans)
+	l.launched, err = c.launch(ctx, l.spans, lease)
 	return l, err
 }
 

@@ -75,6 +75,7 @@ type idle[T ring] struct {
 type idleRing[T ring] struct {
 	kept    atomic.Pointer[T] // nil while a load or save has it, and if none has kept one
 	atClose sync.Once
+	closing *T // whose Close has failed; the runtime calls close once at a time
 }
 
 // take returns the device's ring. It makes another one while a load or save has that: a file system that does not
@@ -96,14 +97,17 @@ func (i *idle[T]) keep(caller context.Context, failed bool, dev *cudart.Device, 
 	return release(caller, failed, rt, f)
 }
 
+// close takes the ring first: a load or save that has begun must not find one that is closed.
 func (i *idleRing[T]) close() error {
-	f := i.kept.Load()
-	if f == nil {
+	if i.closing == nil {
+		i.closing = i.kept.Swap(nil)
+	}
+	if i.closing == nil {
 		return nil
 	}
-	err := (*f).CloseContext(context.Background())
+	err := (*i.closing).CloseContext(context.Background())
 	if err == nil {
-		i.kept.CompareAndSwap(f, nil)
+		i.closing = nil
 	}
 	return err
 }

@@ -1,7 +1,6 @@
 package weights
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -213,15 +212,15 @@ func (s *Saving) copy() (err error) {
 			}
 		})
 	}
-	if s.pipeline, err = newPipeline(s); err == nil {
+	if s.pipeline, err = newPipeline(s); err != nil {
+		s.cancel(err)
+	} else {
 		for _, f := range s.files {
-			if err = s.pipeline.copyFile(f); err != nil {
-				break
-			}
+			s.pipeline.copyFile(f)
 		}
 		close(s.pipeline.filled) // the writers end when they have written all pieces
 	}
-	err = errors.Join(err, s.pipeline.release())
+	err = s.pipeline.release()
 	beside.Wait()
 	for i := range s.devices {
 		if c := s.summers[i].Load(); c != nil {
@@ -229,7 +228,7 @@ func (s *Saving) copy() (err error) {
 		}
 	}
 	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
-	return cmp.Or(err, s.failure())
+	return errors.Join(s.failure(), err)
 }
 
 // sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough.

@@ -36,11 +36,8 @@ func (n *pipeline) openGather(piece []savedRun) {
 		return
 	}
 	for dev, runs := range byDevice(piece) {
-		if n.gather[dev] == nil && gathered(runs) {
-			k, err := idleGather.take(dev, func() (*gpukernels.Parts, error) { return gpukernels.NewParts(n.ctx, dev) })
-			if err == nil {
-				n.gather[dev] = k
-			}
+		if _, tried := n.gather[dev]; !tried && gathered(runs) {
+			n.gather[dev], _ = idleGather.take(dev, func() (*gpukernels.Parts, error) { return gpukernels.NewParts(n.ctx, dev) })
 		}
 	}
 }

@@ -20,9 +20,9 @@ import (
 const (
 	// snapshotPiece is the size of the pieces of files that are leased, copied and written: a multiple of saveAlign.
 	snapshotPiece = 32 << 20
-	// snapshotCopies is the number of pieces of a device that are copied at once: while one waits for its end, the
+	// copiesAtOnce is the number of pieces of a device that are copied at once: while one waits for its end, the
 	// link has others.
-	snapshotCopies = 4
+	copiesAtOnce = 4
 	// throughPiece and throughBytes are the size of pieces, and the memory for all of them, without a pool of the
 	// caller's. Pieces of 8 MiB are 3 % slower, and those of 2 MiB 5 % (H200, 2026-11-29).
 	throughPiece = 4 << 20
@@ -45,7 +45,7 @@ type pipeline struct {
 	through bool       // the caller waits for the writers
 	size    int64      // of the pieces
 	streams map[*cudart.Device]deviceStreams
-	gather  map[*cudart.Device]*gpukernels.Parts // of devices that have many small tensors
+	gather  map[*cudart.Device]*gpukernels.Parts // of devices with many small tensors: nil if it cannot be loaded
 	filled  chan filledPiece
 	start   chan struct{} // closed: the writers may begin
 	once    sync.Once     // of start
@@ -57,8 +57,33 @@ type filledPiece struct {
 	*savedFile
 	off   int64
 	mem   []byte
-	lease *pool.Lease // nil for the caller's
-	by    *summer     // of the lease, or nil
+	lease *usedLease // nil for the caller's
+	by    *summer    // of the lease, or nil
+}
+
+// A usedLease is a lease with the calls of CUDA that use it. The pool takes it back when its owner has released it and
+// all calls have returned, also those that were abandoned: they may still queue a kernel.
+type usedLease struct {
+	pool.Lease
+	calls   atomic.Int32     // -1 when the last user has left
+	streams []*cudart.Stream // set before the owner's release: those with kernels that use it
+}
+
+// onDevice makes a call that uses the lease.
+func (l *usedLease) onDevice(ctx context.Context, dev *cudart.Device, run func() error) error {
+	l.calls.Add(1)
+	_, err := onDevice(ctx, dev, func() (none struct{}, err error) { return none, run() }, func(struct{}, error) { _ = l.leave() })
+	if !errors.Is(err, transfer.ErrUnderWay) {
+		_ = l.leave() // not as the last: the owner is there
+	}
+	return err
+}
+
+func (l *usedLease) leave() error {
+	if l.calls.Add(-1) >= 0 {
+		return nil
+	}
+	return l.Release(l.streams...)
 }
 
 func newPipeline(s *Saving) (*pipeline, error) {
@@ -121,12 +146,12 @@ func (f *savedFile) writers() int {
 	return cacheWriters
 }
 
-// snapshots bound, for each device, the threads in calls of CUDA for snapshots.
-var snapshots bounded.Each[cudart.Device, bounded.Group]
+// calls bound, for each device, the threads in calls of CUDA that may not return.
+var calls bounded.Each[cudart.Device, bounded.Group]
 
 // onDevice makes calls of CUDA. late, unless it is nil, takes the outcome of calls that were abandoned.
 func onDevice[T any](ctx context.Context, dev *cudart.Device, run func() (T, error), late func(T, error)) (none T, _ error) {
-	group := snapshots.Of(dev)
+	group := calls.Of(dev)
 	if err := group.Begin(ctx); err != nil {
 		return none, err
 	}
@@ -145,7 +170,7 @@ type deviceStreams []*cudart.Stream
 
 func newStreams(ctx context.Context, dev *cudart.Device) (deviceStreams, error) {
 	return onDevice(ctx, dev, func() (streams deviceStreams, err error) {
-		for range snapshotCopies {
+		for range copiesAtOnce {
 			s, err := dev.NewStream(cudart.StreamOptions{})
 			if err != nil {
 				return streams, errors.Join(err, streams.close())
@@ -187,7 +212,9 @@ func (n *pipeline) release() (err error) {
 		}
 	}
 	for dev, kernel := range n.gather {
-		err = errors.Join(err, idleGather.keep(n.caller, n.ctx.Err() != nil, dev, kernel))
+		if kernel != nil {
+			err = errors.Join(err, idleGather.keep(n.caller, n.ctx.Err() != nil, dev, kernel))
+		}
 	}
 	for dev, streams := range n.streams {
 		err = errors.Join(err, release(n.caller, n.ctx.Err() != nil, dev.Runtime(), streams))
@@ -219,11 +246,10 @@ func (n *pipeline) write() {
 		if p.lease == nil {
 			continue
 		}
-		var users []*cudart.Stream
 		if err != nil {
-			users = p.by.streams
+			p.lease.streams = p.by.streams
 		}
-		if err := p.lease.Release(users...); err != nil {
+		if err := p.lease.leave(); err != nil {
 			n.cancel(err)
 		}
 	}
@@ -264,8 +290,8 @@ func (n *pipeline) awaitPages(f *savedFile, end int64) {
 	}
 }
 
-// copyFile copies the pieces of a file, those of each device at once with those of the others.
-func (n *pipeline) copyFile(f *savedFile) error {
+// copyFile copies the pieces of a file until the save fails, those of each device at once with those of the others.
+func (n *pipeline) copyFile(f *savedFile) {
 	of := map[*cudart.Device][][]savedRun{} // pieces by the device of their first byte
 	for _, piece := range f.pieces {
 		if first := piece[0]; n.through && first.device == nil {
@@ -277,7 +303,7 @@ func (n *pipeline) copyFile(f *savedFile) error {
 	var running sync.WaitGroup
 	for _, pieces := range of {
 		var next atomic.Int64
-		for stream := range min(snapshotCopies, len(pieces)) {
+		for stream := range min(copiesAtOnce, len(pieces)) {
 			running.Go(func() {
 				for i := next.Add(1) - 1; i < int64(len(pieces)) && n.ctx.Err() == nil; i = next.Add(1) - 1 {
 					off := pieces[i][0].off
@@ -289,7 +315,6 @@ func (n *pipeline) copyFile(f *savedFile) error {
 		}
 	}
 	running.Wait()
-	return n.failure()
 }
 
 // copyPiece copies the piece of a file from off on to leased memory by one of each device's streams. The pool takes the
@@ -309,14 +334,14 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 			all = lists[dev] + countParts(runs)*gpukernels.PartBytes
 		}
 	}
-	lease, err := n.pool.TryGet(n.ctx, all)
-	if errors.Is(err, hostmem.ErrLimit) {
-		n.begin()
-		lease, err = n.pool.Get(n.ctx, all)
+	if len(lists) > 0 || n.through && len(n.gather) > 0 { // leases of one size, so that the pool need not pin others
+		room := int(n.size / 16)
+		all = size + max(1, (all-size+room-1)/room)*room
 	}
+	lease, err := n.lease(all)
 	if err != nil && all > size && n.ctx.Err() == nil { // there may be no room for the lists
 		clear(lists)
-		lease, err = n.pool.Get(n.ctx, size)
+		lease, err = n.lease(size)
 	}
 	if err != nil {
 		return err
@@ -326,30 +351,40 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 			copy(lease.Bytes()[r.off-off:], r.host)
 		}
 	}
-	var streams []*cudart.Stream
+	used := &usedLease{Lease: lease}
 	for dev, runs := range of {
 		on := n.streams[dev][stream]
-		streams = append(streams, on)
-		_, e := onDevice(n.ctx, dev, func() (none struct{}, err error) {
+		used.streams = append(used.streams, on)
+		err = errors.Join(err, used.onDevice(n.ctx, dev, func() error {
 			if list := lists[dev]; list > 0 {
-				return none, gatherRuns(n.gather[dev], lease, off, list, runs, on)
+				return gatherRuns(n.gather[dev], lease, off, list, runs, on)
 			}
-			return none, queueRuns(lease, off, runs, on)
-		}, nil)
-		err = errors.Join(err, e)
+			return queueRuns(lease, off, runs, on)
+		}))
 	}
-	for _, on := range streams {
+	for _, on := range used.streams {
 		err = errors.Join(err, await(n.ctx, on))
 	}
 	if err != nil {
-		return errors.Join(err, lease.Release(streams...))
+		return errors.Join(err, used.leave())
 	}
-	p := filledPiece{savedFile: f, off: off, mem: lease.Bytes()[:size], lease: &lease}
+	used.streams = nil // they are done
+	p := filledPiece{savedFile: f, off: off, mem: lease.Bytes()[:size], lease: used}
 	if n.through {
 		p.by = n.summers[slices.Index(n.devices, runs[0].device)].Load()
 	}
 	n.filled <- p
 	return nil
+}
+
+// lease leases memory. If there is no more, the writers return some.
+func (n *pipeline) lease(bytes int) (pool.Lease, error) {
+	lease, err := n.pool.TryGet(n.ctx, bytes)
+	if errors.Is(err, hostmem.ErrLimit) {
+		n.begin()
+		lease, err = n.pool.Get(n.ctx, bytes)
+	}
+	return lease, err
 }
 
 // byDevice returns the runs of each device.

@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"path/filepath"
@@ -68,7 +69,7 @@ func TestSavesUsePinnedMemoryAgain(t *testing.T) {
 	tensors := []SavedTensor{{Name: "w", DType: U8, Shape: []int{size}, Memory: Memory{Device: dev, Ptr: ptr, Bytes: size}}}
 	dir := t.TempDir()
 	save := func(changed func(change) error) error {
-		s := &Saving{path: filepath.Join(dir, rand.Text()+".safetensors"), changed: changed}
+		s := &Saving{path: filepath.Join(dir, rand.Text()+".safetensors"), changed: changed, o: SaveOptions{NoChecksums: true}} // whose list is pinned, too
 		if err := s.begin(t.Context(), tensors); err != nil {
 			return err
 		}
@@ -110,4 +111,45 @@ func TestSavesUsePinnedMemoryAgain(t *testing.T) {
 	assert.Equal(t, [2]int{3, 2}, calls())
 	require.NoError(t, rt.Close())
 	assert.Equal(t, [2]int{3, 3}, calls())
+}
+
+// A closer is a ring that is slow to close, and fails at first.
+type closer struct {
+	closing chan struct{}
+	calls   int
+}
+
+func (c *closer) CloseContext(context.Context) error {
+	c.closing <- struct{}{}
+	<-c.closing
+	if c.calls++; c.calls == 1 {
+		return errors.New("failed")
+	}
+	return nil
+}
+
+// A load or save that begins while the runtime is closed does not get what that closes.
+func TestIdleRingsThatAreClosed(t *testing.T) {
+	t.Parallel()
+	_, rt := testgpu.Sim(t, cudasim.Config{})
+	dev, err := rt.Device(0)
+	require.NoError(t, err)
+	var kept idle[*closer]
+	first := &closer{closing: make(chan struct{})}
+	require.NoError(t, kept.keep(t.Context(), false, dev, first))
+	for _, fails := range []bool{true, false} {
+		closed := make(chan error)
+		go func() { closed <- rt.Close() }()
+		<-first.closing
+		other, err := kept.take(dev, func() (*closer, error) { return &closer{}, nil })
+		require.NoError(t, err)
+		assert.NotSame(t, first, other)
+		first.closing <- struct{}{}
+		assert.Equal(t, fails, <-closed != nil)
+		if t.Failed() {
+			return
+		}
+	}
+	require.NoError(t, rt.Close())
+	assert.Equal(t, 2, first.calls)
 }
