@@ -2,6 +2,7 @@ package weights
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -52,18 +53,26 @@ func release(caller context.Context, failed bool, rt *cudart.Runtime, f ring) er
 // retryUnreleased closes rings that earlier loads and saves could not close. Their errors were
 // returned there.
 func retryUnreleased(caller context.Context, rt *cudart.Runtime) {
-	var rings []ring // first: those that fail are added again
-	unreleased.Of(rt).Range(func(f, _ any) bool {
-		if _, found := unreleased.Of(rt).LoadAndDelete(f); found {
-			rings = append(rings, *f.(*ring))
+	var again []func() error // first: those that fail are added again
+	rings := unreleased.Of(rt)
+	rings.Range(func(f, _ any) bool {
+		if _, found := rings.LoadAndDelete(f); found {
+			again = append(again, func() error { return release(caller, true, rt, *f.(*ring)) })
 		}
 		return true
 	})
+	_ = atOnce(again)
+}
+
+// atOnce makes calls at once, and joins their errors.
+func atOnce(calls []func() error) error {
+	errs := make([]error, len(calls))
 	var running sync.WaitGroup
-	for _, f := range rings {
-		running.Go(func() { _ = release(caller, true, rt, f) })
+	for i, call := range calls {
+		running.Go(func() { errs[i] = call() })
 	}
 	running.Wait()
+	return errors.Join(errs...)
 }
 
 // An idle has, for each device, the ring that a load or save has kept open for the next one. The runtime's Close closes

@@ -220,13 +220,8 @@ func (s *Saving) copy() (err error) {
 		}
 		close(s.pipeline.filled) // the writers end when they have written all pieces
 	}
-	err = s.pipeline.release()
 	beside.Wait()
-	for i := range s.devices {
-		if c := s.summers[i].Load(); c != nil {
-			err = errors.Join(err, c.keep(s.caller, s.ctx.Err() != nil))
-		}
-	}
+	err = s.pipeline.release()
 	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
 	return errors.Join(s.failure(), err)
 }

@@ -191,3 +191,29 @@ func TestClosingWhatSavesKeepAgain(t *testing.T) {
 		require.NoError(t, rt.Close(), fn)
 	}
 }
+
+// Work that does not end delays a save that was cancelled as long on several devices as on one.
+func TestCancelledSaveOfDevicesThatHang(t *testing.T) {
+	t.Parallel()
+	if testgpu.Real() {
+		t.Skip("devices hang on the simulated GPU alone")
+	}
+	sim, rt := testgpu.Sim(t, cudasim.Config{Devices: make([]cudasim.DeviceConfig, 6)}) // which finds leaks at the end
+	var tensors []weights.SavedTensor
+	for i, dev := range rt.Devices() {
+		for _, s := range apart(t, dev, slices.Repeat([]int{3000}, 200)...) {
+			s.Name += fmt.Sprint(" of ", i)
+			tensors = append(tensors, s)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	require.NoError(t, save(t.Context(), path, tensors, weights.SaveOptions{}))
+	sim.Hold()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	began := time.Now()
+	assert.ErrorIs(t, save(ctx, path, tensors, weights.SaveOptions{}), transfer.ErrUnderWay)
+	assert.Less(t, time.Since(began), 7*time.Second)
+	sim.Release()
+	require.NoError(t, save(t.Context(), path, tensors, weights.SaveOptions{})) // which releases what that could not
+}

@@ -202,24 +202,31 @@ func (s deviceStreams) CloseContext(ctx context.Context) error {
 // begin lets the writers begin.
 func (n *pipeline) begin() { n.once.Do(func() { close(n.start) }) }
 
-// release closes the streams. When the writers have ended it keeps the pool of a save whose caller waits, or closes it
-// after an error.
-func (n *pipeline) release() (err error) {
+// release closes the streams. When the writers have ended it keeps the pool of a save whose caller waits, the kernels and
+// the summers, or closes them after an error: all at once, because each may wait for work that does not end.
+func (n *pipeline) release() error {
 	if n.through {
 		n.writing.Wait()
-		if n.pool != nil {
-			err = idlePools.keep(n.caller, n.ctx.Err() != nil, n.devices[0], n.pool)
-		}
+	}
+	failed := n.ctx.Err() != nil
+	var rings, streams []func() error
+	if n.through && n.pool != nil {
+		rings = append(rings, func() error { return idlePools.keep(n.caller, failed, n.devices[0], n.pool) })
 	}
 	for dev, kernel := range n.gather {
 		if kernel != nil {
-			err = errors.Join(err, idleGather.keep(n.caller, n.ctx.Err() != nil, dev, kernel))
+			rings = append(rings, func() error { return idleGather.keep(n.caller, failed, dev, kernel) })
 		}
 	}
-	for dev, streams := range n.streams {
-		err = errors.Join(err, release(n.caller, n.ctx.Err() != nil, dev.Runtime(), streams))
+	for i := range n.summers {
+		if c := n.summers[i].Load(); c != nil {
+			rings = append(rings, func() error { return c.keep(n.caller, failed) })
+		}
 	}
-	return err
+	for dev, s := range n.streams {
+		streams = append(streams, func() error { return release(n.caller, failed, dev.Runtime(), s) })
+	}
+	return errors.Join(atOnce(rings), atOnce(streams))
 }
 
 // write writes pieces. After an error it only returns their memory.
@@ -362,10 +369,7 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 			return queueRuns(lease, off, runs, on)
 		}))
 	}
-	for _, on := range used.streams {
-		err = errors.Join(err, await(n.ctx, on))
-	}
-	if err != nil {
+	if err = errors.Join(err, await(n.ctx, used.streams...)); err != nil {
 		return errors.Join(err, used.leave())
 	}
 	used.streams = nil // they are done
@@ -408,13 +412,16 @@ func queueRuns(lease pool.Lease, off int64, runs []savedRun, on *cudart.Stream) 
 	return nil
 }
 
-// await waits for the work of a stream, which the end of ctx leaves a second.
-func await(ctx context.Context, s *cudart.Stream) error {
+// await waits for the work of streams, which the end of ctx leaves a second.
+func await(ctx context.Context, streams ...*cudart.Stream) (err error) {
 	ctx, stop := bounded.Extend(ctx, bounded.Grace)
 	defer stop()
-	err := s.Synchronize(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", transfer.ErrUnderWay, err)
+	for _, s := range streams {
+		e := s.Synchronize(ctx)
+		if e != nil && ctx.Err() != nil {
+			e = fmt.Errorf("%w: %w", transfer.ErrUnderWay, e)
+		}
+		err = errors.Join(err, e)
 	}
 	return err
 }
