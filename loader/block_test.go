@@ -109,6 +109,8 @@ func TestWholeBatchesOfQuickSources(t *testing.T) {
 	t.Parallel()
 	inMemory, err := InMemory([]int{4096}, make([]byte, 1024*4096))
 	require.NoError(t, err)
+	small, err := InMemory([]int{1024}, make([]byte, 1024*1024))
+	require.NoError(t, err)
 	for name, test := range map[string]struct {
 		src                Source
 		reading            time.Duration // of 1,000 samples
@@ -121,7 +123,8 @@ func TestWholeBatchesOfQuickSources(t *testing.T) {
 		"not known":                    {src: numbered(1024, 4096), want: 32},
 		"little memory":                {src: numbered(1024, 4096), reading: time.Millisecond, prefetch: 8, want: 32},
 		"little memory left":           {src: numbered(1024, 4096), reading: time.Millisecond, retained: 6, want: 32},
-		"memory, non-temporal":         {src: inMemory, reading: time.Millisecond, want: 96}, // of a block of 3 batches
+		"memory":                       {src: inMemory, reading: time.Millisecond, want: 256},
+		"memory, non-temporal":         {src: small, reading: time.Millisecond, want: 96},
 		"memory, transformed":          {src: inMemory, reading: time.Millisecond, transform: true, want: 256},
 		"a source of batches":          {src: batches{numbered(1024, 4096)}, reading: time.Millisecond, want: 32},
 		"memory, transformed and slow": {src: inMemory, reading: 10 * time.Millisecond, transform: true, want: 32},
