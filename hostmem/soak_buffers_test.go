@@ -47,6 +47,7 @@ func TestSoakBuffers(t *testing.T) {
 	const place = 4 * mib
 	mem := g.Device(workers * place)
 	require.NoError(t, g.Dev.Memset(mem, 0, workers*place))
+	require.NoError(t, g.Dev.Synchronize(t.Context()))
 	if g.Sim != nil {
 		failAtRandom(g.Sim, &faults)
 	}

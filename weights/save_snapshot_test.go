@@ -66,6 +66,7 @@ func TestSnapshotThroughLittleMemory(t *testing.T) {
 	const size = 80 * mib
 	m := memoryOf(t, dev, size)
 	require.NoError(t, dev.Memset(m.Ptr, 0x17, size))
+	require.NoError(t, dev.Synchronize(t.Context()))
 	p := newPool(t, dev, pool.Options{MaxBytes: 32 * mib})
 	path := filepath.Join(t.TempDir(), "m.safetensors")
 	var last atomic.Int64

@@ -128,6 +128,7 @@ func TestVerifyFindsWrongBytes(t *testing.T) {
 	p, err := loaded.Ptr("layers.0")
 	require.NoError(t, err)
 	require.NoError(t, dev.Memset(p, 0, n))
+	require.NoError(t, dev.Synchronize(t.Context())) // Memset does not wait
 	_, err = verify(t.Context(), loaded, []*transfer.Copier{c})
 	require.ErrorContains(t, err, `tensor "layers.0": the bytes on device 0`)
 }

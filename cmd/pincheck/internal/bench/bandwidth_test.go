@@ -202,7 +202,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 				case direction == result.DeviceToHost || direction == result.Both:
 					r.target.Bytes()[at]++
 				default:
-					require.NoError(t, r.dev.Memset(r.in+at, 7, 16))
+					require.NoError(t, errors.Join(r.dev.Memset(r.in+at, 7, 16), r.dev.Synchronize(t.Context())))
 				}
 				require.ErrorContains(t, r.verify(t.Context(), direction, n), fmt.Sprintf("wrong bytes: byte %d is ", at), direction)
 				if kind.moves {

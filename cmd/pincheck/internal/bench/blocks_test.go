@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,7 +103,7 @@ func TestWrongBytesOfBlocksAreFound(t *testing.T) {
 			require.NoError(t, err, name)
 			require.NoError(t, c.verify(t.Context()), name)
 			if direction != result.DeviceToHost {
-				require.NoError(t, dev.Memset(f.in+1_499_999, 1, 1))
+				require.NoError(t, errors.Join(dev.Memset(f.in+1_499_999, 1, 1), dev.Synchronize(t.Context())))
 				require.ErrorIs(t, c.verify(t.Context()), measure.ErrMismatch, name)
 			} else {
 				f.host.Bytes()[c.download.at(1499)+999]++
