@@ -25,7 +25,7 @@ type Source interface {
 
 // Copy copies a sample from memory into the loader's host memory, past the CPU's caches (non-temporal
 // stores), and returns the number of bytes as the built-in copy does. The GPU would have to fetch the
-// bytes from the caches otherwise. It is for sources of batches of up to 1 MiB that no Transform reads
+// bytes from the caches otherwise. It is for sources of batches of up to 256 KiB that no Transform reads
 // again: larger batches are faster by copy. [CopySamples] copies many. It does not block.
 func Copy(sample, from []byte) int { return ntcopy.Copy(sample, from) }
 
