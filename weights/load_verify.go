@@ -3,7 +3,6 @@ package weights
 import (
 	"errors"
 	"slices"
-	"sync"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/internal/bounded"
@@ -51,21 +50,20 @@ func (l *loading) closeSummers(failed bool) {
 // sumOnDevices adds the checksums of what is on the devices now. Columns are apart in the file: their blocks are read
 // once more.
 func (l *loading) sumOnDevices() error {
-	errs := make([]error, len(l.summers))
-	var running sync.WaitGroup
+	var sums []func() error
 	for d, c := range l.summers {
-		running.Go(func() {
+		sums = append(sums, func() error {
 			var list summing
 			for _, t := range l.placed {
 				if t.device == d && t.Row == 0 {
 					list.add(l.passed[t.Tensor.File].sums, t.Tensor.Offset+int64(t.From), t.Size, cudart.DevPtr(t.to))
 				}
 			}
-			_, errs[d] = list.run(l.ctx, c)
+			_, err := list.run(l.ctx, c)
+			return err
 		})
 	}
-	running.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := atOnce(sums); err != nil {
 		return &LoadError{Err: err, Complete: l.tensors}
 	}
 	return nil

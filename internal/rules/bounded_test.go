@@ -89,9 +89,8 @@ var started = map[string][]string{
 		"internal/pending.Queue.Drain",
 		"managed.movers.start",
 		"weights.loading.load",
-		"weights.loading.sumOnDevices",
 		"weights.Saving.copy",
-		"weights.retryUnreleased",
+		"weights.atOnce",
 		"weights.pipeline.copyFile",
 	},
 	"requests to servers, whose contexts end them; no call into CUDA is waited for": {
