@@ -12,7 +12,6 @@ import (
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem/pool"
-
 	"github.com/gopinned/pinned/weights"
 )
 
