@@ -150,7 +150,10 @@ func (p Part) overlaps(q Part) bool {
 
 // compare orders parts of one file by offset.
 func (p Part) compare(q Part) int {
-	return cmp.Or(p.Tensor.compare(q.Tensor), cmp.Compare(p.From, q.From), cmp.Compare(p.Size, q.Size), cmp.Compare(p.Row, q.Row), cmp.Compare(p.Stride, q.Stride))
+	if p.Tensor != q.Tensor {
+		return p.Tensor.compare(q.Tensor)
+	}
+	return cmp.Or(cmp.Compare(p.From, q.From), cmp.Compare(p.Size, q.Size), cmp.Compare(p.Row, q.Row), cmp.Compare(p.Stride, q.Stride))
 }
 
 // A Share assigns a part to a device, by the device's index.

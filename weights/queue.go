@@ -45,6 +45,9 @@ func (l *loading) addSegment(p Part, devices, to []int) {
 	at := slices.IndexFunc(l.queues, func(q *queue) bool { return slices.Equal(q.set, devices) })
 	if at < 0 {
 		q := &queue{set: slices.Clone(devices)}
+		if len(devices) == 1 {
+			q.segments = make([]segment, 0, len(l.placed)/len(l.devices)+1) // there are many sets, but few of one device
+		}
 		for _, d := range devices {
 			q.devices = append(q.devices, l.devices[d])
 		}
@@ -150,8 +153,12 @@ func (q *queue) dropShared() {
 // enqueue makes the queues for targets, which it sorts by their files, and uses up.
 func (l *loading) enqueue(order fileOrder, targets []target) {
 	slices.SortFunc(targets, func(t, u target) int {
-		return cmp.Or(order.compare(t.Part, u.Part), cmp.Compare(t.device, u.device), cmp.Compare(t.to, u.to))
+		if c := order.compare(t.Part, u.Part); c != 0 {
+			return c
+		}
+		return t.compareAddress(u)
 	})
+	l.tensors = make([]*Tensor, 0, len(targets))
 	for _, t := range targets {
 		if n := len(l.tensors); n == 0 || l.tensors[n-1] != t.Tensor {
 			l.tensors = append(l.tensors, t.Tensor)
