@@ -4,31 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"unsafe"
 
 	"github.com/gopinned/pinned/cudart"
 	"github.com/gopinned/pinned/hostmem"
-	"github.com/gopinned/pinned/internal/bounded"
 	"github.com/gopinned/pinned/internal/gpukernels"
 )
 
-// A summer computes checksums of memory that a device can access, on the device. Several goroutines use it at once.
+// A summer computes checksums of device memory, on the device, for one goroutine at a time.
 type summer struct {
 	*gpukernels.Checksums
-	streams deviceStreams
-	list    *hostmem.Buffer // of summerSlots times summedSpans spans and their checksums
+	streams deviceStreams   // one
+	list    *hostmem.Buffer // of summedSpans spans and their checksums
 	view    cudart.DevPtr   // of list
-	slots   chan int        // those that nobody uses
+	running bool            // a kernel may be using the list
 }
 
-const (
-	summerSlots = memoryWriters + 1
-	// summedSpans is the number of spans that one launch sums: 1 GiB of blocks takes half a millisecond (H200,
-	// 2026-11-29).
-	summedSpans = 1024
-	slotBytes   = summedSpans * (gpukernels.SpanBytes + 4)
-)
+// summedSpans is the number of spans that one launch sums: 1 GiB of blocks takes half a millisecond (H200, 2026-11-29).
+const summedSpans = 1024
 
 // idleSummers has those of loads and saves that have ended: loading the kernel and pinning the list take milliseconds.
 var idleSummers idle[*summer]
@@ -39,7 +32,7 @@ func takeSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 
 // keep keeps the summer for the next load or save, unless this one has failed, or a kernel may be running.
 func (c *summer) keep(caller context.Context, failed bool) error {
-	return idleSummers.keep(caller, failed || len(c.slots) < summerSlots, c.streams[0].Device(), c)
+	return idleSummers.keep(caller, failed || c.running, c.streams[0].Device(), c)
 }
 
 // newSummer returns an error for a device that runs no kernels, among others.
@@ -48,15 +41,13 @@ func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &summer{Checksums: k, slots: make(chan int, summerSlots)}
-	for i := range summerSlots {
-		c.slots <- i
-	}
-	if c.streams, err = newStreams(ctx, dev); err != nil {
+	c := &summer{Checksums: k}
+	if c.streams, err = newStreams(ctx, dev, 1); err != nil {
 		return nil, errors.Join(err, release(ctx, true, dev.Runtime(), k))
 	}
-	if c.list, err = hostmem.Alloc(ctx, dev, summerSlots*slotBytes, hostmem.Options{Label: "weights checksums"}); err == nil {
-		c.view, err = c.viewOf(ctx, c.list.Pointer())
+	const bytes = summedSpans * (gpukernels.SpanBytes + 4)
+	if c.list, err = hostmem.Alloc(ctx, dev, bytes, hostmem.Options{Label: "weights checksums"}); err == nil {
+		c.view, err = onDevice(ctx, dev, func() (cudart.DevPtr, error) { return dev.HostDevicePointer(c.list.Pointer()) }, nil)
 	}
 	if err != nil {
 		return nil, errors.Join(err, release(ctx, true, dev.Runtime(), c))
@@ -64,45 +55,22 @@ func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 	return c, nil
 }
 
-// viewOf returns the address at which the device accesses pinned host memory.
-func (c *summer) viewOf(ctx context.Context, mem unsafe.Pointer) (cudart.DevPtr, error) {
-	dev := c.streams[0].Device()
-	return onDevice(ctx, dev, func() (cudart.DevPtr, error) { return dev.HostDevicePointer(mem) }, nil)
-}
-
-// A summation is a launch that sums spans.
-type summation struct {
-	*summer
-	slot, n int
-}
-
-// launch begins to sum at most summedSpans spans, which may be those of a lease.
-func (c *summer) launch(ctx context.Context, spans []gpukernels.Span, lease *usedLease) (summation, error) {
-	l := summation{summer: c}
-	select {
-	case l.slot = <-c.slots:
-	case <-ctx.Done():
-		return l, bounded.Ended(ctx)
+// sum returns the checksums of the first spans, summedSpans at most.
+func (c *summer) sum(ctx context.Context, spans []gpukernels.Span) ([]uint32, error) {
+	on, list := c.streams[0], c.list.Bytes()
+	n := copy(unsafe.Slice((*gpukernels.Span)(unsafe.Pointer(&list[0])), summedSpans), spans)
+	c.running = true
+	_, err := onDevice(ctx, on.Device(), func() (none struct{}, err error) {
+		return none, c.CRC32C(on, c.view, n, c.view+summedSpans*gpukernels.SpanBytes)
+	}, nil)
+	if err == nil {
+		err = await(ctx, on)
 	}
-	l.n = copy(unsafe.Slice((*gpukernels.Span)(l.memory()), summedSpans), spans)
-	view := c.view + cudart.DevPtr(l.slot*slotBytes)
-	return l, lease.onDevice(ctx, l.stream().Device(), func() error {
-		return c.CRC32C(l.stream(), view, l.n, view+summedSpans*gpukernels.SpanBytes)
-	})
-}
-
-func (l summation) stream() *cudart.Stream { return l.streams[l.slot%len(l.streams)] }
-
-func (l summation) memory() unsafe.Pointer { return unsafe.Add(l.list.Pointer(), l.slot*slotBytes) }
-
-// sums waits for the checksums. After an error the slot stays taken: the kernel may use it.
-func (l summation) sums(ctx context.Context) ([]uint32, error) {
-	if err := await(ctx, l.stream()); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, fmt.Errorf("checksums on %v: %w", on.Device(), err)
 	}
-	got := slices.Clone(unsafe.Slice((*uint32)(unsafe.Add(l.memory(), summedSpans*gpukernels.SpanBytes)), l.n))
-	l.slots <- l.slot
-	return got, nil
+	c.running = false
+	return unsafe.Slice((*uint32)(unsafe.Pointer(&list[summedSpans*gpukernels.SpanBytes])), n), nil
 }
 
 // CloseContext waits for kernels that use the summer's memory, also those whose launch was abandoned, and closes it.
@@ -142,59 +110,16 @@ func (l *summing) add(s *sums, off int64, n int, at cudart.DevPtr) {
 // run computes the checksums and adds them to those of the files. It returns the part at which it has failed.
 func (l *summing) run(ctx context.Context, c *summer) (failed blockPart, err error) {
 	for len(l.parts) > 0 {
-		launched, err := c.launch(ctx, l.spans, &usedLease{})
-		if err == nil {
-			err = l.take(ctx, launched)
-		}
+		got, err := c.sum(ctx, l.spans)
 		if err != nil {
-			return l.parts[0], fmt.Errorf("checksums on %v: %w", c.streams[0].Device(), err)
+			return l.parts[0], err
 		}
+		for i, sum := range got {
+			p := l.parts[i]
+			p.sum = sum
+			p.put(p.block, p.summed)
+		}
+		l.spans, l.parts = l.spans[len(got):], l.parts[len(got):]
 	}
 	return failed, nil
-}
-
-// take adds the checksums of a launch, and removes its parts.
-func (l *summing) take(ctx context.Context, launched summation) error {
-	got, err := launched.sums(ctx)
-	for i, sum := range got {
-		p := l.parts[i]
-		p.sum = sum
-		p.put(p.block, p.summed)
-	}
-	l.spans, l.parts = l.spans[len(got):], l.parts[len(got):]
-	return err
-}
-
-// A leaseSum is the sum of a lease, which a device reads over its link while the lease is written.
-type leaseSum struct {
-	summing
-	launched summation
-}
-
-// sumLease begins to sum n bytes of leased memory, those from an offset of a file on. It returns nil if the CPU is to sum
-// them, because no kernel is loaded, the device cannot access the memory, or there are many tensors.
-func (c *summer) sumLease(ctx context.Context, s *sums, off int64, lease *usedLease, n int) (l *leaseSum, err error) {
-	if c == nil || s == nil || ctx.Err() != nil {
-		return nil, nil
-	}
-	view, err := c.viewOf(ctx, lease.Pointer())
-	if err != nil {
-		return nil, nil
-	}
-	l = &leaseSum{}
-	if l.add(s, off, n, view); len(l.spans) > summedSpans {
-		return nil, nil
-	}
-	l.launched, err = c.launch(ctx, l.spans, lease)
-	return l, err
-}
-
-// end waits for the sum, and adds it.
-func (l *leaseSum) end(ctx context.Context) error {
-	n := 0
-	for _, p := range l.parts {
-		n += p.n
-	}
-	l.parts[0].added.Add(int64(n))
-	return l.take(ctx, l.launched)
 }

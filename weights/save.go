@@ -115,8 +115,7 @@ type Saving struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	devices  []*cudart.Device
-	summers  []atomic.Pointer[summer] // by device: nil until it is made, or if it cannot be made
-	pipeline *pipeline                // nil before the copies
+	pipeline *pipeline // nil before the copies
 	reporter *bounded.Reporter
 	done     atomic.Int64 // bytes
 	// abandoned is an error of a copy that may be under way.
@@ -203,12 +202,12 @@ func (s *Saving) prepare(ctx context.Context, tensors []SavedTensor) error {
 // it the devices compute the checksums, and what earlier calls could not release is tried again.
 func (s *Saving) copy() (err error) {
 	var beside sync.WaitGroup
-	s.summers = make([]atomic.Pointer[summer], len(s.devices))
+	errs := make([]error, len(s.devices))
 	for i, dev := range s.devices {
 		beside.Go(func() {
 			retryUnreleased(s.caller, dev.Runtime())
 			if !s.o.NoChecksums {
-				s.sumOn(i, dev)
+				errs[i] = s.sumOn(dev)
 			}
 		})
 	}
@@ -223,16 +222,16 @@ func (s *Saving) copy() (err error) {
 	beside.Wait()
 	err = s.pipeline.release()
 	s.pipeline.begin() // not before: CUDA and writers that make pages wait for each other's locks
-	return errors.Join(s.failure(), err)
+	return errors.Join(s.failure(), err, errors.Join(errs...))
 }
 
-// sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough.
-func (s *Saving) sumOn(device int, dev *cudart.Device) {
+// sumOn adds the checksums that a device computes to those of the files. If it cannot, those of the CPU are enough. Its
+// error is that of the release.
+func (s *Saving) sumOn(dev *cudart.Device) error {
 	c, err := takeSummer(s.ctx, dev)
 	if err != nil {
-		return
+		return nil
 	}
-	s.summers[device].Store(c)
 	var list summing
 	for _, f := range s.files {
 		for _, r := range f.runs {
@@ -245,6 +244,7 @@ func (s *Saving) sumOn(device int, dev *cudart.Device) {
 		at := slices.IndexFunc(s.files, func(f *savedFile) bool { return f.sums == failed.sums })
 		s.fail(s.files[at], failed.blocks[failed.block].off, err)
 	}
+	return c.keep(s.caller, s.ctx.Err() != nil)
 }
 
 // fail ends the save because of an error at an offset of a file.

@@ -108,7 +108,6 @@ func TestLateKernelsOfSaves(t *testing.T) {
 		"gather":                {fn: "cuLaunchKernel", snapshot: true},
 		"gather through":        {fn: "cuLaunchKernel"},
 		"checksums":             {fn: "cuLaunchKernel", large: true, snapshot: true, checksums: true},
-		"checksums of a lease":  {fn: "cuLaunchKernel", nth: 2, large: true, checksums: true},
 		"gather with checksums": {fn: "cuLaunchKernel", nth: 2, checksums: true},
 	} {
 		t.Run(what, func(t *testing.T) {

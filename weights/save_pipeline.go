@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -58,7 +57,6 @@ type filledPiece struct {
 	off   int64
 	mem   []byte
 	lease *usedLease // nil for the caller's
-	by    *summer    // of the lease, or nil
 }
 
 // A usedLease is a lease with the calls of CUDA that use it. The pool takes it back when its owner has released it and
@@ -102,7 +100,7 @@ func newPipeline(s *Saving) (*pipeline, error) {
 		}
 	}
 	for _, dev := range s.devices {
-		streams, err := newStreams(s.ctx, dev)
+		streams, err := newStreams(s.ctx, dev, copiesAtOnce)
 		if err != nil {
 			return n, err
 		}
@@ -168,9 +166,9 @@ func onDevice[T any](ctx context.Context, dev *cudart.Device, run func() (T, err
 // deviceStreams are streams of a device.
 type deviceStreams []*cudart.Stream
 
-func newStreams(ctx context.Context, dev *cudart.Device) (deviceStreams, error) {
+func newStreams(ctx context.Context, dev *cudart.Device, n int) (deviceStreams, error) {
 	return onDevice(ctx, dev, func() (streams deviceStreams, err error) {
-		for range copiesAtOnce {
+		for range n {
 			s, err := dev.NewStream(cudart.StreamOptions{})
 			if err != nil {
 				return streams, errors.Join(err, streams.close())
@@ -202,8 +200,8 @@ func (s deviceStreams) CloseContext(ctx context.Context) error {
 // begin lets the writers begin.
 func (n *pipeline) begin() { n.once.Do(func() { close(n.start) }) }
 
-// release closes the streams. When the writers have ended it keeps the pool of a save whose caller waits, the kernels and
-// the summers, or closes them after an error: all at once, because each may wait for work that does not end.
+// release closes the streams. When the writers have ended it keeps the pool of a save whose caller waits and the kernels,
+// or closes them after an error: all at once, because each may wait for work that does not end.
 func (n *pipeline) release() error {
 	if n.through {
 		n.writing.Wait()
@@ -216,11 +214,6 @@ func (n *pipeline) release() error {
 	for dev, kernel := range n.gather {
 		if kernel != nil {
 			rings = append(rings, func() error { return idleGather.keep(n.caller, failed, dev, kernel) })
-		}
-	}
-	for i := range n.summers {
-		if c := n.summers[i].Load(); c != nil {
-			rings = append(rings, func() error { return c.keep(n.caller, failed) })
 		}
 	}
 	for dev, s := range n.streams {
@@ -238,23 +231,11 @@ func (n *pipeline) write() {
 		if p.direct != nil && aligned == nil {
 			aligned = alignedMemory(putBytes)
 		}
-		sum, err := p.by.sumLease(n.ctx, p.sums, p.off, p.lease, len(p.mem))
-		if err != nil {
-			n.fail(p.savedFile, p.off, err)
-		}
-		if done, err := n.put(p, aligned, sum == nil); err != nil {
+		if done, err := n.put(p, aligned); err != nil {
 			n.fail(p.savedFile, p.off+int64(done), err)
-		}
-		if sum != nil && err == nil {
-			if err = sum.end(n.ctx); err != nil {
-				n.fail(p.savedFile, p.off, err)
-			}
 		}
 		if p.lease == nil {
 			continue
-		}
-		if err != nil {
-			p.lease.streams = p.by.streams
 		}
 		if err := p.lease.leave(); err != nil {
 			n.cancel(err)
@@ -262,16 +243,16 @@ func (n *pipeline) write() {
 	}
 }
 
-// put writes a piece, and returns how many bytes from the first on were written. If sum is set, it computes their
-// checksums too. With aligned memory it copies bytes there first that are not aligned.
-func (n *pipeline) put(p filledPiece, aligned []byte, sum bool) (done int, err error) {
+// put computes the checksums of a piece and writes it, and returns how many bytes from the first on were written. With
+// aligned memory it copies bytes there first that are not aligned.
+func (n *pipeline) put(p filledPiece, aligned []byte) (done int, err error) {
 	for done < len(p.mem) && err == nil {
 		if err := n.failure(); err != nil {
 			return done, err
 		}
 		off := p.off + int64(done)
 		part := p.mem[done:min(done+putBytes-int(off&(putBytes-1)), len(p.mem))]
-		if p.sums != nil && sum {
+		if p.sums != nil {
 			p.sums.add(off, part)
 		}
 		if aligned != nil && !isAligned(part) {
@@ -373,11 +354,7 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 		return errors.Join(err, used.leave())
 	}
 	used.streams = nil // they are done
-	p := filledPiece{savedFile: f, off: off, mem: lease.Bytes()[:size], lease: used}
-	if n.through {
-		p.by = n.summers[slices.Index(n.devices, runs[0].device)].Load()
-	}
-	n.filled <- p
+	n.filled <- filledPiece{savedFile: f, off: off, mem: lease.Bytes()[:size], lease: used}
 	return nil
 }
 
