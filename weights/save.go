@@ -81,6 +81,9 @@ type SaveOptions struct {
 //
 // The devices do not use the tensors any more when Save has returned, unless its error wraps [transfer.ErrUnderWay].
 //
+// Kernels that a save or a load has used, and memory of some KiB for them, are kept for the next one until the runtime is
+// closed.
+//
 // Before anything is written, Save returns an error for a name that is empty, no UTF-8, or there twice; a type that is
 // none of safetensors'; a shape that does not fit; memory that is too small, or none of its device's; and for a
 // file system without enough space. Later errors name the file and the tensor.
