@@ -17,7 +17,6 @@ type summer struct {
 	streams deviceStreams   // one
 	list    *hostmem.Buffer // of summedSpans spans and their checksums
 	view    cudart.DevPtr   // of list
-	running bool            // a kernel may be using the list
 }
 
 // summedSpans is the number of spans that one launch sums: 1 GiB of blocks takes half a millisecond (H200, 2026-11-29).
@@ -30,9 +29,9 @@ func takeSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 	return idleSummers.take(dev, func() (*summer, error) { return newSummer(ctx, dev) })
 }
 
-// keep keeps the summer for the next load or save, unless this one has failed, or a kernel may be running.
+// keep keeps the summer for the next load or save, unless this one has failed: a kernel may be running then.
 func (c *summer) keep(caller context.Context, failed bool) error {
-	return idleSummers.keep(caller, failed || c.running, c.streams[0].Device(), c)
+	return idleSummers.keep(caller, failed, c.streams[0].Device(), c)
 }
 
 // newSummer returns an error for a device that runs no kernels, among others.
@@ -59,7 +58,6 @@ func newSummer(ctx context.Context, dev *cudart.Device) (*summer, error) {
 func (c *summer) sum(ctx context.Context, spans []gpukernels.Span) ([]uint32, error) {
 	on, list := c.streams[0], c.list.Bytes()
 	n := copy(unsafe.Slice((*gpukernels.Span)(unsafe.Pointer(&list[0])), summedSpans), spans)
-	c.running = true
 	_, err := onDevice(ctx, on.Device(), func() (none struct{}, err error) {
 		return none, c.CRC32C(on, c.view, n, c.view+summedSpans*gpukernels.SpanBytes)
 	}, nil)
@@ -69,7 +67,6 @@ func (c *summer) sum(ctx context.Context, spans []gpukernels.Span) ([]uint32, er
 	if err != nil {
 		return nil, fmt.Errorf("checksums on %v: %w", on.Device(), err)
 	}
-	c.running = false
 	return unsafe.Slice((*uint32)(unsafe.Pointer(&list[summedSpans*gpukernels.SpanBytes])), n), nil
 }
 

@@ -53,7 +53,7 @@ func TestHeadersAreThoseOfEncodingJSON(t *testing.T) {
 	}
 }
 
-// CUDA is asked once for each allocation, and for each device that tensors name.
+// A save queries CUDA once for each allocation, and for each device that tensors name.
 func TestSaveAsksForTheMemoryOfAnAllocationOnce(t *testing.T) {
 	t.Parallel()
 	if testgpu.Real() {

@@ -56,15 +56,15 @@ type filledPiece struct {
 	*savedFile
 	off   int64
 	mem   []byte
-	lease *usedLease // nil for the caller's
+	lease *pool.Lease // nil for the caller's
 }
 
-// A usedLease is a lease with the calls of CUDA that use it. The pool takes it back when its owner has released it and
+// A usedLease is a lease with the calls of CUDA that use it. After an error the pool takes it back when its owner has left and
 // all calls have returned, also those that were abandoned: they may still queue a kernel.
 type usedLease struct {
 	pool.Lease
 	calls   atomic.Int32     // -1 when the last user has left
-	streams []*cudart.Stream // set before the owner's release: those with kernels that use it
+	streams []*cudart.Stream // set before the owner leaves: those whose work uses it
 }
 
 // onDevice makes a call that uses the lease.
@@ -237,7 +237,7 @@ func (n *pipeline) write() {
 		if p.lease == nil {
 			continue
 		}
-		if err := p.lease.leave(); err != nil {
+		if err := p.lease.Release(); err != nil {
 			n.cancel(err)
 		}
 	}
@@ -353,8 +353,7 @@ func (n *pipeline) copyPiece(f *savedFile, off int64, runs []savedRun, stream in
 	if err = errors.Join(err, await(n.ctx, used.streams...)); err != nil {
 		return errors.Join(err, used.leave())
 	}
-	used.streams = nil // they are done
-	n.filled <- filledPiece{savedFile: f, off: off, mem: lease.Bytes()[:size], lease: used}
+	n.filled <- filledPiece{savedFile: f, off: off, mem: lease.Bytes()[:size], lease: &lease}
 	return nil
 }
 
